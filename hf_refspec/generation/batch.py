@@ -83,7 +83,7 @@ class BatchCriteria:
 def criteria_of_rows(
     criteria: StoppingCriteriaList,
 ) -> tuple[StoppingCriteriaList, StoppingCriteriaList]:
-    """Those that each of several rows asks, and those that are asked about the batch."""
+    """The criteria that each of several rows asks, and those that are asked about the batch."""
     knows_rows = [type(each).__module__.startswith("transformers.generation.") for each in criteria]
     pairs = list(zip(criteria, knows_rows, strict=True))
     return (

@@ -44,7 +44,7 @@ _LEAD, _HORIZON = 4.0, 8.0
 
 
 class Drafted(Protocol):
-    """What a pass verifies of a text, a [`Row`]."""
+    """The part of a [`Row`] that a budget reads."""
 
     @property
     def drafter(self) -> Drafter: ...
@@ -134,8 +134,8 @@ class AutoBudget(Budget):
 
     @property
     def prices(self) -> Prices:
-        """What a token takes at present, drafting and verifying together, but never more than
-        without drafts; and what passes take."""
+        """The time that a token takes at present, drafting and verifying together, but never more
+        than without drafts; and what passes take."""
         if self._emitted == 0:
             return Prices(0.0)
         rows, going, tokens = self._last
@@ -214,7 +214,7 @@ class AutoBudget(Budget):
         )
 
     def _gains(self, rows: Sequence[Drafted], costs: PassCosts) -> list[np.ndarray]:
-        """What each node of each draft is expected to gain, in tokens of a row.
+        """The expected gain of each node of each draft, in tokens of a row.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
         tokens, and any other only what one more row adds to these passes. The last one is that

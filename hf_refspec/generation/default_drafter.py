@@ -1,4 +1,4 @@
-"""What `candidate_generator="auto"` drafts from, and one drafter for calls in several threads."""
+"""The sources of `candidate_generator="auto"`, and its drafters for calls in several threads."""
 
 from __future__ import annotations
 

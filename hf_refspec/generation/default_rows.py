@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..text_config import context_length, text_config
 
-# Of a text, where the memory that a row takes is estimated.
+# The length of a text by which the memory of a row is estimated.
 _ROW_TOKENS = 4096
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass of a model costs over its number of tokens, measured as calls go."""
+"""The cost of a forward pass of a model over its number of tokens, measured as calls go."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _WORTH_FILLING, _WELL_KNOWN = 0.05, 3
 
 
 class PassCosts:
-    """What a forward pass of a model costs over its number of tokens, measured as it goes.
+    """The cost of a forward pass of a model over its number of tokens, measured as it goes.
 
     A Kalman filter over the logarithms of the costs: what is known of one number says something of
     others, the more the closer they are, and a change of the machine's speed moves all of them.
@@ -128,7 +128,7 @@ class PassCosts:
         return tokens
 
     def seconds(self) -> np.ndarray:
-        """The cost of a pass over each of `tokens`, float64. Those that are not well known are
+        """The cost of a pass over each of `tokens`, float64. Sizes that are not well known are
         taken to be cheap, within reason."""
         errors = np.sqrt(np.maximum(self._relative_variance(), 0.0))
         return np.exp(self._log_seconds - _OPTIMISM * errors)

@@ -62,8 +62,8 @@ class Prefixes:
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What keys and values depend on beside the ids: it changes with the weights and whatever else
-    can change logits."""
+    """The state of a model that keys and values depend on: its weights, and whatever else can
+    change logits."""
     versions = [
         (each.data_ptr(), 0 if each.is_inference() else each._version)
         for each in model.parameters()

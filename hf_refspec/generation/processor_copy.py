@@ -16,7 +16,7 @@ def _itself(shared: Any) -> Any:
     return shared
 
 
-# What xgrammar and llguidance have in other languages than Python, and `copy.deepcopy` cannot copy:
+# Objects of xgrammar and llguidance that are not Python's, which `copy.deepcopy` cannot copy:
 # what they compile never changes, and what reads a text has a method of its own.
 _COPIED: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("xgrammar.compiler", "CompiledGrammar"): _itself,

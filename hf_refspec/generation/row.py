@@ -223,9 +223,9 @@ class Row:
         return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
 
     def roll_back(self, mark: RowMark) -> None:
-        """Goes back to a mark. What was sampled since is sampled again with the same random
-        numbers; logits processors and stopping criteria are asked again, and must go by the ids
-        alone. What was streamed stays so."""
+        """Goes back to a mark. Tokens that were sampled since are sampled again with the same
+        random numbers; logits processors and stopping criteria are asked again, and must go by the
+        ids alone. Streamed tokens stay streamed."""
         self.output = self.output[: mark.length - self._prompt_length]
         self._ids = self._ids[:, : mark.length]
         self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Call:
-    """What `generate` has prepared."""
+    """A call as `generate` has prepared it."""
 
     input_ids: torch.Tensor
     logits_processor: LogitsProcessorList
@@ -56,7 +56,7 @@ def prepare_call(
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> _Call:
-    """What `generate` hands over to a decoding loop, for a running batch to decode."""
+    """Takes over a call from `generate`, for a running batch to decode."""
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_steps(model, model_kwargs, "candidate_generator")
     if len(input_ids) != 1:

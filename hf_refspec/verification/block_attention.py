@@ -18,7 +18,7 @@ _PADDED, _CALL = 2.0, 1024
 
 @dataclass
 class RowPass:
-    """What a pass runs of one row.
+    """The tokens of one row in a pass.
 
     Attributes:
         visible (`np.ndarray`, bool of shape `(S, S)`): What its S tokens see of each other.
@@ -38,7 +38,7 @@ class RowPass:
         return self.entries.length + self.size
 
     def mask(self) -> torch.Tensor | None:
-        """What its tokens see of all its entries, bool `(S, end)`; `None` hides nothing."""
+        """Which of all its entries each token sees, bool `(S, end)`; `None` hides nothing."""
         if self.hidden is None and self.size == 1:
             return None
         mask = torch.ones((self.size, self.end), dtype=torch.bool)
@@ -49,8 +49,8 @@ class RowPass:
 
 
 class BlockPass:
-    """What a pass runs of the rows of one block, in the order in which they stand there, from token
-    `start` of the pass on."""
+    """The tokens of the rows of one block in a pass, in the order in which they stand there, from
+    token `start` of the pass on."""
 
     def __init__(self, rows: Sequence[RowPass], start: int, device: torch.device) -> None:
         self._rows = rows
@@ -89,7 +89,7 @@ class BlockPass:
         self._masked_for: tuple[int, torch.device, torch.dtype] | None = None
 
     def _mask_of_all(self) -> torch.Tensor | None:
-        """What each token sees of its row, bool `(rows, S, length)`."""
+        """Which entries of its row each token sees, bool `(rows, S, length)`."""
         if self._most == 1 and all(row.end == self._length for row in self._rows):
             return None
         mask = np.zeros((len(self._rows), self._most, self._length), dtype=np.bool_)
@@ -108,7 +108,8 @@ class BlockPass:
     def attend(self, layer: int, query: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Attention of the queries `(1, heads, S, head_dim)` of the rows to their own entries."""
         keys, values = self._block.layers[layer]
-        # Of a single token, the heads that share keys may stand in the place of tokens.
+        # Where each row has a single token, the heads that share keys may stand in the place of
+        # tokens.
         per_token = query.shape[2] // self.size
         groups = query.shape[1] // keys.shape[1]
         masked_for = groups, query.device, query.dtype

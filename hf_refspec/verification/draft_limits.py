@@ -114,7 +114,7 @@ class PositionLimits:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> PositionLimits:
-        """Those that the configuration of a decoder names."""
+        """The limits that the configuration of a decoder names."""
         table, rope = context_length(config), length_dependent_rope(config)
         unscaled = None
         if rope:

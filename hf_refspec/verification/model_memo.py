@@ -134,7 +134,7 @@ class _State:
 
 
 def _parts_of(function: Any) -> list[Any]:
-    """What a function is known by: a bound method is another object whenever it is asked for."""
+    """The objects that identify a function: a bound method is a new object at each access."""
     parts = [function.__func__, function.__self__] if type(function) is MethodType else [function]
     return parts if all(type(part).__weakrefoffset__ for part in parts) else [function]
 
@@ -144,7 +144,7 @@ def _may_change_logits(hook: Any) -> bool:
 
 
 def _settings(model: nn.Module) -> list[Any]:
-    """What the model's configuration says, and what torch itself is set to."""
+    """The values of the model's configuration, and the settings of torch itself."""
     settings: list[Any] = [torch.get_float32_matmul_precision()]
     settings += [*torch_modules._global_forward_pre_hooks, *torch_modules._global_forward_hooks]
     for device in ("cpu", "cuda"):

@@ -34,8 +34,8 @@ from .tree import TreeVerifier, row_laid_out
 
 
 class PackedPass:
-    """What the layers of one pass share: which of its tokens belong to which row, and what they
-    see."""
+    """The state that the layers of one pass share: which of its tokens belong to which row, and
+    what they see."""
 
     def __init__(self, rows: Sequence[RowPass], device: torch.device, unused: int = 0) -> None:
         """`rows` that share a block stand one behind another, in its order. The last `unused`
@@ -79,7 +79,7 @@ class PackedMask(torch.Tensor):
 
     @classmethod
     def of(cls, packed: PackedPass, device: torch.device) -> PackedMask:
-        # Of four dimensions, since models hand on such masks as they are.
+        # A mask of four dimensions is handed on by models as it is.
         mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device).as_subclass(cls)
         mask.packed = packed
         return mask

@@ -1,7 +1,7 @@
 """The probe: which verifier is exact, asked of the model itself.
 
 No list of model names: tiny drafts are verified, and the logits are compared with those of the same
-tokens one after another. What is found is kept at the model, see `choice.py`.
+tokens one after another. The finding is kept at the model, see `choice.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `draft_limits.py`.
@@ -44,7 +44,7 @@ _TEXTS = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe has found, as distances relative to the spread of the logits."""
+    """The result of a probe, as distances relative to the spread of the logits."""
 
     exact: bool  # whether the verifier may be used
     error: float = 0.0  # how far its logits are off those of single steps
@@ -115,7 +115,7 @@ def _found(
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """What a model computes in: its own type, or that of `torch.autocast`."""
+    """The type that a model computes in: its own, or that of `torch.autocast`."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return model.dtype
@@ -124,7 +124,7 @@ def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype
 class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
-    In a tree the path is hidden behind other branches. What these hold must not matter at all,
+    In a tree the path is hidden behind other branches. Their content must not matter at all,
     whatever the dtype; and the logits must be those of the same tokens one after another, as nearly
     as these are when they come in one pass without a cache, which is right and rounds differently.
 
@@ -207,7 +207,7 @@ class _Texts:
         return of_rows.item()
 
     def _kwargs(self) -> dict[str, Any]:
-        """Those of a call with all of the prompt but its last token."""
+        """The arguments of a call with all of the prompt but its last token."""
         return fresh_kwargs(self.model, self.model_kwargs, self.mask[:, : self.prompt - 1])
 
     def _one_after_another(self) -> torch.Tensor:
@@ -228,7 +228,7 @@ class _Texts:
         return torch.stack(steps, dim=1)
 
     def _at_once(self) -> torch.Tensor:
-        """The same by one pass without a cache."""
+        """The logits of the same positions by one pass without a cache."""
         kwargs = fresh_kwargs(self.model, self.model_kwargs, self.mask)
         names = ("attention_mask", "position_ids", "token_type_ids")
         kwargs = {name: kwargs[name] for name in names if name in kwargs}

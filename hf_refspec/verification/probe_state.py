@@ -1,4 +1,4 @@
-"""What a probe must leave as it was: random numbers, and what a model's own modules hold."""
+"""The state that a probe restores: random numbers, and tensors that a model's modules hold."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The target model's best next tokens inside the prompt, which the prefill has nearly computed.
 
-`generate` asks the model for the logits after the last token of the prompt alone. What the output
-layer returns for the hidden states of the others says what the model expects there, at the cost of
-that layer.
+`generate` asks the model for the logits after the last token of the prompt alone. The
+output layer applied to the hidden states of the others tells what the model expects there, at the
+cost of that layer.
 
 A hook on the model would be run into by other threads' calls. `logits_to_keep`, which selects the
 tokens whose hidden states enter the output layer, belongs to one pass alone, and may be a tensor.
@@ -111,7 +111,7 @@ def _are_equal(own: torch.Tensor, logits: torch.Tensor) -> bool:
 
 
 def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
-    """What the output layer costs for a token, beside the layers before it."""
+    """The cost of the output layer for a token, relative to the layers before it."""
     own = {id(each) for each in head.parameters()}
     own |= {id(each) for each in model.get_input_embeddings().parameters()}
     before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)

@@ -52,7 +52,7 @@ class Ranks:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Ranks:
-        """Those that transformers has split a model over."""
+        """The processes that transformers has split a model over."""
         if (mesh := device_mesh(model)) is None:
             return cls()
         return cls(mesh.get_group("tp" if mesh.ndim > 1 else 0), mesh.device_type)
@@ -68,7 +68,7 @@ class Ranks:
         return self._index == 0
 
     def agree(self, value: _Value) -> _Value:
-        """What the first rank passes here. All ranks must come here at the same point."""
+        """The value that the first rank passes. All ranks must call it at the same point."""
         if self.alone:
             return value
         failed, message = self._exchange(pickle.dumps(value) if self.is_first else b"")

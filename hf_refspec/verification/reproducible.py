@@ -3,7 +3,7 @@
 In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that drafts
 may change a near-tie. Not so if all passes have one shape, and attention sums in one order: rows of
 a matrix product of one shape do not depend on each other, and entries that are masked add exact
-zeros. What was drafted, and whether anything was, then leaves no trace in ids, logits and scores.
+zeros. Ids, logits and scores are then the same whether anything was drafted, and whatever it was.
 
 Attention sums over slots, so that drafts are chains: in a chain each token stands in the slot that
 it keeps, in a tree it may not.

@@ -120,5 +120,5 @@ class RowBlocks:
             before.remove(at)
 
     def blocks(self) -> list[Block]:
-        """Those that hold rows."""
+        """The blocks that hold rows."""
         return [block for block in self._blocks.values() if block.rows]

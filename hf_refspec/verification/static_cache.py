@@ -129,7 +129,7 @@ class SlottedEntries(Entries):
         self.length: int = cache.layers[0].max_cache_len  # the slots of a row
         self.slots = Slots()
         self._layers = cache.layers
-        # What the next pass moves: of each row, from these slots to those; and how many of its
+        # The moves of the next pass: for each row, from these slots to those; and how many of its
         # tokens stand in place.
         self._moves: list[tuple[list[int], list[int]]] = []
         self._in_place: list[int] = []
@@ -163,7 +163,7 @@ class SlottedEntries(Entries):
             memo_of(self._model)[_KEPT_LAYERS] = self.shape(rows), self._layers
 
     def shape(self, rows: int) -> tuple[Any, ...]:
-        """What the layers of a cache depend on."""
+        """The properties that the layers of a cache depend on."""
         return self.length, rows, self._model.dtype, self._model.device
 
     @property

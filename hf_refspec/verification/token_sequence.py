@@ -1,4 +1,4 @@
-"""What a forward pass runs over: rows of tokens."""
+"""Rows of tokens, which a forward pass runs over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class TokenSequence(Protocol):
-    """What a verifier needs of a row."""
+    """The part of a row that a verifier needs."""
 
     @property
     def ids(self) -> torch.Tensor:

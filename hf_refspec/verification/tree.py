@@ -246,8 +246,8 @@ def as_attention_takes(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tens
 
 
 def from_roots(now: Pass, logits: torch.Tensor) -> torch.Tensor:
-    """Of the logits of a pass `(R, S, vocab_size)` those after each row's last pending token and
-    the nodes of its draft, `(R, 1 + T, vocab_size)`."""
+    """Selects from the logits of a pass `(R, S, vocab_size)` those after each row's last pending
+    token and after the nodes of its draft, `(R, 1 + T, vocab_size)`."""
     pending, size = np.array(now.pending), 1 + max(map(len, now.drafts))
     if min(pending) == max(pending):
         return logits[:, pending[0] - 1 : pending[0] - 1 + size]
@@ -259,7 +259,7 @@ def from_roots(now: Pass, logits: torch.Tensor) -> torch.Tensor:
 def laid_out(now: Pass, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens of a pass `(R, S)` of this width, their indices in their rows `(R, S)`, and which
     of them each of them sees `(R, S, S)`: pending tokens those before them, nodes all pending
-    tokens and their ancestors. What a row does not fill repeats its last token, which nothing else
+    tokens and their ancestors. The padding of a row repeats its last token, which nothing else
     sees."""
     count = len(now.rows)
     tokens = np.zeros((count, width), dtype=np.int64)

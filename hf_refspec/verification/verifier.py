@@ -40,7 +40,7 @@ from .token_sequence import FixedTokens, TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class CacheMark:
-    """What a verifier and its cache held, see [`Verifier.mark`]."""
+    """A snapshot of a verifier and its cache, see [`Verifier.mark`]."""
 
     attributes: dict[str, Any]  # replaced by later passes, never changed
     entries: EntriesMark
@@ -218,7 +218,7 @@ class Verifier:
 
     @property
     def kind_of_pass(self) -> str:
-        """What the cost of a pass depends on, apart from its number of tokens."""
+        """The kind of pass, which its cost depends on beside its number of tokens."""
         return self.name
 
     def _prefill(self, rows: Sequence[TokenSequence]) -> torch.Tensor:
