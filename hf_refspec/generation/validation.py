@@ -23,7 +23,7 @@ from ..transformers_names import (
     is_synced,
     mask_length,
 )
-from ..verification.cache import find_cache
+from ..verification.cache import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
@@ -199,7 +199,7 @@ def _refusals_of_config(
 
 
 def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Iterator[str]:
-    static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
+    static = isinstance(cache, Cache) and has_static_layers(cache)
     implementation = config.cache_implementation
     rolls_back = caller != "candidate_generator"
     if implementation in STATIC_CACHES and "offloaded" in implementation:
