@@ -1,11 +1,9 @@
-"""Searches in another thread, with a time limit, and checks every answer of a retriever."""
+"""Searches in another thread, and checks every answer of a retriever."""
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -15,11 +13,9 @@ import numpy as np
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 
-_TRIES = 2
-
 
 class RetrievalError(RuntimeError):
-    """The retriever failed twice, or returned an invalid answer.
+    """The retriever failed, or returned an invalid answer.
 
     Attributes:
         text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
@@ -28,20 +24,14 @@ class RetrievalError(RuntimeError):
     text_ids: list[int] | None = None
 
 
-def call_with_retry(retriever: Retriever, method: str, *args: Any) -> Any:
-    """Calls a retriever's method, and once more if that raises."""
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            return getattr(retriever, method)(*args)
-        except Exception as error:
-            if tries_left == 0:
-                raise _failed(retriever, method, error) from error
-
-
-def _failed(retriever: Retriever, method: str, error: BaseException) -> RetrievalError:
-    return RetrievalError(
-        f"{type(retriever).__name__}.{method} raised {type(error).__name__} {_TRIES} times: {error}"
-    )
+def call(retriever: Retriever, method: str, *args: Any) -> Any:
+    """Calls a retriever's method; a `RetrievalError` names it if it fails."""
+    try:
+        return getattr(retriever, method)(*args)
+    except Exception as error:
+        raise RetrievalError(
+            f"{type(retriever).__name__}.{method} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -55,71 +45,45 @@ class RunningSearch:
 
 
 class CheckedRetriever:
-    """Searches in a thread of its own, repeats a search that fails once, and checks every answer.
+    """Searches in a thread of its own, and checks every answer.
 
-    A context manager: the thread ends with it. A stalled thread ends when the retriever returns; it
-    does not keep the process alive. An answer may have fewer passages than the `k` that a step
-    needs only where there are no more.
+    A context manager: the thread ends with it, or when the retriever returns. An answer may have
+    fewer passages than the `k` that a step needs only where there are no more.
     """
 
     def __init__(
-        self,
-        retriever: Retriever,
-        k: int,
-        timeout: float | None,
-        clock: Callable[[], float] = perf_counter,
+        self, retriever: Retriever, k: int, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._retriever = retriever
         self._name = type(retriever).__name__
         self._k = k
-        self._timeout = timeout
         self._clock = clock
         self._most_known = 0  # passages that it certainly has
-        self._search: RunningSearch | None = None  # the last one
-        self._begin_thread()
+        self._thread = ThreadPoolExecutor(1, "retrieval")
 
     def __enter__(self) -> CheckedRetriever:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._jobs.put(None)
-        if self._search is None or self._search.answer.done():
-            self._thread.join()
+        self._thread.shutdown(wait=False)
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
-        self._search = search = RunningSearch(queries, count, self._clock(), Future())
-        self._jobs.put(search)
-        return search
+        answer = self._thread.submit(self._search, queries, count)
+        return RunningSearch(queries, count, self._clock(), answer)
+
+    def _search(self, queries: Sequence[Any], count: int) -> tuple[Any, float]:
+        began = self._clock()
+        found = call(self._retriever, "search", queries, count)
+        return found, self._clock() - began
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         """Waits for a search; returns the passages of each query, and its seconds."""
-        for tries_left in reversed(range(_TRIES)):
-            wait([search.answer], self._seconds_left(search))
-            done = search.answer.done()
-            error = search.answer.exception() if done else None
-            if done and error is None:
-                answer, seconds = search.answer.result()
-                return self._checked(search, answer), seconds
-            if tries_left:
-                if not done:  # a stalled thread is abandoned
-                    self._jobs.put(None)
-                    self._begin_thread()
-                search = self.begin(search.queries, search.count)
-        if error is not None:
-            raise _failed(self._retriever, "search", error) from error
-        raise RetrievalError(
-            f"{self._name}.search did not answer within the time limit of {self._timeout:g} "
-            f"seconds, {_TRIES} times. Is its server up? `Speculation(timeout=...)` allows more."
-        )
-
-    def _seconds_left(self, search: RunningSearch) -> float | None:
-        if self._timeout is None:
-            return None
-        return max(self._timeout - (self._clock() - search.began), 0.0)
+        answer, seconds = search.answer.result()
+        return self._checked(search, answer), seconds
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """`Retriever.score`, repeated once if it fails."""
-        scores = np.asarray(call_with_retry(self._retriever, "score", query, ids))
+        """`Retriever.score`, checked."""
+        scores = np.asarray(call(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
             raise RetrievalError(
                 f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
@@ -127,17 +91,6 @@ class CheckedRetriever:
             )
         self._check_finite("score", scores)
         return scores
-
-    def _begin_thread(self) -> None:
-        self._jobs: queue.SimpleQueue[RunningSearch | None] = queue.SimpleQueue()
-        # A daemon: a server that stalls must not keep the process from ending.
-        self._thread = threading.Thread(
-            target=_work,
-            args=(self._jobs, self._retriever, self._clock),
-            name="retrieval",
-            daemon=True,
-        )
-        self._thread.start()
 
     def _checked(self, search: RunningSearch, answer: Any) -> list[Retrieved]:
         try:
@@ -192,16 +145,3 @@ class CheckedRetriever:
                 f"{self._name}.{method} returned scores that are not finite. Are there NaN among "
                 "its embeddings, or those of the query?"
             )
-
-
-def _work(jobs: queue.SimpleQueue, retriever: Retriever, clock: Callable[[], float]) -> None:
-    while (search := jobs.get()) is not None:
-        began = clock()
-        try:
-            found = retriever.search(search.queries, search.count)
-        except BaseException as error:  # raised by `finish`
-            search.answer.set_exception(error)
-        else:
-            search.answer.set_result((found, clock() - began))
-            del found
-        del search  # and what it found, while there is nothing to do

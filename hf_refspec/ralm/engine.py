@@ -11,6 +11,7 @@ the first k of any larger number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -21,14 +22,14 @@ from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
-from .guesses import Estimates, GuessSource
-from .options import DEFAULT_TIMEOUT, Speculation
-from .os3 import LONGEST_STRIDE
-from .request_cache import RequestCache
+from .options import Speculation
+from .os3 import LONGEST_STRIDE, GammaByLag, PublishedGamma, StrideScheduler
 from .stats import RetrievalStats
 
 # Where a retriever keeps what was learned of it: an entry of its `__dict__`.
 _LEARNED = "_learned_by_speculation"
+# The most ids of a request cache: scoring more would take longer than the search that it saves.
+_MOST_HELD = 1 << 14
 
 
 class RetrievalAugmentedGeneration(Protocol):
@@ -60,7 +61,7 @@ def generate_speculatively(
     speculation: Speculation | None,
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
-    candidates: Callable[[Any, int], np.ndarray] | None = None,
+    candidates: Callable[[Any], np.ndarray] | None = None,
     stats: RetrievalStats | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> RetrievalStats:
@@ -75,31 +76,37 @@ def generate_speculatively(
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones for the request cache (spatial locality; section 5.3).
-        candidates (callable, *optional*): Maps a query and `k` to ids (int64 of shape `(n,)`) among
-            which the best probably are: a second source of guesses, see `guesses.py`.
+        candidates (callable, *optional*): Maps a query to ids (int64 of shape `(n,)`) among which
+            the best probably are; they take the place of the request cache.
         stats ([`RetrievalStats`], *optional*): Is cleared, filled and returned.
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
-    if speculation is None:
-        with CheckedRetriever(retriever, k, DEFAULT_TIMEOUT, clock) as checked:
+    with CheckedRetriever(retriever, k, clock) as checked:
+        if speculation is None:
             _Request(text, checked, k, stats, clock).run()
-        return stats
-    _check_prefetch(retriever, speculation, k)
-    # As published, nothing is known of earlier requests.
-    learned = _learned_of(retriever) if speculation.max_gamma is None else {}
-    cached = (speculation.prefetch, speculation.next_entries)
-    setting = (k, *cached, speculation.asynchronous, candidates is not None)
-    if setting in learned:
-        estimates = learned[setting].for_next_request()
-    else:
-        estimates = Estimates(speculation, 1 + (candidates is not None))
-    with CheckedRetriever(retriever, k, speculation.timeout, clock) as checked:
+            return stats
+        _check_prefetch(retriever, speculation, k)
+        learned: dict[tuple, StrideScheduler] = {}  # as published, nothing of earlier requests
+        if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
+            learned = vars(retriever).setdefault(_LEARNED, {})
+        setting = (k, speculation.prefetch, speculation.asynchronous, candidates is not None)
+        if setting in learned:
+            scheduler = deepcopy(learned[setting])
+            scheduler.begin_request()
+        else:
+            scheduler = _new_scheduler(speculation)
         _SpeculativeRequest(
-            *(text, checked, k, stats, clock, speculation, estimates, neighbours, candidates)
+            *(text, checked, k, stats, clock, speculation, scheduler, neighbours, candidates)
         ).run()
-    learned[setting] = estimates
+        learned[setting] = scheduler
     return stats
+
+
+def _new_scheduler(speculation: Speculation) -> StrideScheduler:
+    if speculation.max_gamma is None:
+        return StrideScheduler(GammaByLag(), None if speculation.asynchronous else 0)
+    return StrideScheduler(PublishedGamma(speculation.max_gamma), int(speculation.asynchronous))
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
@@ -111,14 +118,6 @@ def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
             f'prefetch must be at most {most} with index="hnsw" and k={k}, but is '
             f"{speculation.prefetch}; or give the retriever a larger ef_search"
         )
-
-
-def _learned_of(retriever: Any) -> dict[tuple, Estimates]:
-    """What earlier requests of this retriever measured, by their settings."""
-    try:
-        return vars(retriever).setdefault(_LEARNED, {})
-    except TypeError:  # it has no `__dict__`
-        return {}
 
 
 @dataclass
@@ -161,6 +160,22 @@ class _Request:
         self._stats.speculation_was_right.append(False)
 
 
+class RequestCache:
+    """The ids (int64, ascending) that one request retrieved, which speculation retrieves from
+    (section 3): the latest, at most `most` or as many as were added last."""
+
+    def __init__(self, most: int = _MOST_HELD) -> None:
+        self._most = most
+        self.ids = self._newest_first = np.empty(0, dtype=np.int64)
+
+    def add(self, ids: np.ndarray) -> None:
+        """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
+        added = np.unique(ids)
+        older = self._newest_first[~np.isin(self._newest_first, added, assume_unique=True)]
+        self._newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
+        self.ids = np.sort(self._newest_first)
+
+
 @dataclass(slots=True)
 class _Speculated:
     """A step that awaits its verification."""
@@ -168,7 +183,6 @@ class _Speculated:
     query: Any
     step: Any
     lag: int  # steps since the last one whose search is in the cache, itself included
-    source: GuessSource
 
 
 @dataclass
@@ -176,23 +190,25 @@ class _SpeculativeRequest(_Request):
     """A text, its request cache, and the steps that await verification: Algorithm 1."""
 
     _speculation: Speculation
-    _estimates: Estimates
+    _scheduler: StrideScheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
-    _candidates: Callable[[Any, int], np.ndarray] | None
+    _candidates: Callable[[Any], np.ndarray] | None
 
     def __post_init__(self) -> None:
         self._count = max(self._k, self._speculation.prefetch)  # passages to search for
         self._cache = RequestCache()
-        self._source = self._estimates.sources[0]
         # Steps of the text, in order: those that a search is verifying, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
 
     def run(self) -> None:
         try:
-            self._begin()
+            if not self._text.finished:
+                self._begin()
             while self._pending or not self._text.finished:
-                stride = self._next_stride()
+                stride = self._speculation.stride
+                if stride == "os3":
+                    stride = self._scheduler.stride(len(self._pending))
                 while len(self._pending) < stride and not self._text.finished:
                     self._speculate()
                 corrected = self._verify()
@@ -206,29 +222,14 @@ class _SpeculativeRequest(_Request):
 
     def _begin(self) -> None:
         """The initial retrieval, which fills the cache."""
-        if self._text.finished:
-            return
         truth, seconds = self._retrieve(self._count)
-        self._estimates.search_seconds.record(1, seconds)
+        self._scheduler.search_seconds.record(1, seconds)
         self._fill_cache([truth])
         self._take(truth)
 
-    def _next_stride(self) -> int:
-        """Chooses the source of the next guesses, and how many steps to verify."""
-        self._source = self._estimates.choose()
-        stride = self._speculation.stride
-        if stride == "os3":
-            return self._source.scheduler.stride(len(self._pending))
-        return int(stride)
-
-    def _guess(self, query: Any) -> Retrieved:
-        if self._source is self._estimates.sources[0] or self._candidates is None:
-            ids = self._cache.ids
-        else:
-            ids = self._candidates(query, self._k)
-        return Retrieved.best(ids, self._retriever.score(query, ids), self._k)
-
     def _fill_cache(self, truths: list[Retrieved]) -> None:
+        if self._candidates is not None:
+            return
         began = self._clock()
         ids = np.concatenate([truth.ids for truth in truths])
         if self._neighbours is not None:
@@ -241,14 +242,14 @@ class _SpeculativeRequest(_Request):
         began = self._clock()
         query = self._text.query()
         encoded = self._clock()
-        found = self._guess(query)
+        ids = self._cache.ids if self._candidates is None else self._candidates(query)
+        found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         guessed = self._clock()
         step = self._text.step(found)
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
-        self._pending.append(_Speculated(query, step, lag, self._source))
-        self._source.guess_seconds.append(guessed - encoded)
-        self._source.scheduler.record_step(stepped - began, beside_search)
+        self._pending.append(_Speculated(query, step, lag))
+        self._scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += encoded - began
         self._stats.cache_seconds += guessed - encoded
@@ -268,18 +269,18 @@ class _SpeculativeRequest(_Request):
             self._speculate_beside(search)
         went_on = self._clock() - began
         truths, search_seconds = self._finish(search)
-        self._estimates.search_seconds.record(len(queries), search_seconds)
+        self._scheduler.search_seconds.record(len(queries), search_seconds)
         self._fill_cache(truths)
         corrected = self._keep_right([truth.first(self._k) for truth in truths])
         overhead = self._clock() - began - max(went_on, search_seconds)
-        self._source.scheduler.record_overhead(max(overhead, 0.0))
+        self._scheduler.record_overhead(max(overhead, 0.0))
         return corrected
 
     def _speculate_beside(self, search: RunningSearch) -> None:
-        most = self._speculation.steps_ahead or LONGEST_STRIDE
+        published = self._speculation.max_gamma is not None  # its one step is unconditional
+        most = 1 if published else LONGEST_STRIDE
         while len(self._pending) < most and not search.answer.done() and not self._text.finished:
-            # The published single step is taken unconditionally.
-            if self._speculation.steps_ahead is None and not self._source.scheduler.one_more_pays(
+            if not published and not self._scheduler.one_more_pays(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break
@@ -293,9 +294,7 @@ class _SpeculativeRequest(_Request):
             for speculated, truth in zip(verified, truths, strict=True)
         )
         right = next((i for i, same in enumerate(agreed) if not same), len(verified))
-        for source in self._estimates.sources:
-            of_source = [each for each in verified[: right + 1] if each.source is source]
-            source.record(_lags(of_source), sum(each.source is source for each in verified[:right]))
+        self._scheduler.gamma.record(_lags(verified), right)
         stats.verified += right
         stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]
         stats.speculation_was_right += [True] * right

@@ -18,7 +18,7 @@ from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..text_config import text_config
 from ..verification.draft_limits import DraftLimits
-from .checked_search import RetrievalError, call_with_retry
+from .checked_search import RetrievalError, call
 from .passage_contexts import Context, ContextChange, PassageContexts
 
 
@@ -34,7 +34,7 @@ class Passages:
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""
         if passage_id not in self._tokens:
-            tokens = np.asarray(call_with_retry(self.retriever, "passage", passage_id))
+            tokens = np.asarray(call(self.retriever, "passage", passage_id))
             self._check(passage_id, tokens)
             self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
         return self._tokens[passage_id]
@@ -128,7 +128,7 @@ class IterativeText:
     def query(self) -> Any:
         last = self.row.tail(min(self.query_length, len(self.row.output)))
         ids = np.concatenate([self.prompt, last])[-self.query_length :]
-        return call_with_retry(self.passages.retriever, "encode", ids)
+        return call(self.passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
         passage = self.passages[int(found.ids[0])]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +30,9 @@ from ..retrieval.hnsw import Index, check_index
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.vector_index import squared_lengths
 from ..store.card import readable_size
-from ..store.files import DatastoreError, FileEntry, read_arrays, write_arrays
+from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.fingerprint import public_name
-from ..store.folder import check_writable, new_folder, only_writer
+from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.schema import Named, Range
@@ -41,6 +41,7 @@ from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
 
+_NEXT_ENTRIES = 10
 # The largest relative difference of the probe: number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
@@ -141,12 +142,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
+        pq_index: bool | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
 
-        All keys are held in memory until they are written. If FAISS is installed, a large datastore
-        gets a PQ index as well, see [`~KnnDatastore.add_pq_index`].
+        All keys are held in memory until they are written.
 
         Args:
             model (`PreTrainedModel`): The model that will use the datastore.
@@ -159,13 +160,17 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
                 of the stored keys; float16 takes half of the disk.
             max_entries (`int`, *optional*): The most entries.
+            pq_index (`bool`, *optional*): Whether to add a product-quantised index, 32 bytes an
+                entry, in which speculation looks for few neighbours (FAISS, extra `retrieval`). By
+                default from 65,536 entries on, if FAISS is installed.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
-                states are not finite.
+            ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
+                are not finite, or there are fewer than 16 for a PQ index.
             FileExistsError: If there is something at `path`.
+            ImportError: If FAISS is needed and not installed.
         """
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
@@ -176,7 +181,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
             entries, dimension = keys.shape
-            with_pq_index = entries >= LEAST_ROWS and axes_of(dimension) > 0 and find_spec("faiss")
+            if pq_index is None:
+                large = entries >= LEAST_ROWS and axes_of(dimension) > 0
+                pq_index = large and find_spec("faiss") is not None
             stored = keys.astype(key_dtype, copy=False)
             norms = squared_lengths(stored)
             if not np.isfinite(norms).all():
@@ -195,36 +202,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 dimension=dimension,
                 key_dtype=key_dtype,
                 file=write_arrays(folder / "entries.safetensors", arrays),
-                pq_index=PQIndex.build(keys).write(folder) if with_pq_index else None,
+                pq_index=PQIndex.build(keys).write(folder) if pq_index else None,
             ).write(folder)
         return cls(path)
-
-    def add_pq_index(self) -> None:
-        """Writes a PQ index of the keys into the folder: 32 bytes an entry, for better speculation.
-
-        The request cache often lacks the nearest entries, above all for small `k`. With a PQ index,
-        speculation searches all entries in every step. A million takes ten seconds.
-
-        Raises:
-            ImportError: If FAISS is not installed (extra `retrieval`).
-            ValueError: If there are fewer than 16, or they have one dimension alone.
-            DatastoreError: If another process is writing one, or keys are not finite.
-        """
-        check_writable(self.path)
-        if not np.isfinite(squared_lengths(self.keys)).all():
-            raise self._damaged(self.config.file, "keys are not finite; build it again")
-        built = PQIndex.build(self.keys)
-        with only_writer(self.path):
-            self._replace_config(pq_index=built.write(self.path))
-        self.__dict__.pop("pq_index", None)  # an older one
-
-    def _replace_config(self, **changes: Any) -> None:
-        """Changes entries of config.json, of which others may have changed other entries."""
-        now = KnnConfig.read(self.path)
-        if now.file != self.config.file:
-            raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
-        self.config = replace(now, **changes)
-        self.config.write(self.path)
 
     @cached_property
     def pq_index(self) -> PQIndex | None:
@@ -302,9 +282,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """The scores (float32) of the entries `ids`, as `search` returns them."""
         return self._index.score(query, ids)
 
-    def next_entries(self, ids: np.ndarray, count: int) -> np.ndarray:
-        """The next `count` entries after each of `ids`, as far as there are so many."""
-        following = np.unique(ids[:, None] + np.arange(1, count + 1))
+    def next_entries(self, ids: np.ndarray) -> np.ndarray:
+        """The next 10 entries after each of `ids`, as far as there are any (RaLMSpec, section 5.3:
+        a text that is like the corpus goes on like it)."""
+        following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:

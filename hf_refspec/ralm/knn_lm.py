@@ -38,13 +38,13 @@ from ..verification.verifier import CacheMark, Verifier
 from .call import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
-from .options import NEXT_ENTRIES, Speculation
+from .options import Speculation
 from .stats import RetrievalStats
 
 DEFAULT_K, DEFAULT_LAMBDA, DEFAULT_TEMPERATURE = 1024, 0.25, 1.0
-# With more neighbours than that, the entries after each add hardly anything to the request cache,
-# and make it slower than a wrong guess.
-_MOST_WITH_NEXT_ENTRIES = 128
+# With more neighbours the request cache is right nearly always: the entries after each, or the
+# candidates of a PQ index, would take more time than they save.
+_FEW_NEIGHBOURS = 128
 
 
 @torch.no_grad()
@@ -238,16 +238,13 @@ def _check_request(
 
 
 def _guess_sources(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
-    """The sources of guesses beside what was retrieved: the entries after it (RaLMSpec, section
-    5.3), and the PQ index."""
+    """The arguments of `generate_speculatively` for guesses beside what was retrieved: as published
+    the entries after it; ours for few neighbours the PQ index, or where there is none, these."""
     if speculation is None:
         return {}
-    store = mixture.datastore
-    count = speculation.next_entries
-    if count is None:
-        count = NEXT_ENTRIES if mixture.k <= _MOST_WITH_NEXT_ENTRIES else 0
-    pq_index = store.pq_index if speculation.pq_index else None
-    return {
-        "neighbours": partial(store.next_entries, count=count) if count else None,
-        "candidates": None if pq_index is None else pq_index.candidates,
-    }
+    store, published = mixture.datastore, speculation.max_gamma is not None
+    if not published and mixture.k > _FEW_NEIGHBOURS:
+        return {}
+    if not published and store.pq_index is not None:
+        return {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
+    return {"neighbours": store.next_entries}

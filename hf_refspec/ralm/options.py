@@ -11,8 +11,6 @@ from ..check_count import check_count
 _PREFETCH, _NO_PREFETCH = 20, 1
 _FIXED_STRIDE = 3
 _PUBLISHED_MAX_GAMMA = 0.6
-NEXT_ENTRIES = 10
-DEFAULT_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,23 +27,14 @@ class Speculation:
         asynchronous (`bool`, *optional*, defaults to `True`):
             A: whether speculation continues while a verification runs.
         max_gamma (`float`, *optional*):
-            The cap of the probability of a right step, which OS3 then estimates as the paper does
-            (0.6 there). By default it is estimated by lag, and may come close to 1: see
-            [`~ralm.gamma.GammaByLag`].
-        steps_ahead (`int`, *optional*):
-            The most steps that are speculated beside an asynchronous verification; 1 in the paper.
-            By default as many as pay.
-        pq_index (`bool`, *optional*, defaults to `True`):
-            Whether speculation may use a kNN datastore's PQ index (see
-            [`KnnDatastore.add_pq_index`]) instead of the request cache, while it measurably saves
-            more time than it takes; not in the paper.
-        next_entries (`int`, *optional*):
-            kNN-LM: how many entries after each retrieved one the request cache takes as well, n in
-            the paper's section 5.3, and 10 there. By default 10 where `k` is at most 128, and none
-            where it is more: they would add hardly anything, and make guesses slow.
-        timeout (`float`, *optional*, defaults to 60):
-            The most seconds for one search. A search that takes longer, or fails, is repeated
-            once. `None` for no limit.
+            The cap of gamma, the probability of a right step: 0.6 in the paper, whose scheduler it
+            stands for. Gamma is then estimated from the last five verifications of the call, at
+            most one step is speculated beside an asynchronous verification, and the request cache
+            of a kNN-LM takes the next 10 entries after each retrieved one. By default (`None`)
+            gamma is estimated by lag and may come close to 1, as many steps are speculated beside a
+            verification as pay, and the next call of a retriever begins with what was learned of
+            it. A kNN-LM with at most 128 neighbours then looks for its guesses in the datastore's
+            PQ index or, without one, takes the next entries; with more it takes neither.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -56,28 +45,17 @@ class Speculation:
     stride: int | Literal["os3"] = "os3"
     asynchronous: bool = True
     max_gamma: float | None = None
-    steps_ahead: int | None = None
-    pq_index: bool = True
-    next_entries: int | None = None
-    timeout: float | None = DEFAULT_TIMEOUT
 
     def __post_init__(self) -> None:
         check_count("prefetch", self.prefetch)
         if self.stride != "os3":
             check_count("stride", self.stride, ' or "os3"')
-        for name in ("asynchronous", "pq_index"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be a bool, but is {getattr(self, name)!r}")
+        if not isinstance(self.asynchronous, bool):
+            raise TypeError(f"asynchronous must be a bool, but is {self.asynchronous!r}")
         if self.max_gamma is not None and not 0 < self.max_gamma < 1:
             raise ValueError(
                 f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
             )
-        if self.steps_ahead is not None:
-            check_count("steps_ahead", self.steps_ahead, " or None")
-        if self.next_entries is not None and self.next_entries != 0:
-            check_count("next_entries", self.next_entries, ", 0 or None")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout must be more than 0 seconds, or None, but is {self.timeout}")
 
     @classmethod
     def parse(cls, text: str | Speculation | None) -> Speculation | None:
@@ -97,17 +75,10 @@ class Speculation:
 
     @classmethod
     def published(cls, text: str) -> Speculation:
-        """The same letters with the paper's own settings: gamma at most 0.6, one step beside a
-        verification, no PQ index, and the next 10 entries with any `k`. Its kNN-LM is `"s"`: the
-        entries take the place of prefetching, and verification is not asynchronous. Arguments and
-        exceptions as of [`Speculation.parse`]."""
-        return cls(
-            **_switched(text),
-            max_gamma=_PUBLISHED_MAX_GAMMA,
-            steps_ahead=1,
-            pq_index=False,
-            next_entries=NEXT_ENTRIES,
-        )
+        """The same letters with the paper's own settings: `max_gamma=0.6`. Its kNN-LM is `"s"`: the
+        next entries take the place of prefetching, and verification is not asynchronous. Arguments
+        and exceptions as of [`Speculation.parse`]."""
+        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
 
 
 def _switched(text: str) -> dict[str, Any]:

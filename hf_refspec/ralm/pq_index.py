@@ -1,8 +1,9 @@
 """A product-quantised index: a few bits of each row, so that every step can search all rows.
 
-The request cache only holds results of earlier searches, and a kNN-LM often needs other entries. A
-search of the PQ index takes about a thirtieth of the time of an exact search, and its candidates
-nearly always include the nearest rows. It only speculates: every guess is verified.
+The request cache only holds results of earlier searches, and a kNN-LM with few neighbours often
+needs other entries. A search of the PQ index takes about a thirtieth of the time of an exact one,
+and its candidates nearly always include the nearest rows. It only speculates: every guess is
+verified.
 
 A row is approximated by its first principal components, each in four bits (FAISS's
 `IndexPQFastScan`):
@@ -28,7 +29,7 @@ FILE = "pq_index.safetensors"
 LEAST_ROWS = 1 << 16
 MOST_AXES = 64
 _BITS = 4
-# Candidates for each requested row, and the least in all: scoring so few takes no time.
+# Candidates for each requested row, and the least in all: scoring 1,024 takes no time.
 _FOR_EACH, _LEAST_CANDIDATES = 4, 1024
 _SAMPLE = 50_000
 # From this dimension on there must be as many rows: the covariance matrix has its square.
@@ -57,7 +58,7 @@ class PQIndex:
     @classmethod
     def build(cls, rows: np.ndarray) -> PQIndex:
         """Builds the index of rows, float32 of shape `(n, d)`; raises as
-        [`KnnDatastore.add_pq_index`]."""
+        [`KnnDatastore.build`]."""
         least = max(1 << _BITS, rows.shape[1] if rows.shape[1] > _WIDE else 0)
         if len(rows) < least or axes_of(rows.shape[1]) == 0:
             raise ValueError(

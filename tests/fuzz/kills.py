@@ -260,11 +260,9 @@ def knn_writers(state: Callable[[Path], Any]) -> Iterator[Writer]:
     model, known, texts = stores.model(), stores.tokenizer(), stores.texts(24)
 
     def build(path: Path, _: Any = None) -> None:
-        KnnDatastore.build(model, known, texts, path, progress=False)
+        KnnDatastore.build(model, known, texts, path, pq_index=True, progress=False)
 
     yield Writer("kNN datastore: build", nothing, build, state, is_new=True)
-    index = "kNN datastore: PQ index"
-    yield Writer(index, build, lambda path, _: KnnDatastore(path).add_pq_index(), state)
 
 
 def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:

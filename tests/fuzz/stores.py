@@ -252,8 +252,8 @@ def checked_ids(ids: np.ndarray, below: int) -> list[int]:
 
 
 def build_knn_datastore(path: Path) -> None:
-    store = KnnDatastore.build(model(), tokenizer(), texts(24), path, progress=False)
-    store.add_pq_index()
+    options = {"pq_index": True, "progress": False}
+    KnnDatastore.build(model(), tokenizer(), texts(24), path, **options)
 
 
 def knn_uses() -> dict[str, Use]:
@@ -267,7 +267,7 @@ def knn_uses() -> dict[str, Use]:
             if not abs(probs.sum() - 1) < 1e-6:
                 raise AssertionError(f"the probabilities of the next tokens are {probs}")
             scores = store.score(query, each.ids).tolist()
-            ids = checked_ids(store.next_entries(each.ids, 10), len(store))
+            ids = checked_ids(store.next_entries(each.ids), len(store))
             results.append([each.ids.tolist(), tokens.tolist(), probs.tolist(), scores, ids])
             if store.pq_index is not None:
                 results.append(checked_ids(store.pq_index.candidates(query, 4), len(store)))
@@ -278,12 +278,6 @@ def knn_uses() -> dict[str, Use]:
         "hnsw": lambda folder, spare: found(KnnDatastore(folder, index="hnsw")),
         **shared_uses(KnnDatastore),
     }
-
-
-def with_pq_index(folder: Path, spare: Path) -> Any:
-    store = KnnDatastore(folder)
-    store.add_pq_index()
-    return store.config.entries
 
 
 # Retrieval caches
@@ -360,7 +354,7 @@ KINDS = [
     datastore("datastore", build_datastore, contexts, 259),
     datastore("wide datastore", build_wide_datastore, wide_contexts, WIDE_VOCABULARY),
     Kind("knowledge base", build_knowledge_base, knowledge_base_uses()),
-    Kind("kNN datastore", build_knn_datastore, knn_uses(), {"PQ index": with_pq_index}),
+    Kind("kNN datastore", build_knn_datastore, knn_uses()),
     Kind("retrieval cache", build_cache, {}, {"opened, used and opened again": used_cache}),
     Kind("recycling table", build_recycling_table, recycling_uses()),
 ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm.engine import generate_speculatively
-from hf_refspec.ralm.gamma import GammaByLag
+from hf_refspec.ralm.engine import RequestCache, generate_speculatively
 from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.os3 import PublishedGamma
+from hf_refspec.retrieval.retrieved import Retrieved
 
 speculations = st.builds(
     Speculation,
@@ -18,7 +21,6 @@ speculations = st.builds(
     stride=st.one_of(st.just("os3"), st.integers(1, 9)),
     asynchronous=st.booleans(),
     max_gamma=st.sampled_from([None, 0.6]),
-    steps_ahead=st.sampled_from([None, 1, 4]),
 )
 
 
@@ -37,7 +39,7 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if indexed else None
+    candidates = (lambda query: np.arange(0, ENTRIES, 3)) if indexed else None
     beside_cache = {"neighbours": neighbours, "candidates": candidates}
     steps, stats = generated(speculation, retriever, *args, **beside_cache)
     assert steps == plain
@@ -104,72 +106,127 @@ def test_stats_are_cleared_filled_and_printed():
     assert stats.to_dict()["retrievals"] == 2
 
 
-PSA = Speculation.parse("psa")
+class Timed:
+    """In virtual time, a search takes 50 seconds and a step one; the query of a step is its number.
+
+    Args:
+        jumps (`float`): How often a step finds something anywhere, and not what the last one found.
+    """
+
+    ENTRIES = 100_000
+
+    def __init__(self, jumps: float, steps: int = 100):
+        rng = np.random.default_rng(0)
+        anywhere = rng.integers(0, self.ENTRIES, steps)
+        last_jump = np.maximum.accumulate(np.where(rng.random(steps) < jumps, np.arange(steps), 0))
+        self.answers, self.now = anywhere[last_jump], 0.0
+
+    def search(self, queries, k):
+        self.now += 50.0
+        near = np.arange(-k, k + 1)
+        found = [np.unique(np.clip(self.answers[q] + near, 0, self.ENTRIES - 1)) for q in queries]
+        pairs = zip(queries, found, strict=True)
+        return [Retrieved.best(ids, self.score(query, ids), k) for query, ids in pairs]
+
+    def score(self, query, ids):
+        return -np.abs(ids - self.answers[query]).astype(np.float32)
+
+    def generated(self, speculation, **options):
+        text = TimedText(self)
+        options = {"k": 1, "clock": lambda: self.now, **options}
+        stats = generate_speculatively(text, self, speculation, **options)
+        assert text.steps == self.answers.tolist()
+        return stats
 
 
-def learned_of(retriever):
-    """What requests have left to the next one of their kind, the newest last."""
-    return [*vars(retriever).get("_learned_by_speculation", {}).values()]
+class TimedText:
+    def __init__(self, retriever: Timed):
+        self.retriever, self.steps = retriever, []
+
+    @property
+    def finished(self):
+        return len(self.steps) >= len(self.retriever.answers)
+
+    def query(self):
+        return len(self.steps)
+
+    def step(self, found):
+        self.retriever.now += 1.0
+        self.steps.append(int(found.ids[0]))
+        return len(self.steps) - 1, self.steps[-1]
+
+    def agrees(self, step, truth):
+        return step[1] == int(truth.ids[0])
+
+    def roll_back(self, step):
+        del self.steps[step[0] :]
+
+    def commit(self, steps):
+        pass
+
+
+PS = Speculation.parse("ps")
 
 
 def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen():
-    retriever = Vectors()
-    generated(PSA, retriever)
-    [first] = learned_of(retriever)
-    seen, searches = first.sources[0].scheduler.gamma._seen(), [*first.search_seconds._samples]
-    generated(PSA, retriever)
-    [second] = learned_of(retriever)
-    assert second.sources[0].scheduler.gamma._seen().sum() > seen.sum() > 0
-    assert [*second.search_seconds._samples][: len(searches)] == searches
-    # The first is as it was, for a request that runs beside the second.
-    assert (first.sources[0].scheduler.gamma._seen() == seen).all()
-    for other in ("sa", "ps"):  # of another kind
-        generated(Speculation.parse(other), retriever)
-        [*_, newest] = learned_of(retriever)
-        assert newest.search_seconds._samples[0] not in searches
-    assert len(learned_of(retriever)) == 3
-    assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
+    retriever = Timed(jumps=0.0)
+    first, second = retriever.generated(PS), retriever.generated(PS)
+    assert first.strides[:2] == Timed(jumps=0.0).generated(PS).strides[:2]
+    assert second.strides[1] > first.strides[1]
+    other = Speculation.parse("s")
+    assert retriever.generated(other).strides == Timed(jumps=0.0).generated(other).strides
 
 
 def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
-    retriever = Vectors()
-    generated(Speculation.published("psa"), retriever)
-    assert learned_of(retriever) == []
-    generated(PSA, retriever)
-    before = learned_of(retriever)
-    generated(Speculation.published("psa"), retriever)
-    assert learned_of(retriever) == before
+    retriever, published = Timed(jumps=0.0), Speculation.published("ps")
+    first = retriever.generated(published)
+    assert retriever.generated(PS).strides == Timed(jumps=0.0).generated(PS).strides
+    assert retriever.generated(published).strides == first.strides
 
 
-@pytest.fixture
-def told(monkeypatch) -> list[tuple[list[int], int]]:
-    """The lags of the steps that were verified, and how many of them were right."""
-    told, record = [], GammaByLag.record
+def test_candidates_take_the_place_of_the_request_cache():
+    retriever = Timed(jumps=0.3)
+    right = retriever.generated(PS, candidates=lambda query: retriever.answers[query][None])
+    assert right.gamma == 1 > Timed(jumps=0.3).generated(PS).gamma
+
+
+def test_all_is_measured_by_the_clock_that_is_given():
+    stats = Timed(jumps=0.5, steps=10).generated(None)
+    assert (stats.model_seconds, stats.verification_seconds) == (10, 500)
+    assert stats.waiting_seconds <= 500  # a search may have ended before it is waited for
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=12), min_size=1, max_size=8),
+    st.integers(3, 80),
+)
+def test_the_request_cache_holds_what_was_added_last(additions, most):
+    cache, last_added = RequestCache(most), {}
+    for number, ids in enumerate(additions):
+        cache.add(np.array(ids))
+        last_added.update(dict.fromkeys(ids, number))
+        kept = sorted(last_added, key=lambda i: (-last_added[i], i))[: max(most, len(set(ids)))]
+        last_added = {i: last_added[i] for i in kept}
+    assert cache.ids.tolist() == sorted(last_added)
+
+
+def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(monkeypatch):
+    told, record = [], PublishedGamma.record
 
     def recorded(self, lags, right):
-        told.append((lags, right))
+        told.append((lags, right == len(lags)))
         record(self, lags, right)
 
-    monkeypatch.setattr(GammaByLag, "record", recorded)
-    return told
-
-
-def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(told):
-    generated(Speculation(stride=4, asynchronous=False), Vectors())
-    assert told and all(lags == list(range(1, len(lags) + 1)) for lags, _ in told)
-
-
-def test_beside_a_verification_the_lag_counts_the_steps_that_it_is_about(told):
-    generated(Speculation(stride=2, steps_ahead=3), Slow(), length=40, jumpiness=1.0)
-    (lags, right), outcomes = told[0], set()
-    assert lags == [1, 2][: len(lags)]
-    for next_lags, next_right in told[1:]:
-        all_right = right == len(lags)
-        begun = [len(lags) + i for i in (1, 2, 3)] if all_right else [1, 2]
-        assert next_lags == begun[: len(next_lags)]
-        outcomes.add(all_right)
-        lags, right = next_lags, next_right
-    assert outcomes == {True, False}
+    monkeypatch.setattr(PublishedGamma, "record", recorded)
+    generated(Speculation(stride=4, asynchronous=False, max_gamma=0.6), Vectors())
+    assert told and all(lags == [1, 2, 3, 4][: len(lags)] for lags, _ in told)
+    told.clear()
+    generated(Speculation(stride=2, max_gamma=0.6), Slow(), length=40, jumpiness=1.0)
+    assert told[0][0] == [1, 2] and {all_right for _, all_right in told} == {True, False}
+    for (_, all_right), (lags, _) in pairwise(told):
+        # One step beside the verification of two, and one after it.
+        assert lags == ([3, 2] if all_right else [1, 2])[: len(lags)]
 
 
 @pytest.mark.parametrize("base", [list, type("Slotted", (), {"__slots__": ()})])
@@ -183,7 +240,7 @@ def test_a_retriever_that_can_keep_nothing_is_none_the_worse(base):
         def score(self, query, ids):
             return Vectors().score(query, ids)
 
-    assert generated(PSA, Bare())[0] == generated(None, Vectors())[0]
+    assert generated(Speculation(), Bare())[0] == generated(None, Vectors())[0]
 
 
 def test_more_prefetched_than_a_graph_is_walked_for_is_refused():

@@ -12,9 +12,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
     assert (plain.prefetch, plain.stride, plain.asynchronous) == (1, 3, False)
     full = Speculation.published("sap")
     assert (full.prefetch, full.stride, full.asynchronous) == (20, "os3", True)
-    assert (full.max_gamma, full.steps_ahead) == (0.6, 1)
-    assert not full.pq_index and full.next_entries == 10
-    assert Speculation().next_entries is None
+    assert full.max_gamma == 0.6
     assert Speculation.parse("psa") == Speculation()
     assert Speculation.parse(None) is None
     assert Speculation.parse(full) is full
@@ -31,12 +29,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
         (lambda: Speculation(stride=0), ValueError),
         (lambda: Speculation(stride=2.5), TypeError),
         (lambda: Speculation(asynchronous="yes"), TypeError),
-        (lambda: Speculation(pq_index=1), TypeError),
-        (lambda: Speculation(next_entries=-1), ValueError),
-        (lambda: Speculation(next_entries="all"), TypeError),
         (lambda: Speculation(max_gamma=1.0), ValueError),
-        (lambda: Speculation(steps_ahead=0), ValueError),
-        (lambda: Speculation(timeout=0), ValueError),
     ],
 )
 def test_bad_options_are_refused(make, error):

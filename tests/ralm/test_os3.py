@@ -1,4 +1,4 @@
-"""The stride scheduler, against brute force."""
+"""The stride scheduler, against brute force, and how likely it takes a step to be right."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.ralm.gamma import GammaByLag, PublishedGamma
 from hf_refspec.ralm.os3 import (
+    GROUPS,
     LONGEST_STRIDE,
+    GammaByLag,
+    PublishedGamma,
     SearchSeconds,
     StrideScheduler,
     expected_rates,
@@ -17,6 +19,7 @@ from hf_refspec.ralm.os3 import (
 
 seconds = st.floats(1e-4, 10)
 gammas = st.floats(0, 0.99)
+LAGS = np.arange(1, 65)
 rights = st.lists(gammas, min_size=1, max_size=12).map(np.array)
 
 
@@ -50,11 +53,10 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
 def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0):
     """After a verification of that many right steps and a wrong one, or none."""
     gamma = GammaByLag() if max_gamma is None else PublishedGamma(max_gamma)
-    search_seconds = SearchSeconds()
-    scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
+    scheduler = StrideScheduler(gamma, steps_ahead)
     scheduler.record_step(a)
-    search_seconds.record(1, b0 + b1)
-    search_seconds.record(4, b0 + b1 * 4)
+    scheduler.search_seconds.record(1, b0 + b1)
+    scheduler.search_seconds.record(4, b0 + b1 * 4)
     gamma.record(range(1, right + wrong + 1), right)
     scheduler.record_overhead(0.0)
     return scheduler, gamma
@@ -111,7 +113,7 @@ def test_where_searches_take_the_time_the_next_one_begins_at_once():
 
 
 def test_all_that_is_made_is_verified():
-    assert StrideScheduler(GammaByLag(), SearchSeconds(), steps_ahead=0).stride() == 1
+    assert StrideScheduler(GammaByLag(), steps_ahead=0).stride() == 1
     scheduler, _ = scheduler_that_knows(1.0, 3.0, 0.1, right=20, wrong=0, steps_ahead=None)
     assert 1 < scheduler.stride(0) == scheduler.stride(1) < scheduler.stride(20) == 20
 
@@ -157,7 +159,7 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
     assert not unsure.one_more_pays(range(1, 9), [9, 10, 11], elapsed=8.9)
 
 
-def seconds_of_a_text(chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride=None):
+def seconds_of_a_text(chances, scheduler, steps_ahead, a, b0, b1, stride=None):
     """A request in virtual time, with OS3 or a fixed stride: how long it takes.
 
     Args:
@@ -168,7 +170,7 @@ def seconds_of_a_text(chances, gamma, search_seconds, steps_ahead, a, b0, b1, st
     def is_right(number, lag):
         return chances[number] < 0.999 - 0.0008 * lag**2
 
-    scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
+    search_seconds, gamma = scheduler.search_seconds, scheduler.gamma
     search_seconds.record(1, b0 + b1)
     now, at, made = b0 + b1 + a, 1, []
     while at < len(chances):
@@ -209,12 +211,79 @@ def test_no_fixed_stride_is_a_twentieth_faster_than_the_scheduler(a, b0, b1, ste
     texts = np.random.default_rng(0).random((30, 32))
     seconds = {}
     for stride in (None, *range(1, 9)):
-        gamma, search_seconds, total = GammaByLag(), SearchSeconds(), 0.0
+        scheduler, total = StrideScheduler(GammaByLag(), steps_ahead), 0.0
         for chances in texts:
-            total += seconds_of_a_text(
-                chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride
-            )
+            total += seconds_of_a_text(chances, scheduler, steps_ahead, a, b0, b1, stride)
             # As a request of the same retriever begins with what the last one has seen.
-            gamma.begin_request()
+            scheduler.begin_request()
         seconds[stride] = total
     assert seconds[None] <= 1.05 * min(seconds.values())
+
+
+@given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
+    gamma = PublishedGamma(most=0.6)
+    for right, others in counts:
+        gamma.record(range(1, right + others + 1), right)
+    right = sum(right for right, _ in counts[-5:])
+    wrong = sum(others > 0 for _, others in counts[-5:])  # of those after it nothing is known
+    likelihood = right / (right + wrong) if right + wrong else 0.0
+    assert gamma.of(LAGS) == pytest.approx(min(likelihood, 0.6))
+
+
+def test_a_lag_counts_for_those_of_its_power_of_two():
+    gamma = GammaByLag()
+    before = gamma.of(LAGS)
+    gamma.record([4], right=0)
+    now = gamma.of(LAGS)
+    assert (now[:3] == before[:3]).all() and (now[3:7] < before[3:7]).all()
+    assert len(np.unique(now[3:7])) == len(np.unique(now[31:63])) == 1
+
+
+@given(wrong=st.integers(1, 8), times=st.integers(1, 8))
+def test_a_shorter_lag_is_no_worse_than_a_longer_one(wrong, times):
+    gamma = GammaByLag()
+    for _ in range(times):
+        gamma.record([wrong], right=0)
+        gamma.record([16, 17, 18], right=3)
+    assert (np.diff(gamma.of(LAGS)) <= 0).all()
+
+
+@given(
+    counts=st.lists(
+        st.tuples(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.integers(0, 12)),
+        max_size=30,
+    )
+)
+def test_nothing_is_certain_and_nothing_is_lost(counts):
+    gamma = GammaByLag()
+    for lags, right in counts:
+        gamma.record(lags, min(right, len(lags)))
+    assert (gamma.of(LAGS) > 0).all() and (gamma.of(LAGS) < 1).all()
+    gamma.begin_request()
+    remembered = gamma._seen()
+    assert remembered.shape == (GROUPS, 2) and (remembered >= 0).all()
+    assert (remembered.sum(axis=1) <= 30 + 1e-9).all()
+
+
+def test_what_has_long_been_right_can_soon_be_doubted():
+    gamma = GammaByLag()
+    for _ in range(2000):
+        gamma.record(range(1, 33), right=32)
+    sure = gamma.of(LAGS)
+    assert 0.99 < sure[31] <= sure[0] <= 0.998
+    for _ in range(5):
+        gamma.record([32], right=0)
+    assert gamma.of(LAGS)[31] < 0.9 < gamma.of(LAGS)[0]
+
+
+def test_what_one_request_has_seen_the_next_believes_at_first():
+    gamma = GammaByLag()
+    for _ in range(30):
+        gamma.record(range(1, 11), right=9)
+    gamma.begin_request()
+    assert (gamma.of(LAGS)[:7] > GammaByLag().of(LAGS)[:7]).all()
+    # At a lag of 8 to 10 one in three was wrong. Of all steps only so many count.
+    right, wrong = gamma._seen()[3]
+    assert right / wrong == pytest.approx(2, rel=0.05)
+    assert gamma._seen().sum(axis=1).max() == pytest.approx(30)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from knn_texts import generate
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.ralm import knn_datastore
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.pq_index import LEAST_ROWS, PQIndex, axes_of
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -88,107 +90,67 @@ class TestOfADatastore:
     @pytest.fixture(scope="class")
     def store(self, byte_llama, tokenizer, tmp_path_factory):
         path = tmp_path_factory.mktemp("knn") / "store"
-        return KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+        options = {"pq_index": True, "progress": False}
+        return KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, **options)
 
-    @pytest.fixture(scope="class")
-    def indexed(self, byte_llama, tokenizer, tmp_path_factory):
-        path = tmp_path_factory.mktemp("knn") / "store"
-        KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False).add_pq_index()
-        return KnnDatastore(path)
+    @pytest.fixture
+    def prompt(self, tokenizer):
+        return tokenizer("for i in ran", return_tensors="pt", return_token_type_ids=False)
 
-    def test_a_large_one_is_built_with_one(self, tokenizer, tmp_path):
+    def test_a_large_one_has_one_and_a_small_one_if_asked(self, store, tokenizer, tmp_path):
         torch.manual_seed(0)
         size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=259, **size))
         texts = ("".join(CORPUS) for _ in range(40))
-        store = KnnDatastore.build(model, tokenizer, texts, tmp_path / "s", progress=False)
-        assert len(store) > LEAST_ROWS and len(store.pq_index) == len(store)
-
-    def test_a_small_one_has_none_and_gets_one_when_asked(self, store):
-        assert store.pq_index is None
-        before = store.keys.copy()
-        again = KnnDatastore(store.path)
-        again.add_pq_index()
-        walked = KnnDatastore(store.path, "hnsw")
-        walked.add_pq_index()
-        assert walked.pq_index is None
-        opened = KnnDatastore(store.path)
-        for each in (again, opened):
-            assert len(each.pq_index) == len(store)
-            each.verify()
-        assert np.array_equal(opened.keys, before)
+        large = KnnDatastore.build(model, tokenizer, texts, tmp_path / "large", progress=False)
+        assert len(large) > LEAST_ROWS and len(large.pq_index) == len(large)
+        small = KnnDatastore.build(model, tokenizer, CORPUS, tmp_path / "small", progress=False)
+        assert small.pq_index is None
+        store.verify()
+        assert len(store.pq_index) == len(store)
+        assert KnnDatastore(store.path, "hnsw").pq_index is None
 
     @pytest.mark.parametrize("do_sample", [False, True])
-    @pytest.mark.parametrize("k", [1, 300])
+    @pytest.mark.parametrize(("k", "speculation"), [(1, "psa"), (300, "psa"), (1, "published")])
     def test_the_text_is_the_same_whether_it_guesses_or_not(
-        self, byte_llama, tokenizer, indexed, k, do_sample, monkeypatch
+        self, byte_llama, prompt, store, k, speculation, do_sample
     ):
-        inputs = tokenizer("for i in ran", return_tensors="pt", return_token_type_ids=False)
-        candidates, asked = indexed.pq_index.candidates, 0
+        class Counted(PQIndex):
+            asked = 0
 
-        def counted(query, k):
-            nonlocal asked
-            asked += 1
-            return candidates(query, k)
+            def candidates(self, query, k):
+                self.asked += 1
+                return super().candidates(query, k)
 
-        monkeypatch.setattr(indexed.pq_index, "candidates", counted)
+        store, made = KnnDatastore(store.path), store.pq_index
+        store.pq_index = Counted(made.mean, made.axes, made.levels, made.codes)
+        options = {"k": k, "do_sample": do_sample, "max_new_tokens": 60}
+        plain = generate(byte_llama, prompt, store, speculation=None, **options)
+        if speculation == "published":
+            speculation = Speculation.published("s")
+        ids = generate(byte_llama, prompt, store, speculation=speculation, **options)
+        assert torch.equal(ids, plain)
+        assert (store.pq_index.asked > 0) == (k == 1 and speculation == "psa")
 
-        def generate(speculation):
-            torch.manual_seed(0)
-            return byte_llama.generate(
-                **inputs,
-                custom_generate=knn_lm,
-                knn_datastore=indexed,
-                k=k,
-                lambda_=0.6,
-                temperature=4.0,
-                speculation=speculation,
-                do_sample=do_sample,
-                max_new_tokens=60,
-            )
-
-        plain = generate(None)
-        without = generate(Speculation(pq_index=False))
-        assert asked == 0
-        ids = generate(Speculation())
-        assert asked > 0
-        assert torch.equal(ids, plain) and torch.equal(without, plain)
-
-    def test_one_of_garbage_makes_guesses_wrong_and_nothing_else(
-        self, byte_llama, tokenizer, indexed
-    ):
-        store, rng = KnnDatastore(indexed.path), np.random.default_rng(0)
-        made = store.pq_index
-        codes = rng.integers(0, 256, made.codes.shape).astype(np.uint8)
+    def test_one_of_garbage_makes_guesses_wrong_and_nothing_else(self, byte_llama, prompt, store):
+        store, made = KnnDatastore(store.path), store.pq_index
+        codes = np.random.default_rng(0).integers(0, 256, made.codes.shape).astype(np.uint8)
         store.pq_index = PQIndex(made.mean, made.axes, made.levels, codes)
-        inputs = tokenizer("for i in ran", return_tensors="pt", return_token_type_ids=False)
         ids = [
-            byte_llama.generate(
-                **inputs,
-                custom_generate=knn_lm,
-                knn_datastore=store,
-                k=2,
-                speculation=speculation,
-                max_new_tokens=30,
-            )
+            generate(byte_llama, prompt, store, k=2, speculation=speculation, max_new_tokens=30)
             for speculation in (None, "psa")
         ]
         assert torch.equal(*ids)
 
-    def test_without_faiss_there_is_none(self, indexed, monkeypatch):
+    def test_without_faiss_there_is_none(self, store, monkeypatch):
         monkeypatch.setattr(knn_datastore, "find_spec", lambda name: None)
-        assert KnnDatastore(indexed.path).pq_index is None
+        assert KnnDatastore(store.path).pq_index is None
 
-    def test_a_damaged_one_is_refused_before_work_starts(
-        self, byte_llama, tokenizer, indexed, tmp_path
-    ):
-        for file in indexed.path.iterdir():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-        (tmp_path / "pq_index.safetensors").write_bytes(b"")
-        damaged = KnnDatastore(tmp_path)
-        inputs = tokenizer("for", return_tensors="pt", return_token_type_ids=False)
+    def test_a_damaged_one_is_refused_before_work_starts(self, byte_llama, prompt, store, tmp_path):
+        shutil.copytree(store.path, tmp_path / "store")
+        (tmp_path / "store" / "pq_index.safetensors").write_bytes(b"")
+        damaged = KnnDatastore(tmp_path / "store")
         with pytest.raises(DatastoreError, match=r"pq_index\.safetensors is damaged"):
-            options = {"knn_datastore": damaged, "k": 1, "max_new_tokens": 2}
-            byte_llama.generate(**inputs, custom_generate=knn_lm, **options)
+            generate(byte_llama, prompt, damaged, k=1, max_new_tokens=2)
         with pytest.raises(DatastoreError, match="damaged"):
             damaged.verify()

@@ -59,12 +59,11 @@ def test_it_is_not_changed_and_no_work_is_done(place, byte_llama, tokenizer, mon
         raise AssertionError
 
     monkeypatch.setattr(compact_module, "mixed_tree", none)
-    store, knn = rs.Datastore(place / "full"), rs.KnnDatastore(place / "knn")
+    store = rs.Datastore(place / "full")
     for change, path in (
         (lambda: store.extend(["more"], tokenizer, **QUIET), store.path),
         (lambda: store.merge(**QUIET), store.path),
         (lambda: store.compact(**QUIET), store.path),
-        (lambda: knn.add_pq_index(), knn.path),
     ):
         with pytest.raises(PermissionError, match=f"^{path} cannot be changed: .* save_pretrained"):
             change()
