@@ -39,6 +39,7 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.pq_index import PQIndex
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
@@ -90,17 +91,24 @@ class PaddedKnowledgeBase(KnowledgeBase):
 
 
 class PaddedKnnDatastore(KnnDatastore):
-    """A kNN datastore with random keys added, as long as the others and further from every query,
-    so that exact searches take longer."""
+    """A kNN datastore with entries added, so that searches take as long as those of a large one.
 
-    def __init__(self, path: Path, distractors: int) -> None:
+    Each is between an entry of the datastore and one of its 16 nearest, closer to the former, whose
+    next token it has. They are in its order, so that a text goes on in them as well.
+    """
+
+    def __init__(self, path: Path, added: int) -> None:
         super().__init__(path)
-        rng = np.random.default_rng(0)
-        added = rng.standard_normal((distractors, self.config.dimension), dtype=np.float32)
-        added *= np.linalg.norm(self.keys, axis=1).mean() / np.sqrt(self.config.dimension)
-        self.keys = np.concatenate([self.keys, added])
-        self.values = np.pad(self.values, (0, distractors))
+        count, keys, rng = len(self.keys), self.keys, np.random.default_rng(0)
+        near = np.stack([found.ids[1:] for found in self.search(list(keys), 17)])
+        self.keys = np.resize(keys, (count + added, keys.shape[1]))  # in repeated copies
+        self.values = np.resize(self.values, len(self.keys))
+        for begin in range(count, len(self.keys), count):
+            copies = self.keys[begin : begin + count]
+            others = keys[near[np.arange(len(copies)), rng.integers(0, 16, len(copies))]]
+            copies += rng.uniform(0, 0.5, (len(copies), 1)).astype(np.float32) * (others - copies)
         self._index = index_type("flat")(self.keys, squared_lengths(self.keys), "l2")
+        self.pq_index = PQIndex.build(self.keys)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -293,7 +301,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--limit", type=positive, default=3, metavar="N", help="only the first N; 3 by default")
     add("--max-new-tokens", type=positive, default=48, metavar="N")
     add("--encoder", help="the sentence-transformers model that embedded the knowledge base")
-    add("--distractors", type=positive, default=0, metavar="N", help="add N random vectors")
+    add(
+        "--distractors",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="add N vectors: random ones, or of a kNN datastore near ones",
+    )
     add("--ablate", action="store_true", help="measure every setting of speculation")
     add("--drafts", action="store_true", help="ralm: with drafts of ReferenceCopy as well")
     add(
