@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
 
 import pytest
 from texts import bag_of_words, some_texts
@@ -24,9 +25,8 @@ def folders(tmp_path_factory, tokenizer, byte_llama):
     root, quiet = tmp_path_factory.mktemp("verified"), {"progress": False}
     rs.Datastore.build(TEXTS, tokenizer, root / "datastore", **quiet).compact(**quiet)
     rs.KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, root / "passages", **quiet)
-    knn = rs.KnnDatastore.build(byte_llama, tokenizer, TEXTS, root / "knn", **quiet)
-    if knn.config.pq_index is None:
-        knn.add_pq_index()
+    knn = {"pq_index": find_spec("faiss") is not None, **quiet}
+    rs.KnnDatastore.build(byte_llama, tokenizer, TEXTS, root / "knn", **knn)
     opened = {"passages": lambda path: rs.KnowledgeBase(path, tokenizer)}
     return root, opened | {"datastore": rs.Datastore, "knn": rs.KnnDatastore}
 
