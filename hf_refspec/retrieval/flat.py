@@ -24,11 +24,13 @@ _MOST_CANDIDATES = 2048  # of a query, by FAISS on a GPU
 class FlatIndex(VectorIndex):
     """Looks at all vectors, each of torch's threads at a part of them."""
 
+    exact = True
+
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
-        super().__init__(vectors, lengths, metric, self._scan, exact=True)
+        super().__init__(vectors, lengths, metric)
         scan.prepare()
 
-    def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         padded = np.pad(queries, ((0, -len(queries) % _TOGETHER), (0, 0)))
 
         def scan_part(part: tuple[int, int]) -> tuple[np.ndarray, ...]:
@@ -139,9 +141,9 @@ class FaissFlatIndex(FlatIndex):
         self._index.add(vectors)
         super().__init__(vectors, lengths, metric)
 
-    def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         if count > _MOST_CANDIDATES:
-            return super()._scan(queries, count)
+            return super().candidates(queries, count)
         scores, ids = self._index.search(queries, count)
         if self.metric == "l2":
             scores = -scores

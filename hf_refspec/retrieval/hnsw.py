@@ -27,14 +27,16 @@ class HnswIndex(VectorIndex):
     The graph is built here, and holds a copy of the vectors. It needs FAISS (extra `retrieval`).
     """
 
+    exact = False
+
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self._faiss = faiss = import_faiss('index="hnsw"')
         by = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
         self._graph = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, by)
         self._graph.add(vectors)
-        super().__init__(vectors, lengths, metric, self._walk, exact=False)
+        super().__init__(vectors, lengths, metric)
 
-    def _walk(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         parameters = self._faiss.SearchParametersHNSW(efSearch=count)
         _, ids = self._graph.search(queries, count, params=parameters)
         # A disconnected graph returns fewer, and -1 for the others.

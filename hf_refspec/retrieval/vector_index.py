@@ -10,8 +10,8 @@ bit, whatever else is in the call: all scores come from one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -62,7 +62,7 @@ def squared_lengths(rows: np.ndarray) -> np.ndarray:
     return lengths
 
 
-class VectorIndex:
+class VectorIndex(ABC):
     """Vectors among which the best for a query are found.
 
     They are not copied, and may be memory-mapped.
@@ -72,26 +72,20 @@ class VectorIndex:
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
         metric (`"inner_product"` or `"l2"`): A score is the inner product, or minus the squared
             distance.
-        candidates (callable): Takes queries (float32 of shape `(q, d)`) and a number of candidates.
-            It returns for each query their ids (int64 of shape `(m,)`, in any order), and a bound
-            on the scores of all other vectors, as it computes them.
-        exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
     """
 
-    def __init__(
-        self,
-        vectors: np.ndarray,
-        lengths: np.ndarray,
-        metric: Metric,
-        candidates: Callable[[np.ndarray, int], list[tuple[np.ndarray, float]]],
-        exact: bool,
-    ) -> None:
+    exact: ClassVar[bool]  # whether a search returns the best of all vectors, or of its candidates
+
+    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self.vectors = vectors
         self.metric = metric
-        self._candidates = candidates
-        self._exact = exact
         self._longest = float(lengths.max()) ** 0.5
         score_rows.prepare()
+
+    @abstractmethod
+    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        """The ids of `count` candidates for each query (int64, in any order), and a bound on the
+        scores of all other vectors, as the index computes them."""
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) of the vectors `ids` (int64, not checked) for a query."""
@@ -103,7 +97,7 @@ class VectorIndex:
         """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
         fewer; an approximate index walks `ef_search` candidates at least, and may find fewer."""
         k = min(k, len(self.vectors))
-        if self._exact:
+        if self.exact:
             return self._exact_search(queries, k, k + max(k // 8, _SPARE))
         return [found for found, _ in self._best_candidates(queries, k, max(k, ef_search))]
 
@@ -111,7 +105,7 @@ class VectorIndex:
         self, queries: np.ndarray, k: int, count: int
     ) -> list[tuple[Retrieved, float]]:
         """For each query the best of `count` candidates, and what no other vector exceeds."""
-        candidates = self._candidates(queries, min(count, len(self.vectors)))
+        candidates = self.candidates(queries, min(count, len(self.vectors)))
         return [
             (Retrieved.best(ids, self.score(query, ids), k), bound)
             for query, (ids, bound) in zip(queries, candidates, strict=True)

@@ -14,6 +14,7 @@ from texts import bag_of_words, some_texts
 from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.hnsw import HnswIndex
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -57,12 +58,17 @@ def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):
     np.testing.assert_array_equal(flat.encode(np.array(ids)), bag_of_words([TEXTS[0]])[0])
 
 
-def test_a_graph_walks_as_many_candidates_as_are_told(retrievers, base):
+def test_a_graph_walks_as_many_candidates_as_are_told(base, monkeypatch):
     wide, found = DenseRetriever(base, bag_of_words, "hnsw", ef_search=300), []
-    walk = wide._vectors._candidates
-    wide._vectors._candidates = lambda queries, count: found.append(count) or walk(queries, count)
+    walk = HnswIndex.candidates
+
+    def watched(index, queries, count):
+        found.append(count)
+        return walk(index, queries, count)
+
+    monkeypatch.setattr(HnswIndex, "candidates", watched)
     wide.search([base.embeddings[0]], 3)
-    assert found == [min(300, len(base))]
+    assert found == [300]
     with pytest.raises(ValueError, match="ef_search must be at least 1"):
         DenseRetriever(base, bag_of_words, "hnsw", ef_search=0)
 
