@@ -8,7 +8,6 @@ import random
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,13 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def in_a_child(
-    function: Callable[[], Any], limit: int | None = None, kill_after: float | None = None
-) -> Any:
+def in_a_child(function: Callable[[], Any], limit: int | None = None) -> Any:
     """Runs a function in another process; returns what it returned or raised, `None` if it was
     killed.
 
     Args:
         function (`Callable`): Returns what can be pickled.
         limit (`int`, *optional*): No file may become larger, as on a full disk.
-        kill_after (`float`, *optional*): Seconds after which it is killed.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = os.fork()
@@ -86,9 +82,6 @@ def in_a_child(
         sender.send(result)
         os._exit(0)
     sender.close()
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
     try:
         return receiver.recv()
     except EOFError:

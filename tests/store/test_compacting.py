@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
-import threading
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -154,13 +155,16 @@ def test_readers_never_miss_a_file_while_another_process_compacts(full):
             full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
             full.compact(**QUIET)
 
-    writer = threading.Thread(target=in_a_child, args=[compact_again_and_again, None, 4])
+    writer = multiprocessing.get_context("fork").Process(target=compact_again_and_again)
     writer.start()
-    opened = {}
-    while writer.is_alive():
-        store = Datastore(full.path, "compact")
-        opened[store.config.ngrams.file.name] = opened.get(store.config.ngrams.file.name, 0) + 1
-    assert len(opened) == 2 and sum(opened.values()) > 200
+    try:
+        opened = Counter()
+        while len(opened) < 2 or opened.total() < 400:
+            assert writer.is_alive()
+            opened[Datastore(full.path, "compact").config.ngrams.file.name] += 1
+    finally:
+        writer.kill()
+        writer.join()
 
 
 def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):
