@@ -161,7 +161,7 @@ def unnamed(path: Path) -> set[str]:
     if CONFIG not in files:
         return files - {DATABASE}
     config = json.loads((path / CONFIG).read_bytes())
-    return files - {CONFIG, ".lock"} - {entry["name"] for entry in entries(config)}
+    return files - {CONFIG, ".lock", VERIFIED} - {entry["name"] for entry in entries(config)}
 
 
 def read_by(name: str) -> Callable[[Path], dict[str, str]]:
