@@ -17,6 +17,7 @@ from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.folder_config import VERIFIED
 from hf_refspec.store.sessions import DATABASE
 
 from . import stores

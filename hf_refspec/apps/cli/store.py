@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store.datastore import Datastore
+from ...store.datastore_config import StoreConfig
+from ...store.files import DatastoreError
 from ...store.names import load_tokenizer
 from ...store.printable import printable
 from .arguments import add_source, load_corpus, positive
@@ -110,18 +114,29 @@ def _compact(args: Namespace) -> int:
 
 def add_info(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_info)
-    parser.add_argument("store", help="a folder or a Hub id")
+    help = "a folder or a Hub id of a datastore, or the folder of a knowledge base"
+    parser.add_argument("store", help=help)
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
 
 
 def _info(args: Namespace) -> int:
-    store = Datastore.from_pretrained(args.store)
-    _print_info(store)
+    path = Path(args.store)
+    try:
+        base = KnowledgeBaseConfig.read(path)
+    except DatastoreError:
+        store = Datastore.from_pretrained(args.store)
+        _print_info(store)
+        verify, when = store.verify, store.verified
+    else:
+        _print_origin(path, base)
+        embeddings = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
+        print(f"  passages    {base.passages:,}, {base.tokens:,} tokens, {embeddings}")
+        verify, when = partial(base.verify, path), base.verified(path)
     if args.verify:
-        store.verify()
+        verify()
         print("all files are as they were written")
-    elif when := store.verified:
-        print(f"  verified    {when:%Y-%m-%d %H:%M} UTC")
+    else:
+        print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
     return 0
 
 
@@ -141,14 +156,18 @@ def _options(args: Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names}
 
 
-def _print_info(store: Datastore) -> None:
-    config, about = store.config, store.config.source
-    print(store.path)
-    print(f"  corpus      {printable(about.get('corpus') or 'not stated')}")
-    print(f"  licence     {printable(about.get('license') or 'not stated')}")
+def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None:
+    print(path)
+    print(f"  corpus      {printable(config.source.get('corpus') or 'not stated')}")
+    print(f"  licence     {printable(config.source.get('license') or 'not stated')}")
     name, fingerprint = printable(config.tokenizer), printable(config.fingerprint)
-    print(f"  tokenizer   {name}, carried with it, fingerprint {fingerprint}")
+    print(f"  tokenizer   {name}, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
+
+
+def _print_info(store: Datastore) -> None:
+    config = store.config
+    _print_origin(store.path, config)
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
         shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"

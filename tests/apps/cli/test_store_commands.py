@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -179,7 +180,7 @@ def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
     assert run("search", store, "the cat") == 0
     capsys.readouterr()
     assert run("info", store) == 0
-    assert "tokenizer   tokenizer, carried with it, fingerprint" in capsys.readouterr().out
+    assert "tokenizer   tokenizer, fingerprint" in capsys.readouterr().out
     assert run("retokenize", store, "--tokenizer", other_tokenizer, "--out", other) == 0
     assert "corpus      a.py, c.txt" in capsys.readouterr().out
     assert Datastore(other).documents == 2
@@ -217,7 +218,24 @@ def test_info_verifies_all_files(tmp_path, store, capsys, refused):
     content[-1] ^= 1
     file.write_bytes(content)
     assert run("info", damaged) == 0
+    assert "verified    never" in capsys.readouterr().out
     assert file.name in refused("store", "info", damaged, "--verify")
+
+
+def test_info_says_when_a_knowledge_base_was_verified(tmp_path, tokenizer, capsys, refused):
+    base = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base", progress=False)
+    assert run("info", base.path) == 0
+    assert re.search(
+        r"passages +3, \d+ tokens, for BM25\n +verified +never\n", capsys.readouterr().out
+    )
+    assert run("info", base.path, "--verify") == 0
+    assert run("info", base.path) == 0
+    shown = f"verified    {base.verified:%Y-%m-%d %H:%M} UTC"
+    assert shown in capsys.readouterr().out
+    file = base.path / "passages.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    assert file.name in refused("store", "info", base.path, "--verify")
+    assert run("info", base.path) == 0 and "verified    never" in capsys.readouterr().out
 
 
 # --- search
