@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.generation import speculate as speculation
 from hf_refspec.generation.loop import Loop
+from hf_refspec.transformers_names import CACHE_NAME
 
 from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
@@ -135,7 +136,7 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
         return f"{type(plain.output).__name__} and {type(drafted.output).__name__}"
     if not isinstance(plain.output, torch.Tensor):
         # Drafts are verified with a cache even where the model's own configuration has none.
-        if plain.output.keys() | {"past_key_values"} != drafted.output.keys() | {"past_key_values"}:
+        if plain.output.keys() | {CACHE_NAME} != drafted.output.keys() | {CACHE_NAME}:
             return f"{list(plain.output)} and {list(drafted.output)}"
         for name in ("scores", "logits", "hidden_states", "attentions"):
             apart = 0.0 if call.drafting["verification"] == "reproducible" else _CLOSE
