@@ -203,8 +203,11 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            if not self._text.finished:
-                self._begin()
+            if not self._text.finished:  # the initial retrieval fills the cache
+                truth, seconds = self._retrieve(self._count)
+                self._scheduler.search_seconds.record(1, seconds)
+                self._fill_cache([truth])
+                self._take(truth)
             while self._pending or not self._text.finished:
                 stride = self._speculation.stride
                 if stride == "os3":
@@ -219,13 +222,6 @@ class _SpeculativeRequest(_Request):
             if unverified:
                 self._text.roll_back(unverified[0].step)
             raise
-
-    def _begin(self) -> None:
-        """The initial retrieval, which fills the cache."""
-        truth, seconds = self._retrieve(self._count)
-        self._scheduler.search_seconds.record(1, seconds)
-        self._fill_cache([truth])
-        self._take(truth)
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
         if self._candidates is not None:

@@ -33,13 +33,9 @@ class Passages:
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""
-        if passage_id not in self._tokens:
-            tokens = np.asarray(call(self.retriever, "passage", passage_id))
-            self._check(passage_id, tokens)
-            self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
-        return self._tokens[passage_id]
-
-    def _check(self, passage_id: int, tokens: np.ndarray) -> None:
+        if passage_id in self._tokens:
+            return self._tokens[passage_id]
+        tokens = np.asarray(call(self.retriever, "passage", passage_id))
         name = f"{type(self.retriever).__name__}.passage({passage_id})"
         if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
             raise RetrievalError(
@@ -52,6 +48,8 @@ class Passages:
                 f"has {self._vocab_size} tokens. Was the knowledge base built with another "
                 "tokenizer?"
             )
+        self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
+        return self._tokens[passage_id]
 
 
 class PassageLoop:

@@ -64,13 +64,7 @@ class RetrievalStats:
         return {**dataclasses.asdict(self), "steps": self.steps, "gamma": self.gamma}
 
     def __repr__(self) -> str:
-        """What one wants to know first; `to_dict()` has all figures."""
-        return (
-            f"RetrievalStats(steps={self.steps}, searches={self.searches}, "
-            f"speculated={self.speculated}, verified={self.verified}, gamma={self.gamma:.2f})"
-        )
-
-    def __str__(self) -> str:
+        """All figures in a line; `to_dict()` has them as numbers."""
         line = f"{self.steps} steps, {self.retrievals} queries in {self.searches} searches"
         if self.strides:
             line += (

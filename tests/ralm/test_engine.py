@@ -100,9 +100,6 @@ def test_stats_are_cleared_filled_and_printed():
     assert stats.verification_seconds >= 0.04
     assert stats.waiting_seconds > stats.model_seconds
     assert "2 steps, 2 queries in 2 searches" in str(stats)
-    assert (
-        repr(stats) == "RetrievalStats(steps=2, searches=2, speculated=0, verified=0, gamma=0.00)"
-    )
     assert stats.to_dict()["retrievals"] == 2
 
 

@@ -327,7 +327,7 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
         ({"num_beams": 2}, ValueError, "`iterative_ralm` cannot be combined with `num_beams=2`"),
         ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
         ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),
-        ({"past_key_values": DynamicCache()}, ValueError, "`past_key_values` cannot be combined"),
+        ({"past_key_values": DynamicCache()}, ValueError, "`(cache|past_key_values)` cannot"),
         ({"max_new_tokens": 600}, ValueError, "no room for a passage: LlamaForCausalLM takes 512"),
         ({"synced_gpus": True}, ValueError, "`synced_gpus=True`.*`iterative_ralm`"),
         ({"candidate_generator": rs.ReferenceCopy()}, ValueError, "`candidate_generator`"),
