@@ -18,7 +18,7 @@ from .pages import body_of, document, start_page
 from .parsing import Reader, RequestT, parsed, read_body
 from .protocol import ChatRequest, CompletionRequest, TextRequest
 from .served_model import Prepared, ServedModel
-from .stream import EventStream, Stream, whole
+from .stream import EventStream, Stream, unless_left
 
 
 def make_app(
@@ -33,7 +33,7 @@ def make_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     now = int(time.time())
     model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
-    reader, grammars = Reader(), Reader()
+    reader = Reader()
 
     async def answered(
         http: Request,
@@ -45,11 +45,14 @@ def make_app(
             request = parsed(kind, body)
             return request, prepare(request)
 
-        request, prepared = await reader.read(read, await read_body(http, max_body_bytes))
-        if prepared.constraint is not None:
-            prepared = await grammars.read(served.constrained, prepared)
-        stream = Stream(engine, prepared, answer(request))
-        return EventStream(stream) if request.stream else JSONResponse(await whole(http, stream))
+        body = await read_body(http, max_body_bytes)
+
+        async def response() -> Response:
+            request, prepared = await reader.read(read, body)
+            stream = Stream(engine, await served.constrained(prepared), answer(request))
+            return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
+
+        return await unless_left(http, response())
 
     def choices(request: TextRequest) -> tuple[str, int, bool]:
         options = request.stream_options

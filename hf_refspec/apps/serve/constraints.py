@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from ...drafting.grammar.compiled import llguidance
-from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
 from .errors import ApiError
-from .grammar_check import GrammarCheck
 from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
 from .tool_calls import CLOSE, OPEN
 
@@ -41,20 +36,6 @@ class Constraint:
     param: str
     kind: str
     given: Any
-
-    def compiled(self, tokenizer: PreTrainedTokenizerBase, checks: GrammarCheck) -> GrammarDrafts:
-        """The grammar, or an `ApiError`."""
-        try:
-            llguidance()
-            checks.check(self.kind, self.given)
-            arguments: dict[str, Any] = {self.kind: self.given}
-            return GrammarDrafts(tokenizer, **arguments)
-        except ImportError as error:
-            why = "this server was installed without the extra grammar"
-            raise ApiError(400, f"{self.param}: {why}", self.param) from error
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            why = " ".join(str(error).split())[:500]
-            raise ApiError(400, f"{self.param}: {why}", self.param) from error
 
 
 def constraint(request: ChatRequest) -> Constraint | None:

@@ -16,7 +16,7 @@ from ..shared.prompts import check_chat_template
 from .constraints import Constraint, constraint
 from .errors import ApiError
 from .generation import GenerationRequest
-from .grammar_check import GrammarCheck
+from .grammar_compiler import GrammarCompiler
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
 from .sampling import logits_processors, sampling_options
 from .token_bound import TokenBound
@@ -65,10 +65,11 @@ class ServedModel:
             _rows(row, request), lambda: self._format.reader(text, tools, common), constrained
         )
 
-    def constrained(self, prepared: Prepared) -> Prepared:
-        """Compiles what constrains a request, which may take seconds, or raises an `ApiError`."""
-        assert prepared.constraint is not None
-        grammar = prepared.constraint.compiled(self.tokenizer, self._checks)
+    async def constrained(self, prepared: Prepared) -> Prepared:
+        """Compiles what constrains a request, if anything does, or raises an `ApiError`."""
+        if prepared.constraint is None:
+            return prepared
+        grammar = await self._grammars.compiled(prepared.constraint)
         return replace(prepared, rows=[replace(row, grammar=grammar) for row in prepared.rows])
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
@@ -111,8 +112,8 @@ class ServedModel:
             raise ApiError(404, message, "model", "model_not_found")
 
     @cached_property
-    def _checks(self) -> GrammarCheck:
-        return GrammarCheck()
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer)
 
     @cached_property
     def _format(self) -> ToolFormat:

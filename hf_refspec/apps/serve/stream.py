@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -44,9 +44,12 @@ class Stream:
             yield event
 
     async def whole(self) -> dict[str, Any]:
-        """The complete answer."""
-        async for _ in self.events():
-            pass
+        """The complete answer. However it ends, so does the generation."""
+        try:
+            async for _ in self.events():
+                pass
+        finally:
+            self.cancel()
         return self.answer.whole(self._generations)
 
     def cancel(self) -> None:
@@ -81,19 +84,23 @@ class Stream:
             self._generations[row].cancelled = True
 
 
-async def whole(http: Request, stream: Stream) -> dict[str, Any]:
-    """The complete answer; however it ends, or if its client leaves, so does the generation."""
+async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:
+    """Awaits a response, whose work is cancelled when the client leaves."""
+    work = asyncio.create_task(response)
 
     async def client_leaves() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
     leaving = asyncio.create_task(client_leaves())
-    leaving.add_done_callback(lambda _: stream.cancel())
     try:
-        return await stream.whole()
+        await asyncio.wait([work, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        return Response(status_code=499)  # nobody reads it
     finally:
         leaving.cancel()
+        work.cancel()
 
 
 class EventStream(StreamingResponse):

@@ -3,6 +3,7 @@ be compiled is refused, and no client waits for it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import openai
@@ -10,7 +11,9 @@ import pytest
 from running_server import serving
 
 from hf_refspec import GrammarDrafts
-from hf_refspec.apps.serve import grammar_check
+from hf_refspec.apps.serve import grammar_compiler
+from hf_refspec.apps.serve.constraints import Constraint
+from hf_refspec.apps.serve.grammar_compiler import GrammarCompiler
 
 pytest.importorskip("llguidance")
 
@@ -86,15 +89,14 @@ def test_no_call_where_the_client_wants_none(free_server):
     assert answer.choices == same.choices
 
 
-@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(
+    ("seconds", "why"), [(600, "cannot be compiled"), (0, "takes more than 0 s or 4 GiB")]
+)
 def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
-    free_server, plain, byte_llama, monkeypatch, ends
+    free_server, plain, byte_llama, monkeypatch, seconds, why
 ):
     stream = free_server.chat("one", stream=True, max_tokens=60)
-    why = "cannot be compiled"
-    if not ends:
-        monkeypatch.setattr(grammar_check, "_SECONDS", 0)  # its process is ended
-        why = "takes more than 0 s or 4 GiB to compile"
+    monkeypatch.setattr(grammar_compiler, "_SECONDS", seconds)
     hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": HOSTILE}}
     with pytest.raises(openai.BadRequestError, match=why) as refusal:
         free_server.chat("one", response_format=hostile)
@@ -106,14 +108,53 @@ def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
     assert json.loads(answer.choices[0].message.content)
 
 
-def test_a_compiler_that_has_died_is_started_again():
-    check = grammar_check.GrammarCheck()
-    check.check("json_schema", SCHEMA)
-    check._process.kill()
-    check._process.wait()
-    check.check("json_schema", SCHEMA)
-    check._process.kill()
-    check._process.communicate()
+def constrained(schema: dict) -> Constraint:
+    return Constraint("response_format", "json_schema", schema)
+
+
+def test_a_compiler_that_has_died_is_started_again(tokenizer):
+    async def compile_twice() -> None:
+        compiler = GrammarCompiler(tokenizer)
+        assert await compiler.compiled(constrained(SCHEMA))
+        compiler._process.kill()
+        await compiler._process.wait()
+        assert await compiler.compiled(constrained(SCHEMA))
+
+    asyncio.run(compile_twice())
+
+
+def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer, monkeypatch):
+    """No limit of time ends a compilation here, so that only a client that leaves can."""
+    monkeypatch.setattr(grammar_compiler, "_SECONDS", 600)
+    endless = "start: " + " & ".join(f"/(a|b)*a(a|b){{{n}}}/" for n in range(12, 24))
+
+    async def leave() -> None:
+        compiler = GrammarCompiler(tokenizer)
+        assert await compiler.compiled(constrained(SCHEMA))
+        process = compiler._process
+        request = Constraint("response_format", "lark", endless)
+        running, waiting = (asyncio.create_task(compiler.compiled(request)) for _ in range(2))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        running.cancel()
+        assert await compiler.compiled(constrained(SCHEMA))
+        assert running.cancelled() and waiting.cancelled()
+        assert await process.wait() != 0 and compiler._process is not process
+
+    asyncio.run(leave())
+
+
+def test_when_too_many_grammars_wait_the_next_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "_MOST_WAITING", 2)
+
+    async def ask() -> list:
+        compiler = GrammarCompiler(tokenizer)
+        requests = [compiler.compiled(constrained(SCHEMA)) for _ in range(3)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    *compiled, refused = asyncio.run(ask())
+    assert all(isinstance(each, GrammarDrafts) for each in compiled)
+    assert refused.status_code == 429 and "2 grammars wait" in refused.detail
 
 
 def test_a_tools_constants_are_written_as_they_are(free_server):
