@@ -113,7 +113,7 @@ def page(host: Host) -> gr.Blocks:
         shown = [chat, document, message, stop, looking, number, tree]
         racing: dict[str, Any] = {
             "outputs": [state, *shown],
-            # Races wait in the host's line, which knows for how long, each in one of 40 threads.
+            # Races wait in the host's line, each in one of 40 threads.
             "concurrency_limit": 30,
             "concurrency_id": "race",
             "show_progress": "hidden",

@@ -65,7 +65,7 @@ class Race:
         self.steps: list[Step] = []
         self.sources = [type(source).__name__ for source in drafter.drafters]
         self.stopped = False
-        self._drafter = drafter
+        self.drafter = drafter
         call: dict[str, Any] = {**inputs.to(model.device), "max_new_tokens": max_new_tokens}
 
         def decode_plainly() -> None:
@@ -90,7 +90,7 @@ class Race:
         finally:
             for lane in lanes:
                 lane.stop()
-            self._drafter.listener = None
+            self.drafter.listener = None
 
     @property
     def finished(self) -> bool:
@@ -112,7 +112,7 @@ class Race:
         return None if ended and not self.finished else position
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
-        self.steps.append(Step(list(tokens), self._drafter.verified, self._drafter.drafts))
+        self.steps.append(Step(list(tokens), self.drafter.verified, self.drafter.drafts))
         self.drafted.put(tokens, owners)
 
 

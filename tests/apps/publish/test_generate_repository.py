@@ -19,31 +19,6 @@ from hf_refspec.apps.publish.generate_repository import repository
 PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("repository") / "refspec"
-    assert main(["publish", "owner/refspec", "--out", str(path)]) == 0
-    return path
-
-
-@pytest.fixture(autouse=True)
-def modules(tmp_path, monkeypatch):
-    """Where transformers copies remote code, and imports it from."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
-
-
-@pytest.fixture
-def generate(byte_llama, tokenizer, folder):
-    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
-
-    def call(custom: bool = True, **kwargs):
-        if custom:
-            kwargs |= {"custom_generate": str(folder), "trust_remote_code": True}
-        return byte_llama.generate(**inputs, max_new_tokens=40, **kwargs)
-
-    return call
-
-
 def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
     written = repository("owner/refspec")
     requirements = written["custom_generate/requirements.txt"].decode()
@@ -74,6 +49,26 @@ def test_a_wheel_lies_in_the_repository_and_the_card_says_how_to_get_it(wheel, t
         f"\nhf download owner/refspec {wheel.name} --local-dir .\npip install {wheel.name}\n"
         in card
     )
+
+
+def test_references_and_a_datastore_leave_the_ids_plain(
+    byte_llama, tokenizer, tmp_path, monkeypatch
+):
+    modules = str(tmp_path / "modules")  # where transformers copies remote code
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
+    folder = tmp_path / "repository"
+    assert main(["publish", "owner/refspec", "--out", str(folder)]) == 0
+    store = rs.Datastore.build([PROMPT], tokenizer, tmp_path / "store", progress=False)
+    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    call = {**inputs, "max_new_tokens": 40}
+    plain = byte_llama.generate(**call)
+    call |= {"custom_generate": str(folder), "trust_remote_code": True}
+    for given in (
+        {},
+        {"references": PROMPT, "tokenizer": tokenizer},
+        {"datastore": str(store.path)},
+    ):
+        assert byte_llama.generate(**call, **given).equal(plain)
 
 
 def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(

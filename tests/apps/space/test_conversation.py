@@ -25,7 +25,7 @@ def test_drafts_learn_from_the_answers_before(run):
     conversation = Conversation()
     first, again = run("abcabc", conversation), run("abcabc", conversation)
     assert again.drafted.ids == again.plain.ids
-    assert again._drafter is first._drafter  # how much it drafts is for the clock to say
+    assert again.drafter is first.drafter  # how much it drafts is for the clock to say
 
 
 @pytest.mark.parametrize(

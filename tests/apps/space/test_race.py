@@ -75,7 +75,7 @@ def test_a_stopped_race_ends_both_calls_and_the_drafter_can_be_used_again(race, 
     assert 0 < len(new.plain.ids) < 40 and new.first_difference() is None
     assert lane_threads() == 0
     inputs = chat_inputs(host.tokenizer, [user("abcabcabc")])
-    again = finish(Race(host.model, host.tokenizer, inputs, 8, new._drafter))
+    again = finish(Race(host.model, host.tokenizer, inputs, 8, new.drafter))
     assert again.finished and again.drafted.ids == again.plain.ids
 
 
