@@ -163,7 +163,7 @@ def test_a_given_cache_whose_layers_all_keep_a_window_stays_as_it_is(models_by_t
 
 def test_a_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
     cache = StaticCache(config=llama.config, max_cache_len=20)
-    with pytest.raises(ValueError, match="`past_key_values` has room for 20 tokens"):
+    with pytest.raises(ValueError, match="The static cache has room for 20 tokens"):
         generate(llama, Noise(), past_key_values=cache)
     assert int(cache.get_seq_length()) == 20  # a prefix of the text
 

@@ -12,6 +12,7 @@ from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Noise, Prophet
 from transformers import AutoConfig, DynamicCache
 
+from hf_refspec.verification.cache import find_cache
 from hf_refspec.verification.draft_limits import PositionLimits
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
@@ -216,7 +217,7 @@ def test_drafts_end_where_passes_differ_only_past_a_boundary(mistral):
     plain = mistral.generate(random_prompt(5), **OPTIONS)
 
     def disturb(model, args, kwargs, outputs):
-        cache, tokens = outputs.past_key_values, outputs.logits.shape[1]
+        cache, tokens = find_cache(outputs), outputs.logits.shape[1]
         length = 0 if cache is None else cache.get_seq_length()
         if tokens > 1 and length > tokens and length > WINDOW:
             outputs.logits += torch.linspace(0, 3, outputs.logits.shape[-1])

@@ -188,7 +188,7 @@ def test_any_other_exception_of_a_model_is_a_finding(caplog):
     model = small_llama()
 
     def refuse(model, args, kwargs):
-        if kwargs["input_ids"].shape[1] > 1 and kwargs["past_key_values"].get_seq_length() > 0:
+        if kwargs["input_ids"].shape[1] > 1 and cache.find_cache(kwargs).get_seq_length() > 0:
             raise NotImplementedError("one token at a time")
 
     model.register_forward_pre_hook(refuse, with_kwargs=True)
