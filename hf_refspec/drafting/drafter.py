@@ -140,8 +140,11 @@ class Drafter(AssistedDrafter):
 
         Override it where a chain that is grown as one is better than a tree's best path.
         """
+        tree = self.draft(budget)
+        if not isinstance(tree, DraftTree):
+            raise _refused(self, budget, tree)
         # Checked before anything follows its parents.
-        return self.draft(budget).checked(ANY_VOCABULARY).best_chain()
+        return tree.checked(ANY_VOCABULARY).best_chain()
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         """Drafts what may follow the text and a path that another source has drafted, at most
