@@ -41,9 +41,8 @@ def test_half_a_head_is_not_waited_for_however_it_drips(server, monkeypatch, bef
     connection = connected(server, before)
     if before:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-    began = time.monotonic()
     with pytest.raises(ConnectionError):
-        while time.monotonic() - began < 10:
+        while True:
             connection.sendall(b"G")
             time.sleep(0.1)
 

