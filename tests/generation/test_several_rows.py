@@ -333,7 +333,7 @@ def test_ended_rows_draft_nothing_and_leave_the_passes(fresh_llama, attention):
         rows = [rows for rows, _, _ in passes]
         assert rows == sorted(rows, reverse=True) and rows[0] == 4 > rows[-1]
     else:
-        assert passes[0][1] > 4 * (1 + 3) > passes[-1][1]
+        assert passes[0][1] > 3 * (1 + 4) >= passes[-1][1]  # the tokens of three rows at most
 
 
 class Cancelled(Exception):
