@@ -22,6 +22,17 @@ def test_loads_neither_compiled_kernels_nor_retrieval():
     assert run.stdout.strip() == "[]", run.stderr
 
 
+def test_drafting_for_a_call_loads_no_stored_folder_and_few_files():
+    code = (
+        "import sys, hf_refspec.generation.speculate\n"
+        "names = [name for name in sys.modules if name.partition('.')[0] == 'hf_refspec']\n"
+        "print(len(names), [name for name in names if name.startswith('hf_refspec.store')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    count, _, of_stores = run.stdout.strip().partition(" ")
+    assert of_stores == "[]" and int(count) <= 68, run.stdout + run.stderr
+
+
 LATER = """
 import sys, hf_refspec
 assert hf_refspec.is_installed() and "transformers" not in sys.modules

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from transformers.generation import CandidateGenerator
 
-from ..store.datastore import Datastore
 from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source
 from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree, merged
+
+if TYPE_CHECKING:
+    from ..store.datastore import Datastore
 
 # At how many places others go on with a draft, how probable these must be, and how many nodes each
 # may add. More cost time at each draft.

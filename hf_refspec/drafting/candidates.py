@@ -10,8 +10,6 @@ import torch
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
-from ..store.datastore import Datastore
-from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter
 from .observation import Observation
 from .tree import DraftTree
@@ -87,8 +85,9 @@ def as_source(given: Any) -> Drafter | None:
     """The drafter that a datastore or a `CandidateGenerator` is taken as; `None` of others."""
     if isinstance(given, Drafter):
         return given
-    if isinstance(given, Datastore):
-        return DatastoreDrafts(given)
     if isinstance(given, CandidateGenerator):
         return CandidateChain(given)
-    return None
+    from ..store.datastore import Datastore  # imported by whoever has one
+    from .datastore_drafts import DatastoreDrafts
+
+    return DatastoreDrafts(given) if isinstance(given, Datastore) else None

@@ -7,11 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..store.datastore import Datastore
-from ..store.files import DatastoreError
-from ..store.fingerprint import public_name
-from ..store.names import local_tokenizer
-from .datastore_drafts import DatastoreDrafts
+from .drafter import Drafter
 
 logger = logging.getLogger("hf_refspec")
 
@@ -26,8 +22,23 @@ def check_datastores(
     this machine, unless that has the same name. Where there is neither, nothing is compared. None
     is refused: the text is the same, and the user may have extended the stored tokenizer.
     """
+    sources = getattr(given, "drafters", [given])  # of a blend
+    stores = [getattr(source, "store", source) for source in sources]
+    stores = [each for each in stores if each is not None and not isinstance(each, (Drafter, str))]
+    if stores:
+        _compare(stores, model, tokenizer, memo)
+
+
+def _compare(
+    stores: list[Any], model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
+) -> None:
+    from ..store.datastore import Datastore  # imported by whoever has one
+    from ..store.files import DatastoreError
+    from ..store.fingerprint import public_name
+    from ..store.names import local_tokenizer
+
     fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
-    for store in _datastores(given):
+    for store in (each for each in stores if isinstance(each, Datastore)):
         key = ("datastore", store.config.fingerprint, fast is None)
         if key in memo:
             continue
@@ -40,11 +51,3 @@ def check_datastores(
                 store.check_tokenizer(known)
         except DatastoreError as error:
             logger.warning("hardly a draft of this datastore will be accepted: %s", error)
-
-
-def _datastores(given: Any) -> list[Datastore]:
-    """The datastores among the sources of a `candidate_generator`."""
-    if isinstance(given, Datastore):
-        return [given]
-    sources = getattr(given, "drafters", [given])  # of a blend
-    return [source.store for source in sources if isinstance(source, DatastoreDrafts)]

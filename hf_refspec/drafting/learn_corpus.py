@@ -11,10 +11,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..store.build.source import open_source
+from ..index.next_tokens import NextTokens
+from ..store.build.source import Source, open_source
 from ..store.build.windows import windows
-from ..store.fingerprint import public_name, vocabulary_size
-from ..store.recycling_table import ModelTable
+from ..store.fingerprint import vocabulary_size
 from ..text_config import context_length, text_config
 from .top_tokens import top_tokens
 
@@ -25,24 +25,21 @@ _LOGITS = 1 << 26
 
 @torch.no_grad()
 def learn_corpus(
-    table: ModelTable,
+    table: NextTokens,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     documents: Any,
     max_tokens: int | None,
     column: str | None,
     pattern: str,
-    license: str | None,
-    corpus: str | None,
     progress: bool,
-) -> None:
+) -> Source:
     """Enters what a model expects after each token of some documents, see
-    [`~drafting.token_recycling.TokenRecycling.build`]."""
+    [`~drafting.token_recycling.TokenRecycling.build`]; returns where they are from."""
     if max_tokens is not None:
         check_count("max_tokens", max_tokens)
     source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
     vocab_size = text_config(model).vocab_size
-    table.take_vocabulary(vocab_size)
     most = min(context_length(model) or _LONGEST, _LONGEST)
     length, read = max(min(most, _LOGITS // vocab_size), 2), 0
     shown = tqdm(total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress or None)
@@ -59,8 +56,7 @@ def learn_corpus(
                 break
     if len(table) == 0:
         raise ValueError("documents has no text of two tokens or more: nothing is learned")
-    table.model, table.tokenizer = public_name(model), tokenizer
-    table.source = {"corpus": corpus or source.name, "license": license or source.license}
+    return source
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, documents: Any) -> Iterator[np.ndarray]:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..check_count import check_count
+from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
-from ..store.recycling_table import ModelTable
+from ..text_config import text_config
 from .assisted import ANY_VOCABULARY
 from .drafter import NO_PATH, Drafter, Sampling, last_tokens
-from .learn_corpus import learn_corpus
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ..store.recycling_table import RecyclingTable
 
 Mode: TypeAlias = Literal["contexts", "published"]
 
@@ -45,6 +51,16 @@ _UNSURE = 0.5
 # What the prompt's logits may cost, beside the prefill.
 _PROMPT_FRACTION = 0.05
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+
+
+@dataclass
+class _Origin:
+    """Where a table's content is from, as far as it is known."""
+
+    model: str | None = None  # its public name
+    tokenizer: PreTrainedTokenizerBase | None = None  # the model's
+    source: dict[str, Any] = field(default_factory=dict)  # the corpus, for people and for the card
+    path: Path | None = None  # the folder that it was loaded from
 
 
 class TokenRecycling(Drafter):
@@ -87,15 +103,15 @@ class TokenRecycling(Drafter):
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
-        table = ModelTable(top_k, context, max_contexts)
+        table = NextTokens(top_k, context, max_contexts)
         if mode == "published":
-            table = ModelTable(8, 1, max_contexts)
+            table = NextTokens(8, 1, max_contexts)
         self.mode = mode
         self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
-        self._own(table)
+        self._own(table, _Origin())
 
-    def _own(self, table: ModelTable) -> None:
-        self._table = table
+    def _own(self, table: NextTokens, origin: _Origin) -> None:
+        self._table, self._origin = table, origin
         self.top_k = self.observed_top_k = table.top_k
         self._forget_call()
 
@@ -115,10 +131,31 @@ class TokenRecycling(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         if vocab_size != ANY_VOCABULARY:
-            self._table.take_vocabulary(vocab_size)
+            self._take_vocabulary(vocab_size)
         self._forget_call()
         self._text = prompt_ids[-MOST_CONTEXT:].astype(np.int32)
         self._pooling = _pooling(self.sampling)
+
+    def _take_vocabulary(self, vocab_size: int) -> None:
+        """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
+        the table was loaded) if that is below k, or not the vocabulary of the table's model."""
+        table, path = self._table, self._origin.path
+        if table.top_k > vocab_size:
+            raise ValueError(
+                f"top_k is {table.top_k}, but the target model's vocabulary has only {vocab_size} "
+                "tokens"
+            )
+        if len(table) and table.vocab_size not in (None, vocab_size):
+            message = (
+                f"is from a model with a vocabulary of {table.vocab_size} tokens, but the target "
+                f"model's has {vocab_size}; make another one for it"
+            )
+            if path is None:
+                raise ValueError(f"what this TokenRecycling has learned {message}")
+            from ..store.files import DatastoreError
+
+            raise DatastoreError(f"{path} {message}")
+        table.vocab_size = vocab_size
 
     def draft(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=False)
@@ -204,9 +241,15 @@ class TokenRecycling(Drafter):
         Raises:
             ValueError: If there is no token in all documents, or one of them is no document.
         """
+        from ..store.fingerprint import public_name
+        from .learn_corpus import learn_corpus
+
         drafter = cls(top_k, context, max_contexts)
-        read = documents, max_tokens, column, pattern, license, corpus, progress
-        learn_corpus(drafter._table, model, tokenizer, *read)
+        drafter._take_vocabulary(text_config(model).vocab_size)
+        read = documents, max_tokens, column, pattern, progress
+        source = learn_corpus(drafter._table, model, tokenizer, *read)
+        about = {"corpus": corpus or source.name, "license": license or source.license}
+        drafter._origin = _Origin(public_name(model), tokenizer, about)
         return drafter
 
     @classmethod
@@ -232,8 +275,17 @@ class TokenRecycling(Drafter):
             OSError: If there is no such folder or repo, or it cannot be reached.
             DatastoreError: If it is no recycling table, damaged, or made for another tokenizer.
         """
+        from ..store.recycling_table import RecyclingTable
+
+        stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
+        check_count("max_contexts", max_contexts)
+        config = stored.config
+        entries = stored.entries(max_contexts)  # checked before memory is allocated for them
+        table = NextTokens(config.top_k, config.context, max_contexts)
+        table.enter(entries)
+        table.vocab_size = config.vocab_size
         drafter = cls(1, 1, 1)
-        drafter._own(ModelTable.load(repo_or_path, tokenizer, max_contexts, **options))
+        drafter._own(table, _Origin(config.model, tokenizer, config.source, stored.path))
         return drafter
 
     def save_pretrained(
@@ -255,7 +307,35 @@ class TokenRecycling(Drafter):
             ValueError: If nothing is learned yet, or the tokenizer or model is needed.
             OSError: If it cannot be written.
         """
-        self._table.save(path, tokenizer, model)
+        self._save(path, tokenizer, model)
+
+    def _save(
+        self,
+        path: str | os.PathLike,
+        tokenizer: PreTrainedTokenizerBase | None,
+        model: PreTrainedModel | None,
+    ) -> RecyclingTable:
+        from ..store.fingerprint import public_name
+        from ..store.recycling_table import RecyclingTable
+
+        table, origin = self._table, self._origin
+        tokenizer = origin.tokenizer if tokenizer is None else tokenizer
+        name = origin.model if model is None else public_name(model)
+        if tokenizer is None or name is None:
+            missing = "tokenizer" if tokenizer is None else "model"
+            raise ValueError(
+                f"{missing} is not known, as this TokenRecycling was neither built nor loaded; "
+                f"give the target model's {missing}="
+            )
+        vocab_size = table.vocab_size if model is None else text_config(model).vocab_size
+        if table.vocab_size not in (None, vocab_size):
+            raise ValueError(
+                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
+                f"from one with {table.vocab_size}; give the target model"
+            )
+        if len(table) == 0 or table.vocab_size is None:
+            raise ValueError("nothing is learned yet: generate with it, or build() it")
+        return RecyclingTable.write(path, table, tokenizer, name, table.vocab_size, origin.source)
 
     def push_to_hub(
         self,
@@ -277,7 +357,9 @@ class TokenRecycling(Drafter):
             ValueError: As [`~TokenRecycling.save_pretrained`].
             OSError: If the repo cannot be written.
         """
-        return self._table.push(repo_id, tokenizer, model, **options)
+        with TemporaryDirectory() as folder:
+            stored = self._save(Path(folder, "table"), tokenizer, model)
+            return stored.push_to_hub(repo_id, **options)
 
 
 def _pooling(sampling: Sampling | None) -> Pooling:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..check_count import check_count
 from .draft_tree import TreeArrays
 from .recycling import COMMONEST, MOST_CONTEXT, Table, by_age, count_tokens, enter, learn, new_table
 from .recycling_tree import Pooling, recycling_tree
@@ -47,6 +48,11 @@ class NextTokens:
     """
 
     def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
+        check_count("top_k", top_k)
+        check_count("context", context)
+        check_count("max_contexts", max_contexts)
+        if context > MOST_CONTEXT:
+            raise ValueError(f"context must be at most {MOST_CONTEXT} tokens, but is {context}")
         self.top_k = top_k
         self.context = context
         self.max_contexts = max_contexts

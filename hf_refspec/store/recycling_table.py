@@ -14,20 +14,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from huggingface_hub import CommitInfo
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..index.next_tokens import Entries, NextTokens
 from ..index.recycling import MOST_CONTEXT
-from ..text_config import text_config
 from ..version import __version__
-from .files import DatastoreError, FileEntry, read_arrays, write_arrays
-from .fingerprint import public_name
+from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
 from .folder_config import FolderConfig, token_dtype
 from .schema import Named, Range
@@ -73,6 +68,32 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         held = f"contexts={config.contexts:,}, context={config.context}, top_k={config.top_k}"
         return f"RecyclingTable({str(self.path)!r}, {held}, model={config.model!r})"
 
+    @classmethod
+    def write(
+        cls,
+        path: str | os.PathLike,
+        table: NextTokens,
+        tokenizer: PreTrainedTokenizerBase,
+        model: str,
+        vocab_size: int,
+        source: dict[str, Any],
+    ) -> RecyclingTable:
+        """Writes a table with the public name of its model into a new folder, whole or not at
+        all."""
+        entries = table.entries()
+        with new_folder(Path(path)) as folder:
+            RecyclingTableConfig.made_for(
+                tokenizer,
+                model=model,
+                vocab_size=vocab_size,
+                context=table.context,
+                top_k=table.top_k,
+                contexts=len(entries),
+                table_file=write_arrays(folder / "table.safetensors", _stored(entries, vocab_size)),
+                source=source | {"hf_refspec": __version__},
+            ).write(folder)
+        return cls(path, tokenizer)
+
     def entries(self, most: int | None = None) -> Entries:
         """Reads and checks all entries, or only the newest `most`; raises a DatastoreError for a
         token, context, probability or count that is impossible."""
@@ -111,109 +132,6 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     def _check(self, sound: np.bool_, reason: str) -> None:
         if not sound:  # NaN neither
             raise self._damaged(self.config.table_file, reason)
-
-
-class ModelTable(NextTokens):
-    """A recycling table in memory, with its model and tokenizer."""
-
-    def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
-        check_count("top_k", top_k)
-        check_count("context", context)
-        check_count("max_contexts", max_contexts)
-        if context > MOST_CONTEXT:
-            raise ValueError(f"context must be at most {MOST_CONTEXT} tokens, but is {context}")
-        super().__init__(top_k, context, max_contexts)
-        self.model: str | None = None  # its public name, if known
-        self.tokenizer: PreTrainedTokenizerBase | None = None  # the model's, likewise
-        self.source: dict[str, Any] = {}  # the corpus, for people and for the card
-        self.path: Path | None = None  # the folder that it was loaded from
-
-    @classmethod
-    def load(
-        cls,
-        repo_or_path: str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase,
-        max_contexts: int,
-        **options: Any,
-    ) -> ModelTable:
-        """Loads the newest `max_contexts` of a table from a folder or the Hub; raises as
-        [`RecyclingTable`]."""
-        stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
-        check_count("max_contexts", max_contexts)
-        entries = stored.entries(max_contexts)  # checked before memory is allocated for them
-        table = cls(stored.config.top_k, stored.config.context, max_contexts)
-        table.enter(entries)
-        table.vocab_size, table.model = stored.config.vocab_size, stored.config.model
-        table.tokenizer, table.source, table.path = tokenizer, stored.config.source, stored.path
-        return table
-
-    def take_vocabulary(self, vocab_size: int) -> None:
-        """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
-        it was loaded) if that is below k, or not the vocabulary of the table's model."""
-        if self.top_k > vocab_size:
-            raise ValueError(
-                f"top_k is {self.top_k}, but the target model's vocabulary has only {vocab_size} "
-                "tokens"
-            )
-        if len(self) and self.vocab_size not in (None, vocab_size):
-            message = (
-                f"is from a model with a vocabulary of {self.vocab_size} tokens, but the target "
-                f"model's has {vocab_size}; make another one for it"
-            )
-            if self.path is not None:
-                raise DatastoreError(f"{self.path} {message}")
-            raise ValueError(f"what this TokenRecycling has learned {message}")
-        self.vocab_size = vocab_size
-
-    def save(
-        self,
-        path: str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase | None,
-        model: PreTrainedModel | None,
-    ) -> RecyclingTable:
-        """Writes it into a new folder, whole or not at all."""
-        tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        name = self.model if model is None else public_name(model)
-        if tokenizer is None or name is None:
-            missing = "tokenizer" if tokenizer is None else "model"
-            raise ValueError(
-                f"{missing} is not known, as this TokenRecycling was neither built nor loaded; "
-                f"give the target model's {missing}="
-            )
-        vocab_size = self.vocab_size if model is None else text_config(model).vocab_size
-        if self.vocab_size not in (None, vocab_size):
-            raise ValueError(
-                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
-                f"from one with {self.vocab_size}; give the target model"
-            )
-        if len(self) == 0 or self.vocab_size is None:
-            raise ValueError("nothing is learned yet: generate with it, or build() it")
-        entries = self.entries()
-        with new_folder(Path(path)) as folder:
-            arrays = _stored(entries, self.vocab_size)
-            RecyclingTableConfig.made_for(
-                tokenizer,
-                model=name,
-                vocab_size=self.vocab_size,
-                context=self.context,
-                top_k=self.top_k,
-                contexts=len(entries),
-                table_file=write_arrays(folder / "table.safetensors", arrays),
-                source=self.source | {"hf_refspec": __version__},
-            ).write(folder)
-        return RecyclingTable(path, tokenizer)
-
-    def push(
-        self,
-        repo_id: str,
-        tokenizer: PreTrainedTokenizerBase | None,
-        model: PreTrainedModel | None,
-        **options: Any,
-    ) -> CommitInfo:
-        """Publishes it as a dataset repo."""
-        with TemporaryDirectory() as folder:
-            stored = self.save(Path(folder, "table"), tokenizer, model)
-            return stored.push_to_hub(repo_id, **options)
 
 
 def _stored(entries: Entries, vocab_size: int) -> dict[str, np.ndarray]:

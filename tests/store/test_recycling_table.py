@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 import hf_refspec as rs
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.next_tokens import Entries
+from hf_refspec.index.next_tokens import Entries, NextTokens
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
 from hf_refspec.store.folder_config import token_dtype
-from hf_refspec.store.recycling_table import ModelTable, RecyclingTable
+from hf_refspec.store.recycling_table import RecyclingTable
 
 REPO = "owner/table"
 TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
@@ -188,11 +188,10 @@ def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
 def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, tokenizer):
     tokens, probs = np.full((1, 257), 5, np.int32), np.full((1, 257), 0.5, np.float32)
     entries = Entries(np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32))
-    table = ModelTable(257, 3, 1)
+    table = NextTokens(257, 3, 1)
     table.enter(entries)
-    table.vocab_size, table.model = len(tokenizer), "m"
     with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
-        table.save(tmp_path / "table", tokenizer, None)
+        RecyclingTable.write(tmp_path / "table", table, tokenizer, "m", len(tokenizer), {})
     assert not (tmp_path / "table").exists()
 
 
