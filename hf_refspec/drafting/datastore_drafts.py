@@ -18,6 +18,9 @@ from .observation import Observation
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}
+# How far a draft goes; where the longest match leaves no choice, a mixed tree goes up to 3 times as
+# far.
+CONTINUATION_LENGTH = 10
 
 
 class DatastoreDrafts(Drafter):
@@ -33,30 +36,23 @@ class DatastoreDrafts(Drafter):
         max_match (`int`, *optional*, defaults to 16):
             How many last tokens may match, 128 at most. (The compact form has its own, smaller
             number.)
-        min_match (`int`, *optional*):
-            How many last tokens must match; by default 1, and 2 for `mode="rest"`.
-        max_continuations (`int`, *optional*):
-            How many places are read: about 1000 by default, a fair sample of all that match; for
-            `mode="rest"` the first 5000 of each shard.
-        continuation_length (`int`, *optional*, defaults to 10):
-            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes
-            up to 3 times as far.
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3), with the settings of its authors' code: the longest suffix of
-            the text that occurs in the datastore, of two tokens at least, the trie of what followed
-            its first places, its most frequent nodes. `"mixed"` lets shorter matches
-            that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
-            match that is rare makes a poor tree. The compact form has mixed trees only; to look
-            them up is the algorithm of CREST.
+            the text that occurs in the datastore, of two tokens at least, the trie of the 10 tokens
+            that followed its first 5000 places in each shard, its most frequent nodes. `"mixed"`
+            lets shorter matches that are more frequent vote as well, and reads about 1000 places, a
+            fair sample, see [`~index.mixed_trie.mixed_tree`]: a long match that is rare makes a
+            poor tree. The compact form has mixed trees only; to look them up is the algorithm of
+            CREST.
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
         DatastoreError: if a file of the datastore is damaged, as far as its header tells.
-        ValueError: if a number is less than 1, `max_match` is more than 128, `max_match` (or the
-            longest n-gram of a compact form) less than `min_match`, or there is no such `mode` (in
-            this form). `begin` raises a DatastoreError if the datastore's tokens are outside of the
-            target's vocabulary, and `draft` if its files do not belong together.
+        ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
+            is no such `mode` (in this form). `begin` raises a DatastoreError if the datastore's
+            tokens are outside of the target's vocabulary, and `draft` if its files do not belong
+            together.
     """
 
     _shown = (*Drafter._shown, Datastore)
@@ -65,9 +61,6 @@ class DatastoreDrafts(Drafter):
         self,
         store: Datastore,
         max_match: int = 16,
-        min_match: int | None = None,
-        max_continuations: int | None = None,
-        continuation_length: int = 10,
         mode: Mode = "mixed",
     ) -> None:
         if not isinstance(store, Datastore):
@@ -79,28 +72,14 @@ class DatastoreDrafts(Drafter):
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
         if mode == "rest" and store.form == "compact":
             raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
-        if max_continuations is None:
-            max_continuations = CONTINUATIONS[mode]
-        if min_match is None:
-            min_match = _MIN_MATCH[mode]
         check_count("max_match", max_match)
-        check_count("min_match", min_match)
-        check_count("max_continuations", max_continuations)
-        check_count("continuation_length", continuation_length)
         if max_match > DEPTH:
             raise ValueError(f"max_match must be at most {DEPTH}, but is {max_match}")
-        if max_match < min_match:
-            raise ValueError(f"max_match is {max_match}, less than min_match, {min_match}")
-        if store.ngrams is not None and store.ngrams.max_ngram < min_match:
-            raise ValueError(
-                f"min_match is {min_match}, but the n-grams of this compact form have at most "
-                f"{store.ngrams.max_ngram} tokens"
-            )
+        self.min_match = _MIN_MATCH[mode]
+        if max_match < self.min_match:
+            raise ValueError(f'max_match must be at least 2 for mode="rest", but is {max_match}')
         self.store = store
         self.max_match = max_match
-        self.min_match = min_match
-        self.max_continuations = max_continuations
-        self.continuation_length = continuation_length
         self.mode = mode
         self._context = np.empty(0, dtype=np.int32)
 
@@ -132,7 +111,7 @@ class DatastoreDrafts(Drafter):
             if self.store.ngrams is not None:
                 return DraftTree(*self.store.ngrams.tree(context, self.min_match, budget))
             tree = rest_tree if self.mode == "rest" else mixed_tree
-            limits = (budget, self.max_continuations, self.continuation_length)
+            limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
 
     def _context_after(self, tokens: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -13,7 +13,9 @@ from datastores import write_store
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
+from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
 from hf_refspec.drafting.observation import Observation
+from hf_refspec.store.compact import CONTINUATIONS
 from hf_refspec.store.files import write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
 
@@ -86,26 +88,11 @@ def test_max_match_is_how_many_last_tokens_count(store, mode):
         assert tree.probs.tolist() == expected.probs.tolist()
 
 
-@pytest.mark.parametrize("mode", ["rest", "mixed"])
-def test_min_match_is_how_many_last_tokens_must_match(store, mode):
-    assert len(draft(DatastoreDrafts(store, min_match=2, mode=mode), [9, 30])) == 0
-    assert len(draft(DatastoreDrafts(store, min_match=1, mode=mode), [9, 30])) == 2
-    assert len(draft(DatastoreDrafts(store, min_match=3, mode=mode), [1, 2, 3])) == 6
-
-
-def test_continuation_length_is_how_far_a_draft_goes(store):
-    drafter = DatastoreDrafts(store, continuation_length=2, mode="rest")
-    assert draft(drafter, [1, 2, 3]).depths().max() == 2
-    mixed = DatastoreDrafts(store, continuation_length=1)
-    assert draft(mixed, [1, 2, 3]).depths().max() == 3  # the longest match leaves no choice
-
-
 def test_rest_has_the_settings_of_its_authors(store):
     rest = DatastoreDrafts(store, mode="rest")
-    assert (rest.max_continuations, rest.min_match, rest.max_match) == (5000, 2, 16)
     assert len(draft(rest, [9, 30])) == 0  # one token matches
-    assert DatastoreDrafts(store).max_continuations == 1000
-    assert DatastoreDrafts(store, max_continuations=7, mode="rest").max_continuations == 7
+    assert len(draft(DatastoreDrafts(store), [9, 30])) == 2
+    assert (CONTINUATIONS["rest"], rest.max_match, CONTINUATION_LENGTH) == (5000, 16, 10)
 
 
 @pytest.mark.parametrize("mode", ["rest", "mixed"])
@@ -164,12 +151,7 @@ def test_a_pickled_drafter_does_not_carry_the_tokens(tmp_path):
         ({"max_match": 0}, ValueError, "max_match must be at least 1, but is 0"),
         ({"max_match": 2.0}, TypeError, "max_match must be an int, but is 2.0"),
         ({"max_match": None}, TypeError, "max_match must be an int, but is None"),
-        ({"min_match": 0}, ValueError, "min_match must be at least 1, but is 0"),
-        ({"min_match": True}, TypeError, "min_match must be an int, but is True"),
-        ({"min_match": 17}, ValueError, "max_match is 16, less than min_match, 17"),
-        ({"max_continuations": 0}, ValueError, "max_continuations must be at least 1, but is 0"),
-        ({"max_continuations": "all"}, TypeError, "max_continuations must be an int"),
-        ({"continuation_length": -1}, ValueError, "continuation_length must be at least 1"),
+        ({"max_match": 1, "mode": "rest"}, ValueError, "max_match must be at least 2 for"),
         ({"mode": "crest"}, ValueError, "mode must be one of .*'mixed', 'rest'.* is 'crest'"),
     ],
 )

@@ -86,6 +86,12 @@ class Memory:
     """
 
     view: View  # the present sessions; it is replaced, never changed
+    _text: TokenBuffer
+    _oldest: int  # the first session that is remembered
+    # Of each session in the text: its id in the database, where it ends, its prompt's length.
+    _ids: array[int]
+    _ends: array[int]
+    _prompt_lengths: array[int]
 
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
@@ -196,7 +202,6 @@ class Memory:
 
     def _forget_all(self) -> None:
         self._text, self._oldest = TokenBuffer(), 0
-        # Of each session in the text: its id in the database, where it ends, its prompt's length.
         self._ids, self._ends, self._prompt_lengths = array("q"), array("i"), array("i")
 
     def _publish(self) -> None:
