@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from .attachment import Attachment, attachment_of
+from .version import untested_transformers
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
     from transformers import PreTrainedModel
+
+logger = logging.getLogger("hf_refspec")
 
 # Where transformers has `generate`. It takes seconds to import, which `import hf_refspec` must not.
 _MODULE = "transformers.generation.utils"
@@ -121,11 +125,44 @@ def _speculative(generate: Any) -> Any:
         call = signature.bind(self, *args, **kwargs).arguments
         named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
         named |= call.get("kwargs", {})
+        if (why := untested_transformers()) is not None:
+            return _untested(generate, self, named, attachment, why)
         if attachment is not None:
             return _attached(generate, self, named, attachment)
         return generate(self, **_prepared(self, named))
 
     return generate_speculatively
+
+
+def _untested(
+    generate: Any,
+    model: PreTrainedModel,
+    kwargs: dict[str, Any],
+    attachment: Attachment | None,
+    why: str,
+) -> Any:
+    """A call under a transformers that this package was not tried with: plain decoding, which is
+    right with any. A loop that retrieves, and reproducible bits, are refused."""
+    custom_generate = kwargs.get("custom_generate")
+    retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
+    if retrieves or kwargs.get("verification") == "reproducible":
+        raise RuntimeError(f"{why}.")
+    options = {**getattr(custom_generate, "keywords", {}), **kwargs}
+    if attachment is not None:
+        attachment.log_plain_call(why)
+    elif (drafter := options.get("candidate_generator")) is not None:
+        from .drafting.stats import SpeculationStats
+
+        _log_once(why)
+        if isinstance(getattr(drafter, "stats", None), SpeculationStats):
+            drafter.stats = SpeculationStats(reason=why)
+    dropped = {*OPTIONS, "custom_generate"}
+    return generate(model, **{n: value for n, value in kwargs.items() if n not in dropped})
+
+
+@functools.cache
+def _log_once(why: str) -> None:
+    logger.warning("generate() decodes plainly, with the same text and no speed-up: %s.", why)
 
 
 def _attached(

@@ -1,8 +1,8 @@
 """Every name of transformers that is private, or that differs between the supported versions.
 
-Nothing else in the package mentions one, nor a version: whoever tries a new release of
-transformers compares it with this file. `import hf_refspec` must not load it, for transformers
-takes seconds to import.
+Nothing else in the package mentions one: whoever tries a new release compares it with this file.
+`version.py` holds the range of releases. `import hf_refspec` must not load this file, because
+transformers takes seconds to import.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import transformers
 from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
-from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
-from .version import __version__
+from .version import untested_transformers
 
-# The minor releases that the tests pass with. setup.cfg has the same bounds.
-OLDEST, NEWEST = (5, 20), (5, 24)
+try:
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+    from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
+    from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+except ImportError as error:
+    raise ImportError(untested_transformers() or str(error)) from error
 
 # Arguments that `generate` drops on its way to a callable.
 DROPPED_ARGUMENTS = ("streamer", "synced_gpus", "tokenizer")
@@ -50,20 +50,6 @@ _GENERATION = "transformers.generation.utils"
 # Methods of generation that this package replaces, and those that it calls for several tokens.
 _LOOP = ("_sample", "_has_unfinished_sequences")
 _STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-
-
-def untested_version() -> str | None:
-    """Why nothing is drafted with the installed transformers; `None` if it was tested."""
-    release = transformers.__version__
-    minor = tuple(int(part) for part in release.split(".")[:2])
-    if OLDEST <= minor <= NEWEST:
-        return None
-    oldest, newest = (f"{major}.{number}" for major, number in (OLDEST, NEWEST))
-    return (
-        f"hf_refspec {__version__} was tried with transformers {oldest} to {newest}; this is "
-        f"{release}. Install one of them, pip install 'transformers=={newest}.*', or a newer "
-        "hf_refspec"
-    )
 
 
 def cache_name(values: Mapping[str, Any]) -> str:
@@ -156,10 +142,9 @@ def keeps_state_in_modules(model: PreTrainedModel) -> bool:
     return bool(model._is_stateful)
 
 
-def attention_implementation(model: PreTrainedModel) -> str:
-    """ "sdpa", "eager", "flash_attention_2", ..."""
-    name: str = model.config._attn_implementation
-    return name
+def attention_implementation(model: PreTrainedModel) -> str | None:
+    """The name of the model's attention, as "sdpa"; `None` where its configuration has none."""
+    return getattr(model.config, "_attn_implementation", None)
 
 
 def experts_implementation(config: Any) -> str | None:

@@ -54,6 +54,9 @@ class SpeculationStats:
         learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
         sources (`list[SourceStats]`): Of a blend, each of its sources.
+        verification (`str`): How drafts were verified, `"tree"`, `"chain"` or `"reproducible"`;
+            `"none"` where the call decoded plainly.
+        reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
     """
 
     forward_passes: int = 0
@@ -69,6 +72,8 @@ class SpeculationStats:
     learning_seconds: float = 0.0
     other_seconds: float = 0.0
     sources: list[SourceStats] = field(default_factory=list)
+    verification: str = "none"
+    reason: str | None = None
 
     @property
     def mat(self) -> float:
@@ -106,14 +111,16 @@ class SpeculationStats:
     def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
         """Adds another call's counts and times."""
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
-        lists = ("accepted_lengths", "sources")
-        for name in (f.name for f in dataclasses.fields(self) if f.name not in lists):
+        others = ("accepted_lengths", "sources", "verification", "reason")
+        for name in (f.name for f in dataclasses.fields(self) if f.name not in others):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_lengths = [mine + theirs for mine, theirs in lengths]
         self.sources = [
             mine + theirs if mine and theirs else mine or theirs
             for mine, theirs in zip_longest(self.sources, other.sources)
         ]
+        # Of the last call.
+        self.verification, self.reason = other.verification, other.reason
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,6 +148,6 @@ class SpeculationStats:
         line += f", {total:.1f} s"
         parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
         line += ": " + ", ".join(parts) if parts else ""
-        return line + (
-            f"; {self.probe_passes} passes probed the model" if self.probe_passes else ""
-        )
+        if self.probe_passes:
+            line += f"; {self.probe_passes} passes probed the model"
+        return line + (f"; nothing drafted: {self.reason}" if self.reason else "")

@@ -41,6 +41,7 @@ class Loop:
     ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
+    offered: bool = False  # whether any draft had a node, verified or not
     # Inputs of the output layer in the prompts, see `Verifier.prompt_states`.
     _states: list[torch.Tensor] = field(default_factory=list)
 
@@ -125,6 +126,7 @@ class Loop:
         with self._timed("drafting_seconds") as drafting_seconds:
             for i, row in enumerate(rows):
                 row.draft = self._draft(i, row)
+                self.offered = self.offered or len(row.draft) > 0
             paying = self.budget.trim(rows, drafting_seconds())
             for row, verified in zip(rows, self.ranks.agree(paying), strict=True):
                 row.verified = verified

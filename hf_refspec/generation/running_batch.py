@@ -29,6 +29,7 @@ from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
+from ..version import untested_transformers
 from .budget import make_budget
 from .default_rows import default_rows
 from .interruptible import Interrupted, Interruptible
@@ -67,6 +68,7 @@ class RunningBatch:
     Raises:
         TypeError: If an option has the wrong type.
         ValueError: If an option has a value that it cannot have.
+        RuntimeError: If this package was not tried with the installed transformers.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class RunningBatch:
         prefix_tokens: int = 4096,
         max_draft_tokens: int | Literal["auto"] = "auto",
     ) -> None:
+        if (why := untested_transformers()) is not None:
+            raise RuntimeError(f"{why}.")
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
         max_rows = default_rows(model) if max_rows is None else max_rows

@@ -165,7 +165,7 @@ class _Call:
         sampling = Sampling.of(config)
         with drafter.sessions(prompts, vocab_size, sampling) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
-            verifier, found = select_verifier(
+            verifier, why = select_verifier(
                 model,
                 verification,
                 len(rows),
@@ -178,7 +178,7 @@ class _Call:
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
-                return self._decode_plainly(drafters, found)
+                return self._decode_plainly(drafters, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
             loop = Loop(
                 verifier,
@@ -193,7 +193,10 @@ class _Call:
             )
             for row, each in zip(rows, drafters, strict=True):
                 row.drafter = each
+            drafter.stats.verification = verifier.name
             output = self._run(loop, rows, criteria)
+            if not drafter.stats.drafted:
+                drafter.stats.reason = self._why_undrafted(loop, drafters)
         if self.streamer is not None:
             self.streamer.end()
         return output
@@ -224,15 +227,27 @@ class _Call:
             return ids
         return decoder_output(ids, verifier.cache, rows[0].scores, rows[0].logits)
 
-    def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
+    @staticmethod
+    def _why_undrafted(loop: Loop, drafters: list[Drafter]) -> str:
+        """Why a call that could have verified drafts has verified none."""
+        if loop.budget.most == 0:
+            return "`max_draft_tokens=0`"
+        if all(drafter.waits for drafter in drafters):
+            return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
+        if loop.reach.refused:
+            return f"trees were found inexact past a length of the text ({loop.reach.refused})"
+        if not loop.offered:
+            return "the drafter found nothing to draft"
+        return "no draft was expected to pay for its verification; `max_draft_tokens` verifies any"
+
+    def _decode_plainly(self, drafters: list[Drafter], why: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
         logger.warning(
-            "%s returns other logits for several tokens in one pass than for one after another, so "
-            "that no draft can be verified: decoding plainly, with the same result and no speed-up "
-            "(%s).",
+            "%s decodes plainly, with the same text and no speed-up: %s.",
             type(self.model).__name__,
-            found,
+            why,
         )
+        drafters[0].stats.reason = why
         kwargs = self.model_kwargs
         if self.adds_cache:
             self.generation_config.use_cache = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
@@ -27,6 +27,12 @@ from .verifier import Verifier
 _REPRODUCIBLE = (ReproducibleVerifier,)
 _STATIC = (StaticVerifier,)
 _DYNAMIC = PackedVerifier, TreeVerifier, ChainVerifier, RecurrentVerifier
+
+
+_CHECKPOINTING = (
+    "gradient checkpointing is at work, which drops the cache: call "
+    "`model.gradient_checkpointing_disable()` or `model.eval()`"
+)
 
 
 class RefusedCallError(ValueError):
@@ -53,9 +59,9 @@ def select_verifier(
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly. And what the probes have found.
+        decode plainly. And why that is so.
     """
-    findings = []
+    findings: dict[str, Finding] = {}
     reproducible = requested == ReproducibleVerifier.name
     is_static = isinstance(find_cache(model_kwargs), StaticCache)
     kinds: tuple[type[Verifier], ...] = _STATIC if is_static else _DYNAMIC
@@ -80,16 +86,36 @@ def select_verifier(
             verifier = kind(model, generation_config, model_kwargs)
             verifier.probed = not untried
             return verifier, ""
-        findings.append(f"{kind.name}: {finding}")
-    found = "; ".join(findings) or "no verifier supports its cache"
+        findings[kind.name] = finding
+    why = _why_plain(findings, rows, find_cache(model_kwargs))
     if requested != "auto":
         several = f" with {rows} rows" if rows > 1 else ""
         raise RefusedCallError(
             f"`verification={requested!r}` is not exact on {type(model).__name__}{several} with "
-            f"this cache and attention implementation ({found}). Pass `verification='auto'` to let "
+            f"this cache and attention implementation ({why}). Pass `verification='auto'` to let "
             "the model decide."
         )
-    return None, found
+    return None, why
+
+
+def _why_plain(findings: dict[str, Finding], rows: int, cache: Cache | None) -> str:
+    """Why a call decodes plainly, by what the probe has found of each verifier, and what to do."""
+    failures = {finding.failure for finding in findings.values()}
+    if len(failures) == 1 and (failure := failures.pop()) is not None:
+        return failure
+    if findings:
+        found = "; ".join(f"{name}: {finding}" for name, finding in findings.items())
+        return f"several tokens in one pass have other logits than one after another ({found})"
+    if cache is None:
+        return "it keeps its cache in a form of its own, which drafts cannot be taken out of"
+    if isinstance(cache, StaticCache):
+        return "no verifier supports the layers of its static cache: pass a `DynamicCache`"
+    if rows > 1:
+        return (
+            f"its attention or cache does not let {rows} rows be verified together: pass one "
+            "prompt at a time"
+        )
+    return f"no verifier supports its {type(cache).__name__}"
 
 
 def known_finding(
@@ -104,7 +130,7 @@ def known_finding(
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
     model as it is now is probed once, in passes that `stats` count."""
     if drops_cache(model):
-        return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
+        return Finding(False, failure=_CHECKPOINTING)
     if kind.same_bits and _routes_by_token(model):
         failure = (
             "its experts run over as many tokens as choose them, which drafts change; load it with "

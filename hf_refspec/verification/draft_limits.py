@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from ..drafting.stats import SpeculationStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
+from .probe import Finding
 from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")
@@ -46,17 +47,17 @@ class DraftLimits:
         self._call, self._stats = (kind, model, rows, model_kwargs), stats
         self._positions = PositionLimits.of(config)
         self._boundaries = ([] if probed else [0]) + boundaries(config)
-        self._refused = False  # at the next of them
+        self.refused: Finding | None = None  # what was found at the next of them
 
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each."""
-        while not self._refused and self._boundaries and length >= self._boundaries[0]:
+        while self.refused is None and self._boundaries and length >= self._boundaries[0]:
             boundary = self._boundaries[0] or None
             finding = known_finding(*self._call, boundary=boundary, stats=self._stats)
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
                 continue
-            self._refused = True
+            self.refused = finding
             if self._boundaries[0] == 0:
                 logger.warning(
                     "Trees of drafts cannot be verified on %s: this call decodes plainly, and the "

@@ -25,7 +25,12 @@ from torch import nn
 from transformers import DynamicLayer, PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from ..transformers_names import USUAL_ARGUMENTS, has_compiled_call
+from ..transformers_names import (
+    USUAL_ARGUMENTS,
+    attention_implementation,
+    belongs_to_caller,
+    has_compiled_call,
+)
 from .block_attention import BlockPass, RowPass
 from .cache import Entries, LayerEntries, Pass, find_cache
 from .row_blocks import RowBlocks, RowEntries
@@ -189,9 +194,9 @@ class PackedVerifier(TreeVerifier):
         pass, which does not know rows by their number, and a cache that nobody gave, see also
         [`TreeVerifier`]."""
         return (
-            getattr(model.config, "_attn_implementation", None) == "sdpa"
+            attention_implementation(model) == "sdpa"
             and type(model).forward.__module__.startswith("transformers.")
-            and not getattr(find_cache(model_kwargs), "_is_user_defined", False)
+            and not belongs_to_caller(find_cache(model_kwargs))
             and model_kwargs.keys() <= USUAL_ARGUMENTS
             and not has_compiled_call(model)
             and super().supports(model, model_kwargs)

@@ -42,6 +42,9 @@ _LOWEST_ID = 1000
 _TEXTS = 3
 
 
+_DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
+
+
 @dataclass(frozen=True)
 class Finding:
     """The result of a probe, as distances relative to the spread of the logits."""
@@ -107,7 +110,7 @@ def _found(
         finding = Finding(False, failure=f"it raised {error!r}")
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in model.modules()):
-        finding = Finding(False, failure="dropout is at work, no two passes agree")
+        finding = Finding(False, failure=_DROPOUT)
     finding = replace(finding, passes=texts.passes)
     if not finding.exact:  # an exact model draws none, and other threads may have done so
         set_random_state(device, before)

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, StaticCache
 
 from ..text_config import attention_windows, text_config
+from ..transformers_names import belongs_to_caller
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
 from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
@@ -185,4 +186,4 @@ def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
     keep a window."""
     window = getattr(config, "sliding_window", None)
     windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
-    return not windows or not getattr(cache, "_is_user_defined", False)
+    return not windows or not belongs_to_caller(cache)

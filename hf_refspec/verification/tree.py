@@ -230,7 +230,7 @@ def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     return (
         model_kwargs.get("position_ids") is not None
         and (mask is None or mask.ndim == 2)
-        and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
+        and attention_implementation(model) in ("sdpa", "eager")
         and not caches_images(config, model_kwargs)
         and not length_dependent_rope(config)
     )
