@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .drafting.stats import SpeculationStats as SpeculationStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
+    from .generation.check import ModelCheck as ModelCheck
+    from .generation.check import check as check
     from .generation.running_batch import RunningBatch as RunningBatch
     from .generation.speculate import speculate as speculate
     from .generation.warmup import warmup as warmup
@@ -61,6 +63,7 @@ _MODULES = {
     "drafting.stats": ["SpeculationStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
+    "generation.check": ["ModelCheck", "check"],
     "generation.running_batch": ["RunningBatch"],
     "generation.speculate": ["speculate"],
     "generation.warmup": ["warmup"],

@@ -54,8 +54,8 @@ class SpeculationStats:
         learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
         sources (`list[SourceStats]`): Of a blend, each of its sources.
-        verification (`str`): How drafts were verified, `"tree"`, `"chain"` or `"reproducible"`;
-            `"none"` where the call decoded plainly.
+        verification (`str`): How drafts were verified: `"tree"`, `"packed"` (trees of several
+            rows), `"chain"` or `"reproducible"`; `"none"` where the call decoded plainly.
         reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
     """
 
@@ -119,8 +119,6 @@ class SpeculationStats:
             mine + theirs if mine and theirs else mine or theirs
             for mine, theirs in zip_longest(self.sources, other.sources)
         ]
-        # Of the last call.
-        self.verification, self.reason = other.verification, other.reason
         return self
 
     def to_dict(self) -> dict[str, Any]:

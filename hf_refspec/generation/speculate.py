@@ -232,10 +232,13 @@ class _Call:
         """Why a call that could have verified drafts has verified none."""
         if loop.budget.most == 0:
             return "`max_draft_tokens=0`"
-        if all(drafter.waits for drafter in drafters):
+        if all(drafter.awaiting_kernels for drafter in drafters):
             return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
-        if loop.reach.refused:
-            return f"trees were found inexact past a length of the text ({loop.reach.refused})"
+        if (finding := loop.limits.refused) is not None:
+            return (
+                finding.failure
+                or f"drafts were found inexact at the length of the text ({finding})"
+            )
         if not loop.offered:
             return "the drafter found nothing to draft"
         return "no draft was expected to pay for its verification; `max_draft_tokens` verifies any"

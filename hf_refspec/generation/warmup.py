@@ -51,7 +51,7 @@ def warmup(
     if model is None:
         return
     # With CUDA graphs the third pass of each width is the first that is as fast as all later ones.
-    drafter = _AllWidths(WIDTHS if model.device.type != "cuda" else 3 * WIDTHS)
+    drafter = AllWidths(WIDTHS if model.device.type != "cuda" else 3 * WIDTHS)
     others = {name: value for name, value in options.items() if name != "max_new_tokens"}
     model.generate(
         **{"cache_implementation": "static", "do_sample": False, **others},
@@ -60,13 +60,13 @@ def warmup(
         max_length=max(max_length, _SHORTEST),
         max_new_tokens=None,
         eos_token_id=None,
-        stopping_criteria=[_WhenAllHaveRun(drafter)],
+        stopping_criteria=[WhenAllHaveRun(drafter)],
         candidate_generator=drafter,
         max_draft_tokens=WIDTHS[-1] - 1,
     )
 
 
-class _AllWidths(Drafter):
+class AllWidths(Drafter):
     """Drafts as many nodes as each width takes, one after another, side by side at the root."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
@@ -83,10 +83,10 @@ class _AllWidths(Drafter):
         return DraftTree(np.arange(nodes), parents, np.ones(nodes, dtype=np.float32))
 
 
-class _WhenAllHaveRun(StoppingCriteria):
+class WhenAllHaveRun(StoppingCriteria):
     """Ends a call when all widths have run."""
 
-    def __init__(self, drafter: _AllWidths) -> None:
+    def __init__(self, drafter: AllWidths) -> None:
         self._drafter = drafter
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:

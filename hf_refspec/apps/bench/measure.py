@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.drafter import Drafter
+from ...transformers_names import keeps_state_in_modules
 from ..shared.comparison import PLAIN, Comparison, Methods
 from ..shared.prompts import Message, chat_inputs, text_inputs, tokens_left
 from .prompts import Chat
@@ -35,7 +36,7 @@ def measure(
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {PLAIN: {}}
-        if not getattr(model, "_is_stateful", False):  # transformers has none for these
+        if not keeps_state_in_modules(model):  # transformers has none for these
             found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
         for name, new in drafters.items():
             for budget in budgets:

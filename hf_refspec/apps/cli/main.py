@@ -36,6 +36,7 @@ GROUPS: dict[str, Commands] = {
         "space": ("open a page in the browser: plain and drafted by turns", "space.add_space"),
     },
     "measure": {
+        "check": ("say what verifies drafts of a model, and what they cost", "check.add_check"),
         "bench": ("measure whether drafts pay for your model and prompts", "bench.add_bench"),
     },
     "draft and retrieve from texts": {
@@ -52,7 +53,7 @@ GROUPS: dict[str, Commands] = {
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
 # These say that they load a model, which takes up to half a minute with torch. The standard error
 # of `generate`, which does so too, is its statistics.
-_LOADING = {"chat", "demo", "serve", "space"}
+_LOADING = {"chat", "check", "demo", "serve", "space"}
 
 
 def main(arguments: list[str] | None = None) -> int:

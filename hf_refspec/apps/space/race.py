@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation import BaseStreamer
 
 from ...drafting.tree import DraftTree
 from ...generation.speculate import speculate

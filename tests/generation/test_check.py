@@ -1,0 +1,39 @@
+"""`check` says what a model's drafts are verified by, and what they cost."""
+
+from __future__ import annotations
+
+import pytest
+from architectures import Architecture, build
+
+import hf_refspec as rs
+from hf_refspec.generation.check import PASS_TOKENS
+
+
+def test_a_model_that_verifies_trees(llama):
+    found = rs.check(llama, context=16)
+    assert (found.verification, found.rows, found.reason) == ("tree", "packed", None)
+    assert (found.model, found.dtype, found.device) == ("LlamaForCausalLM", "float32", "cpu")
+    assert list(found.relative_costs) == list(PASS_TOKENS)
+    assert found.plain_seconds > 0 and all(cost > 0 for cost in found.relative_costs.values())
+    table = str(found)
+    assert all(f"{n:16d}   {found.relative_costs[n]:.2f}" in table for n in PASS_TOKENS)
+    assert '"auto" verifies' in table
+
+
+def test_a_model_that_verifies_chains_alone():
+    found = rs.check(build(Architecture("bloom")), context=16)
+    assert (found.verification, found.rows) == ("chain", "none")
+    assert "chains are" in str(found)
+
+
+def test_a_model_that_decodes_plainly_says_why():
+    found = rs.check(build(Architecture("mamba")), context=16)
+    assert found.verification == "none" and not found.relative_costs
+    assert "several tokens in one pass have other logits" in found.reason
+    assert str(found).endswith(f"Calls decode plainly: {found.reason}.")
+
+
+@pytest.mark.parametrize("context", [7, 10_000])
+def test_a_context_that_cannot_be_timed_is_refused(llama, context):
+    with pytest.raises(ValueError, match=rf"`context` must be 8 to \d+ .*but is {context}"):
+        rs.check(llama, context=context)

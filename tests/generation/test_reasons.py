@@ -1,0 +1,90 @@
+"""A call that drafts nothing says why, in its statistics and in one warning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import Architecture, build
+from drafters import Noise
+
+import hf_refspec as rs
+from hf_refspec.drafting.compilation import drafting_kernels
+from hf_refspec.drafting.tree import DraftTree
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 11, 12]])
+OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+class Silent(rs.Drafter):
+    """Drafts nothing."""
+
+    def draft(self, budget):
+        return DraftTree.empty()
+
+
+def stats_of(model, drafter, rows=1, **options):
+    prompt = PROMPT.repeat(rows, 1)
+    model.generate(prompt, **OPTIONS, candidate_generator=drafter, **options)
+    assert drafter.stats.drafted == 0
+    return drafter.stats
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    drafting_kernels.compile()
+
+
+def test_drafts_leave_no_reason(llama):
+    drafter = Noise()
+    llama.generate(PROMPT, **OPTIONS, candidate_generator=drafter, max_draft_tokens=4)
+    assert drafter.stats.drafted and drafter.stats.reason is None
+    assert drafter.stats.verification == "tree"
+
+
+def test_a_drafter_that_found_nothing(llama):
+    assert (
+        stats_of(llama, Silent(), max_draft_tokens=4).reason == "the drafter found nothing to draft"
+    )
+
+
+def test_a_budget_of_nothing(llama):
+    assert stats_of(llama, Noise(), max_draft_tokens=0).reason == "`max_draft_tokens=0`"
+
+
+def test_an_inexact_probe_with_its_differences(caplog):
+    stats = stats_of(build(Architecture("mamba")), Noise(), max_draft_tokens=4)
+    assert stats.verification == "none"
+    assert "several tokens in one pass have other logits than one after another" in stats.reason
+    assert "off those of single steps" in stats.reason
+    assert (
+        f"MambaForCausalLM decodes plainly, with the same text and no speed-up: {stats.reason}"
+        in (caplog.text)
+    )
+
+
+def test_a_training_mode_that_draws(fresh_llama, caplog):
+    fresh_llama.config.attention_dropout = 0.5
+    for module in fresh_llama.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    fresh_llama.train()
+    stats = stats_of(fresh_llama, Noise(), max_draft_tokens=4)
+    assert stats.reason.startswith("dropout is at work in training mode")
+    assert "call `model.eval()`" in caplog.text
+
+
+def test_a_cache_of_an_unknown_kind():
+    model = build(Architecture("minimax"))
+    assert "its cache" in stats_of(model, Noise(), max_draft_tokens=4).reason
+
+
+def test_rows_that_cannot_be_verified_together():
+    stats = stats_of(build(Architecture("bloom")), Noise(), rows=2, max_draft_tokens=4)
+    assert "pass one prompt at a time" in stats.reason
+    assert "other logits" not in stats.reason
+
+
+def test_the_reason_stands_in_the_line_of_a_call(llama):
+    assert "; nothing drafted: the drafter found nothing" in str(
+        stats_of(llama, Silent(), max_draft_tokens=4)
+    )

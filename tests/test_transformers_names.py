@@ -1,0 +1,107 @@
+"""Private and changing names of transformers stand in one file."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from functools import cache
+from pathlib import Path
+
+from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+
+import hf_refspec
+
+ROOT = Path(hf_refspec.__file__).parent
+NAMES = ROOT / "transformers_names.py"
+# The one other file that knows versions.
+VERSION = ROOT / "version.py"
+OTHERS = sorted({*ROOT.rglob("*.py")} - {NAMES, VERSION})
+# Private names of Python, numpy and torch.
+FOREIGN = {
+    *("_replace", "_version", "_buffers", "_dynamo", "_asdict"),
+    *("_check_value", "_option_string_actions", "_subparsers"),
+    *("_global_forward_hooks", "_global_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"),
+    "_torchdynamo_orig_callable",
+}
+KINDS = (PreTrainedModel, GenerationMixin, PreTrainedConfig, GenerationConfig, Cache)
+CACHE_NAMES = {"past_key_values", "cache_params"}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def own_private_names() -> set[str]:
+    """All that the package defines: functions, classes, variables, attributes and arguments."""
+    names = set()
+    for path in OTHERS:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+    return {name for name in names if name.startswith("_")}
+
+
+def private_names_of_others(path: Path) -> set[str]:
+    """Private attributes that a file asks of another object than its own, and that transformers'
+    classes have or that nothing in the package defines."""
+    asked = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if not re.fullmatch(r"self|cls|super\(\)", ast.unparse(node.value)):
+                asked.add(node.attr)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            asked |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
+    private = {name for name in asked if re.match(r"_(?!_)", name)}
+    theirs = {name for kind in KINDS for name in dir(kind)} & private
+    return (theirs | private - own_private_names()) - FOREIGN
+
+
+def deep_imports(path: Path) -> set[str]:
+    """Modules of transformers below those that it documents as places to import from."""
+    return {
+        node.module
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("transformers.")
+        and node.module not in ("transformers.generation", "transformers.utils")
+    }
+
+
+def test_no_other_file_asks_for_a_private_name():
+    found = {path.name: names for path in OTHERS if (names := private_names_of_others(path))}
+    assert not found
+
+
+def test_no_other_file_imports_from_inside_transformers():
+    found = {path.name: names for path in OTHERS if (names := deep_imports(path))}
+    # A function of its slow tokenizers, the same since its first versions.
+    assert found in ({}, {"token_bound.py": {"transformers.convert_slow_tokenizer"}})
+
+
+def test_no_other_file_names_a_cache_argument():
+    for path in OTHERS:
+        for node in ast.walk(tree(path)):
+            assert not (isinstance(node, ast.Constant) and node.value in CACHE_NAMES), path
+            assert not (isinstance(node, ast.keyword) and node.arg in CACHE_NAMES), path
+
+
+def test_no_other_file_mentions_a_version_of_transformers():
+    for path in OTHERS:
+        source = path.read_text(encoding="utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                assert not re.search(r"transformers[ =<>]*\d|\(5\.\d+\)", token.string), path
+
+
+def test_the_walk_finds_what_it_looks_for():
+    found = private_names_of_others(NAMES)
+    assert {"_sample", "_prefill", "_eos_token_tensor", "_attn_implementation"} <= found
+    assert "transformers.generation.utils" in deep_imports(NAMES)
