@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from architectures import VOCAB_SIZE, tiny_config
 from calls import GREEDY
 from drafters import Prophet, Prophets
@@ -87,10 +86,8 @@ FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
     ),
 }
 CHAINS = ["gemma3"]  # a sliding window
-# mllama's layers cache the image, idefics needs an image in every pass, and paligemma's output has
-# the type of its prompt in transformers 5.17.
+# mllama's layers cache the image, and idefics needs an image in every pass.
 PLAIN = ["mllama", "idefics"]
-PLAIN += [] if transformers.__version__.startswith("5.23.") else ["paligemma"]
 TREES = [family for family in FAMILIES if family not in {*CHAINS, *PLAIN}]
 
 
