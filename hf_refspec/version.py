@@ -9,7 +9,8 @@ from __future__ import annotations
 __version__ = "0.3.0"
 
 # The minor releases of transformers that the tests pass with; setup.cfg has the same bounds.
-OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = (5, 20), (5, 24)
+OLDEST_TRANSFORMERS = (5, 20)
+NEWEST_TRANSFORMERS = (5, 24)
 
 
 def untested_transformers() -> str | None:
