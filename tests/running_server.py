@@ -89,12 +89,13 @@ def serving(
     max_body_bytes: int = 100_000,
     isolates: bool = False,
     max_rows: int = 1,
+    clock: Callable[[], float] = time.thread_time,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
     sources = default_sources() if sources is None else sources
     engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
-    served = ServedModel(NAME, tokenizer, model.config, max_new_tokens)
+    served = ServedModel(NAME, tokenizer, model.config, max_new_tokens, clock)
     hosts = ["127.0.0.1"]
     with listen("127.0.0.1", 0) as listening:
         server = Server(make_app(served, engine, max_body_bytes, hosts), engine)

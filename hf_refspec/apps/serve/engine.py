@@ -183,7 +183,7 @@ class Engine:
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
-            grammar.source = request.grammar.fork()
+            grammar.source, grammar.budget = request.grammar.fork(), request.grammar_budget
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+_TOO_SLOW = "grammar_too_slow"
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -45,6 +46,11 @@ def too_many(message: str, seconds: int) -> ApiError:
     return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
 
 
+def grammar_too_slow(param: str) -> ApiError:
+    message = f"{param}: the grammar takes more than 1 s and 10 ms for each token; make it simpler"
+    return ApiError(400, message, param, _TOO_SLOW)
+
+
 def internal_error() -> ApiError:
     """All that a client learns of a fault of the server; the log has the rest."""
     return ApiError(500, "the server failed on this request; its log says why")
@@ -56,11 +62,11 @@ def shutting_down() -> ApiError:
 
 def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
     """Makes an app answer all errors in OpenAI's form, the framework's own included, and calls
-    `count` for each one that the client caused."""
+    `count` for each one that refuses a request before it is decoded."""
 
     @app.exception_handler(HTTPException)
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code < 500:
+        if error.status_code < 500 and getattr(error, "code", None) != _TOO_SLOW:
             count()
         if not isinstance(error, ApiError):
             message = f"{error.detail}: {request.method} {request.url.path:.200}"

@@ -22,12 +22,15 @@ from transformers import (
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import TextStream
+from .grammar_budget import BudgetedProcessor, GrammarBudget, GrammarTooSlow
 from .logprobs import LogprobRecorder, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
-# "time": it took longer than a request may take. "cancelled": its client has left.
-Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "error"]
+# "time": it took longer than a request may take. "cancelled": its client has left. "grammar": its
+# grammar took longer than a grammar may take.
+Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "grammar", "error"]
+_FAILURES = ("grammar", "error")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class GenerationRequest:
     """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate` and logits
     processors, a seed for sampling, strings before which the text ends, the ids that the client
     expects, how many log probabilities it wants beside each token's own, whether special tokens
-    belong to the text, and the grammar of the text."""
+    belong to the text, the grammar of the text, and the time that this may take."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
@@ -58,6 +61,7 @@ class GenerationRequest:
     top_logprobs: int | None = None
     keeps_special_tokens: bool = False
     grammar: GrammarDrafts | None = None
+    grammar_budget: GrammarBudget = field(default_factory=GrammarBudget)
 
 
 class Generation(StoppingCriteria):
@@ -92,10 +96,10 @@ class Generation(StoppingCriteria):
 
     def processors(self) -> LogitsProcessorList:
         """What records the log probabilities, what the request asks for, what constrains it."""
-        grammar = self.request.grammar
-        first = [] if self._recorder is None else [self._recorder]
-        last = [] if grammar is None else [grammar.processor()]
-        asked = [*first, *self.request.processors, *last]
+        request = self.request
+        asked = [*([] if self._recorder is None else [self._recorder]), *request.processors]
+        if request.grammar is not None:
+            asked.append(BudgetedProcessor(request.grammar.processor(), request.grammar_budget))
         return LogitsProcessorList([_OfOneRequest(self, asked)] if asked else [])
 
     def begin(self, max_seconds: float) -> None:
@@ -108,7 +112,7 @@ class Generation(StoppingCriteria):
             self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
-        if self.outcome == "error":
+        if self.outcome in _FAILURES:
             return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
         if self._recorder is not None:
             self._logprobs.append(self._recorder.of(self._last_token))
@@ -129,7 +133,7 @@ class Generation(StoppingCriteria):
 
     def end(self, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
-        if self.outcome == "error":
+        if self.outcome in _FAILURES:
             return
         rest = "" if self._stop.found else self._stop.put(self._text.end()) + self._stop.end()
         if rest or self._logprobs:
@@ -176,6 +180,9 @@ class _OfOneRequest(LogitsProcessor):
             processed = self._processors(input_ids, scores)
             if processed.max() == -torch.inf:
                 raise ValueError("no token may follow")
+        except GrammarTooSlow:
+            self._generation.outcome = "grammar"
+            return scores
         except Exception:
             logger.exception("A logits processor failed.")
             self._generation.outcome = "error"

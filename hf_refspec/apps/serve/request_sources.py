@@ -7,6 +7,7 @@ import numpy as np
 from ...drafting.drafter import NO_PATH, Drafter
 from ...drafting.observation import Observation
 from ...drafting.tree import DraftTree
+from .grammar_budget import GrammarBudget
 
 
 class _Nothing(Drafter):
@@ -52,4 +53,31 @@ class Prediction(RequestSource):
 
 
 class Grammar(RequestSource):
-    """Drafts what a schema or the form of a call forces."""
+    """Drafts what a schema or the form of a call forces, until the request's `budget` is spent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = GrammarBudget()
+
+    def draft(self, budget: int) -> DraftTree:
+        return self.continue_path(NO_PATH, budget)
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        return self.draft(budget).best_chain()
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        if self.budget.is_spent:
+            return DraftTree.empty()
+        with self.budget:
+            return super().continue_path(path, budget)
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        if self.budget.is_spent:
+            return tree
+        with self.budget:
+            return super().prune(tree, path)
+
+    def observe(self, observation: Observation) -> None:
+        if not self.budget.is_spent:
+            with self.budget:
+                super().observe(observation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import thread_time
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from ..shared.prompts import check_chat_template
 from .constraints import Constraint, constraint
 from .errors import ApiError
 from .generation import GenerationRequest
+from .grammar_budget import GrammarBudget
 from .grammar_compiler import GrammarCompiler
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
 from .sampling import logits_processors, sampling_options
@@ -37,12 +39,13 @@ class Prepared:
 @dataclass(frozen=True)
 class ServedModel:
     """Prepares requests for the model that clients call `name`. `max_new_tokens` limits an answer,
-    and is the limit of a request that names none."""
+    and is the limit of a request that names none; `clock` measures what grammars take."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     config: PretrainedConfig
     max_new_tokens: int
+    clock: Callable[[], float] = thread_time
 
     def chat(self, request: ChatRequest) -> Prepared:
         """Prepares a chat, or raises an `ApiError`."""
@@ -70,7 +73,9 @@ class ServedModel:
         if prepared.constraint is None:
             return prepared
         grammar = await self._grammars.compiled(prepared.constraint)
-        return replace(prepared, rows=[replace(row, grammar=grammar) for row in prepared.rows])
+        budget = GrammarBudget(self.clock)  # of all rows together
+        rows = [replace(row, grammar=grammar, grammar_budget=budget) for row in prepared.rows]
+        return replace(prepared, rows=rows)
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
         """The chat in the model's template."""

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from .answers import Answer, Event
 from .engine import Engine
-from .errors import ApiError, internal_error, shutting_down
+from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
 from .generation import Piece
 from .served_model import Prepared
 
@@ -25,6 +25,7 @@ class Stream:
     def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
         self._engine = engine
         self.answer = answer
+        self._constraint = prepared.constraint
         self._readers = [prepared.reader() for _ in prepared.rows]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -70,6 +71,9 @@ class Stream:
         generation = self._generations[row]
         if generation.outcome == "error":
             raise internal_error()
+        if generation.outcome == "grammar":
+            assert self._constraint is not None
+            raise grammar_too_slow(self._constraint.param)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         events = [

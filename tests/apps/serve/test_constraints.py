@@ -8,7 +8,7 @@ import json
 
 import openai
 import pytest
-from running_server import serving
+from running_server import serving, wait_until
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve import grammar_compiler
@@ -174,6 +174,37 @@ def test_a_demanded_call_whose_schema_is_invalid_is_refused(free_server):
     with pytest.raises(openai.BadRequestError) as refusal:
         free_server.chat("one", tools=[tool], tool_choice="required")
     assert refusal.value.param == "tools"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_takes_too_long_ends_its_request_alone(byte_llama, tokenizer, plain, stream):
+    """This clock goes on by a second or by a millisecond whenever it is read."""
+    part = {"$ref": "#/$defs/a"}
+    alternatives = [*[{"type": "array", "items": part}] * 240, {"type": "integer"}]
+    schema = {**part, "$defs": {"a": {"anyOf": alternatives}}}
+    ambiguous = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    now, step = 0.0, 1.0
+
+    def clock() -> float:
+        nonlocal now
+        now += step
+        return now
+
+    with serving(byte_llama, tokenizer, max_rows=2, clock=clock) as server:
+        other = server.chat("one", stream=True, max_tokens=200)
+        first = next(other)
+        with pytest.raises(openai.APIError, match="takes more than 1 s and 10 ms") as error:
+            answer = server.chat("two", response_format=ambiguous, stream=stream, n=2)
+            list(answer)
+        assert (error.value.param, error.value.code) == ("response_format", "grammar_too_slow")
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in [first, *other])
+        assert text == plain("one", max_new_tokens=200, model=byte_llama)
+        wait_until(lambda: server.engine.running == 0)
+        assert server.outcomes("grammar") + server.outcomes("cancelled") == 2
+        assert server.outcomes("refused") == 0
+        step = 0.001
+        [choice] = server.chat("one", response_format=FORMAT, max_tokens=200).choices
+        assert json.loads(choice.message.content).keys() == SCHEMA["properties"].keys()
 
 
 def test_a_request_that_leaves_no_token_fails_alone(speller, tokenizer, plain):
