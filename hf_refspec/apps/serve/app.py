@@ -1,4 +1,4 @@
-"""The routes."""
+"""The routes, and their documentation at `/docs`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .engine import Engine
 from .errors import answer_errors
-from .pages import body_of, document, start_page
 from .parsing import Reader, RequestT, parsed, read_body
 from .protocol import ChatRequest, CompletionRequest, TextRequest
 from .served_model import Prepared, ServedModel
 from .stream import EventStream, Stream, unless_left
+
+_PLACE = "#/components/schemas/"
 
 
 def make_app(
@@ -58,14 +61,14 @@ def make_app(
         options = request.stream_options
         return served.name, request.n or 1, bool(options and options.include_usage)
 
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat_completions(http: Request) -> Response:
         def answer(request: ChatRequest) -> Answer:
             return ChatAnswer(*choices(request), bool(request.logprobs))
 
         return await answered(http, ChatRequest, served.chat, answer)
 
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
     async def completions(http: Request) -> Response:
         def answer(request: CompletionRequest) -> Answer:
             return CompletionAnswer(*choices(request), request.logprobs is not None)
@@ -89,9 +92,15 @@ def make_app(
     async def metrics() -> Response:
         return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/")
-    async def start(http: Request) -> dict[str, Any]:
-        return start_page(app, served.name, str(http.base_url))
-
-    document(app, [ChatRequest, CompletionRequest])
+    _, bodies = models_json_schema(
+        [(ChatRequest, "validation"), (CompletionRequest, "validation")],
+        ref_template=_PLACE + "{model}",
+    )
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
     return app
+
+
+def _body(kind: type[BaseModel]) -> dict[str, Any]:
+    """The documentation of a body, which the route reads itself."""
+    schema = {"$ref": _PLACE + kind.__name__}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,9 +11,6 @@ from ...extras import require
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-# Tokenizers as llguidance reads them, which takes a second each, while a grammar uses them.
-_READ: WeakValueDictionary[tuple[int, int], _ReadTokenizer] = WeakValueDictionary()
 
 
 class CompiledGrammar:
@@ -31,10 +28,13 @@ class CompiledGrammar:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
         self._made_of = tokenizer, argument, grammar
-        self._tokenizer = _read(tokenizer)
-        self.vocab_size: int = self._tokenizer.tokens.vocab_size
-        self.eos_id: int = self._tokenizer.tokens.eos_token
-        self._start = _start(self._tokenizer.tokens, argument, grammar)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+            )
+        self._tokens = _read(tokenizer, len(tokenizer))
+        self.eos_id: int = self._tokens.eos_token
+        self._start = _start(self._tokens, argument, grammar)
 
     def start(self) -> LLMatcher:
         """The state before the first token."""
@@ -42,7 +42,7 @@ class CompiledGrammar:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the text."""
-        return self._tokenizer.tokens.decode_bytes([token])
+        return self._tokens.decode_bytes([token])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGrammar:
         return self
@@ -51,41 +51,29 @@ class CompiledGrammar:
         return CompiledGrammar, self._made_of
 
 
-class _ReadTokenizer:
-    """A tokenizer as llguidance reads it, which keeps the one that it was read from."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: LLTokenizer) -> None:
-        self.tokenizer, self.tokens = tokenizer, tokens
-
-
-def llguidance() -> Any:
-    """The library, which is an extra; raises an ImportError if it is not installed."""
-    return require("llguidance", "GrammarDrafts", "grammar")
+def llguidance(module: str = "") -> Any:
+    """The library, which is an extra, or a module of it; raises an ImportError if it is not
+    installed."""
+    return require(f"llguidance{module}", "GrammarDrafts", "grammar")
 
 
-def _read(tokenizer: PreTrainedTokenizerBase) -> _ReadTokenizer:
-    library = require("llguidance.hf", "GrammarDrafts", "grammar")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(
-            f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+@lru_cache(maxsize=4)
+def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
+    """A tokenizer of that length as llguidance reads it, which takes a second."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, by which a "
+            "text of a grammar ends; set it"
         )
-    key = id(tokenizer), len(tokenizer)
-    read = _READ.get(key)
-    if read is None:
-        if tokenizer.eos_token_id is None:
-            raise ValueError(
-                f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, by which a "
-                "text of a grammar ends; set it"
-            )
-        try:
-            tokens = library.from_tokenizer(tokenizer)
-        except Exception as error:
-            raise ValueError(
-                f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "
-                f"({error}); use a fast one, that has a tokenizer.json"
-            ) from error
-        read = _READ[key] = _ReadTokenizer(tokenizer, tokens)
-    return read
+    library = llguidance(".hf")
+    try:
+        tokens: LLTokenizer = library.from_tokenizer(tokenizer)
+    except Exception as error:
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "
+            f"({error}); use a fast one, that has a tokenizer.json"
+        ) from error
+    return tokens
 
 
 def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:

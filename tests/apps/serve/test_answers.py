@@ -172,6 +172,17 @@ def test_models_and_health(server):
     assert health == {"status": "ok", "running": 0, "waiting": 0}
 
 
+def test_the_documentation_has_every_field(server):
+    url = server.url.removesuffix("/v1")
+    assert "swagger" in requests.get(url + "/docs", timeout=60).text
+    schema = requests.get(url + "/openapi.json", timeout=60).json()
+    for path, field in [("chat/completions", "tools"), ("completions", "prompt")]:
+        body = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]
+        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        fields = schema["components"]["schemas"][name]["properties"]
+        assert {"temperature", field} <= fields.keys()
+
+
 def test_metrics_add_up(speller, tokenizer, plain):
     predicted = prediction(plain("one", max_new_tokens=60))
     with serving(speller, tokenizer) as server:
