@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from .generation import Generation
-from .logprobs import TokenLogprob
+from .generation import Generation, TokenLogprob
 from .tool_calls import Call, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]

@@ -14,11 +14,10 @@ from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBas
 
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
-from .constraints import Constraint, constraint
 from .errors import ApiError
 from .generation import GenerationRequest
 from .grammar_budget import GrammarBudget
-from .grammar_compiler import GrammarCompiler
+from .grammars import Constraint, GrammarCompiler, constraint
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
 from .sampling import logits_processors, sampling_options
 from .token_bound import TokenBound

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..drafter import NO_PATH, Drafter
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
-from .compiled import CompiledGrammar, llguidance
-from .processor import GrammarProcessor, unpacked_mask
+from .processor import CompiledGrammar, GrammarProcessor, llguidance, unpacked_mask
 from .schemas import JSON_FORM, as_schema, call_schema
 
 if TYPE_CHECKING:

@@ -1,18 +1,100 @@
-"""The logits processor of a grammar."""
+"""A grammar that llguidance has compiled, and the logits processor that constrains by it."""
 
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from .compiled import CompiledGrammar
+from ...extras import require
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class CompiledGrammar:
+    """A grammar for the tokens of a tokenizer. It never changes: copies are the grammar itself.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The target model's.
+        argument (`str`): Which argument of [`GrammarDrafts`] the grammar comes from, for messages.
+        grammar (`str`): In llguidance's own form.
+
+    Raises:
+        ImportError: If llguidance is not installed (extra `grammar`).
+        TypeError, ValueError: As [`GrammarDrafts`].
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
+        self._made_of = tokenizer, argument, grammar
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+            )
+        self._tokens = _read(tokenizer, len(tokenizer))
+        self.eos_id: int = self._tokens.eos_token
+        self._start = _start(self._tokens, argument, grammar)
+
+    def start(self) -> LLMatcher:
+        """The state before the first token."""
+        return self._start.deep_copy()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text."""
+        return self._tokens.decode_bytes([token])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGrammar:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledGrammar, self._made_of
+
+
+def llguidance(module: str = "") -> Any:
+    """The library, which is an extra, or a module of it; raises an ImportError if it is not
+    installed."""
+    return require(f"llguidance{module}", "GrammarDrafts", "grammar")
+
+
+@lru_cache(maxsize=4)
+def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
+    """A tokenizer of that length as llguidance reads it, which takes a second."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, by which a "
+            "text of a grammar ends; set it"
+        )
+    library = llguidance(".hf")
+    try:
+        tokens: LLTokenizer = library.from_tokenizer(tokenizer)
+    except Exception as error:
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "
+            f"({error}); use a fast one, that has a tokenizer.json"
+        ) from error
+    return tokens
+
+
+def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:
+    """The state before the first token of a grammar that some text matches."""
+    matcher = llguidance().LLMatcher(tokens, grammar, log_level=0)
+    if matcher.is_error():
+        raise ValueError(f"{argument} cannot be compiled: {matcher.get_error().strip()}")
+    walk = matcher.deep_copy()
+    walk.consume_tokens(walk.compute_ff_tokens())
+    if walk.is_error():
+        raise ValueError(
+            f"{argument} forces a text that is too long, or never ends "
+            f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
+        )
+    walk.compute_bitmask()  # which finds out
+    if walk.is_stopped() and not walk.is_accepting():
+        raise ValueError(f"{argument} matches no text; check for rules that refer to themselves")
+    return matcher
 
 
 class GrammarProcessor(LogitsProcessor):

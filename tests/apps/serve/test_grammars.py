@@ -11,9 +11,8 @@ import pytest
 from running_server import serving, wait_until
 
 from hf_refspec import GrammarDrafts
-from hf_refspec.apps.serve import grammar_compiler
-from hf_refspec.apps.serve.constraints import Constraint
-from hf_refspec.apps.serve.grammar_compiler import GrammarCompiler
+from hf_refspec.apps.serve import grammars
+from hf_refspec.apps.serve.grammars import Constraint, GrammarCompiler
 
 pytest.importorskip("llguidance")
 
@@ -96,7 +95,7 @@ def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
     free_server, plain, byte_llama, monkeypatch, seconds, why
 ):
     stream = free_server.chat("one", stream=True, max_tokens=60)
-    monkeypatch.setattr(grammar_compiler, "_SECONDS", seconds)
+    monkeypatch.setattr(grammars, "_SECONDS", seconds)
     hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": HOSTILE}}
     with pytest.raises(openai.BadRequestError, match=why) as refusal:
         free_server.chat("one", response_format=hostile)
@@ -125,7 +124,7 @@ def test_a_compiler_that_has_died_is_started_again(tokenizer):
 
 def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer, monkeypatch):
     """No limit of time ends a compilation here, so that only a client that leaves can."""
-    monkeypatch.setattr(grammar_compiler, "_SECONDS", 600)
+    monkeypatch.setattr(grammars, "_SECONDS", 600)
     endless = "start: " + " & ".join(f"/(a|b)*a(a|b){{{n}}}/" for n in range(12, 24))
 
     async def leave() -> None:
@@ -145,7 +144,7 @@ def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer, monkeypatc
 
 
 def test_when_too_many_grammars_wait_the_next_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr(grammar_compiler, "_MOST_WAITING", 2)
+    monkeypatch.setattr(grammars, "_MOST_WAITING", 2)
 
     async def ask() -> list:
         compiler = GrammarCompiler(tokenizer)

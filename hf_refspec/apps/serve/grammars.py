@@ -1,7 +1,6 @@
-"""Compiles grammars of clients, each first in a process that may be ended.
-
-The intersection of a dozen regular expressions may take any time and memory, and nothing ends a
-compilation but the end of its process.
+"""What an answer must look like: a JSON schema, calls of tools, or either, as a grammar. Each is
+compiled in a process that may be ended first: the intersection of a dozen regular expressions may
+take any time and memory, and nothing ends a compilation but the end of its process.
 """
 
 from __future__ import annotations
@@ -10,14 +9,18 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.grammar.compiled import llguidance
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
-from .constraints import Constraint
+from ...drafting.grammar.processor import llguidance
+from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
 from .errors import ApiError, too_many
+from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
+from .tool_calls import CLOSE, OPEN
 
 _SECONDS = 3  # for one grammar
 _STARTING_SECONDS = 30
@@ -40,6 +43,72 @@ for line in sys.stdin:
         grammar = LLMatcher.grammar_from_lark(given)
     print(json.dumps(LLMatcher.validate_grammar(grammar)[:2000]), flush=True)
 """
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar that is not compiled yet: an argument of [`GrammarDrafts`], and the request's field
+    that it comes from."""
+
+    param: str
+    kind: str
+    given: Any
+
+
+def constraint(request: ChatRequest) -> Constraint | None:
+    """What the answer must look like, if the request says so. An answer that must be JSON may still
+    call a tool, where the model may choose."""
+    if demanded := _demanded_tools(request):
+        return Constraint("tools", "lark", _lark(request, demanded, None))
+    form = request.response_format
+    if form is None or isinstance(form, AnyText):
+        return None
+    schema: dict[str, Any] = {"type": "object"}
+    if isinstance(form, ObjectOfSchema) and form.json_schema.schema_ is not None:
+        schema = form.json_schema.schema_
+    if request.tools and request.tool_choice != "none":
+        return Constraint("response_format", "lark", _lark(request, request.tools, schema))
+    return Constraint("response_format", "json_schema", schema)
+
+
+def _demanded_tools(request: ChatRequest) -> list[Tool]:
+    """The tools of which the answer must call one; none if it need not."""
+    tools, choice = request.tools or [], request.tool_choice
+    if choice in (None, "none", "auto"):
+        return []
+    if isinstance(choice, NamedTool):
+        tools = [each for each in tools if each.function.name == choice.function.name]
+        if not tools:
+            message = f"tool_choice: there is no tool {choice.function.name[:64]!a} in tools"
+            raise ApiError(400, message, "tool_choice")
+    if not tools:
+        raise ApiError(400, "tool_choice: there are no tools to choose from", "tool_choice")
+    return list(tools)
+
+
+def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
+    """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
+    # Parts of an intersection must allow each other's properties.
+    calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
+    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    further = "" if is_one else ' ("\\n" call)*'
+    start = f"start: call{further}"
+    call = f"call: {json.dumps(OPEN)} %json {_formed(calls)} {json.dumps(CLOSE)}"
+    if schema is None:
+        return f"{start}\n{call}"
+    return f"{start} | json\n{call}\njson: %json {_formed(schema)}"
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object without further properties, unless the schema allows them: a function would not
+    know these arguments."""
+    if schema.get("type") == "object" and "properties" in schema:
+        return {"additionalProperties": False, **schema}
+    return schema
+
+
+def _formed(schema: dict[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": JSON_FORM})
 
 
 class GrammarCompiler:
