@@ -198,6 +198,7 @@ def mask_length(config: GenerationConfig) -> int:
     return length
 
 
-def allowed_tokens_function(processor: Any) -> Any:
-    """The user's function of a `PrefixConstrainedLogitsProcessor`."""
-    return processor._prefix_allowed_tokens_fn
+def prefix_constraint(processor: Any, row: int) -> tuple[Any, int]:
+    """The user's function of a `PrefixConstrainedLogitsProcessor`, and the number of the prompt
+    that it is asked about for this row: from 5.24 on, sequences of one prompt share a number."""
+    return processor._prefix_allowed_tokens_fn, row // processor._num_beams

@@ -36,7 +36,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from ..transformers_names import allowed_tokens_function
+from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .processor_copy import copied_processor
 from .row import Row, longest_row, padded
@@ -103,8 +103,8 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
 def _of_row(asked: Any, row: int, rows: int) -> Any:
     """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
-        function = allowed_tokens_function(asked)
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: function(row, ids), num_beams=1)
+        function, prompt = prefix_constraint(asked, row)
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
