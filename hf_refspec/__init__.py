@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
     from .retrieval.knowledge_base import KnowledgeBase as KnowledgeBase
-    from .retrieval.retrieved import Retrieved as Retrieved
+    from .retrieval.retriever import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
     from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
@@ -67,7 +67,6 @@ _MODULES = {
     "generation.running_batch": ["RunningBatch"],
     "generation.speculate": ["speculate"],
     "generation.warmup": ["warmup"],
-    "retrieval.retrieved": ["Retrieved"],
     "ralm.checked_search": ["RetrievalError"],
     "ralm.options": ["Speculation"],
     "ralm.iterative": ["iterative_ralm"],
@@ -75,7 +74,7 @@ _MODULES = {
     "ralm.stats": ["RetrievalStats"],
     "retrieval.bm25": ["SparseRetriever"],
     "retrieval.dense": ["DenseRetriever"],
-    "retrieval.retriever": ["Retriever"],
+    "retrieval.retriever": ["Retrieved", "Retriever"],
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],

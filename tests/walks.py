@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from hf_refspec.ralm.engine import generate_speculatively
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 
 ENTRIES = 40
 

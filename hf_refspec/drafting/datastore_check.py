@@ -34,8 +34,8 @@ def _compare(
 ) -> None:
     from ..store.datastore import Datastore  # imported by whoever has one
     from ..store.files import DatastoreError
-    from ..store.fingerprint import public_name
     from ..store.names import local_tokenizer
+    from ..store.stored_tokenizer import public_name
 
     fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
     for store in (each for each in stores if isinstance(each, Datastore)):

@@ -14,7 +14,7 @@ from ..check_count import check_count
 from ..index.next_tokens import NextTokens
 from ..store.build.source import Source, open_source
 from ..store.build.windows import windows
-from ..store.fingerprint import vocabulary_size
+from ..store.stored_tokenizer import vocabulary_size
 from ..text_config import context_length, text_config
 from .top_tokens import top_tokens
 

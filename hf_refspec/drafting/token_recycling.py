@@ -241,7 +241,7 @@ class TokenRecycling(Drafter):
         Raises:
             ValueError: If there is no token in all documents, or one of them is no document.
         """
-        from ..store.fingerprint import public_name
+        from ..store.stored_tokenizer import public_name
         from .learn_corpus import learn_corpus
 
         drafter = cls(top_k, context, max_contexts)
@@ -315,8 +315,8 @@ class TokenRecycling(Drafter):
         tokenizer: PreTrainedTokenizerBase | None,
         model: PreTrainedModel | None,
     ) -> RecyclingTable:
-        from ..store.fingerprint import public_name
         from ..store.recycling_table import RecyclingTable
+        from ..store.stored_tokenizer import public_name
 
         table, origin = self._table, self._origin
         tokenizer = origin.tokenizer if tokenizer is None else tokenizer

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..retrieval.retrieved import Retrieved
-from ..retrieval.retriever import Retriever
+from ..retrieval.retriever import Retrieved, Retriever
 
 
 class RetrievalError(RuntimeError):

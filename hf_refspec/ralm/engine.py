@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..retrieval.retrieved import Retrieved
-from ..retrieval.retriever import Retriever
+from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .options import Speculation

@@ -14,8 +14,7 @@ from ..drafting.drafter import Drafter
 from ..generation.budget import Budget, make_budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..retrieval.retrieved import Retrieved
-from ..retrieval.retriever import Retriever
+from ..retrieval.retriever import Retrieved, Retriever
 from ..text_config import text_config
 from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call

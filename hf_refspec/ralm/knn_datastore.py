@@ -26,17 +26,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
 from ..retrieval.flat import index_type
-from ..retrieval.hnsw import Index, check_index
-from ..retrieval.retrieved import Retrieved
-from ..retrieval.vector_index import squared_lengths
+from ..retrieval.retriever import Retrieved
+from ..retrieval.vector_index import Index, check_index, squared_lengths
 from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
-from ..store.fingerprint import public_name
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.schema import Named, Range
 from ..store.stored_folder import StoredFolder
+from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
 from .pq_index import LEAST_ROWS, PQIndex, axes_of

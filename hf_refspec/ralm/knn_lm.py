@@ -29,8 +29,7 @@ from ..check_count import check_count
 from ..drafting.tree import DraftTree
 from ..generation.row import Row, RowMark, accept
 from ..generation.validation import check_steps
-from ..retrieval.retrieved import Retrieved
-from ..retrieval.retriever import Retriever
+from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.cache import find_cache
 from ..verification.chain import PlainVerifier

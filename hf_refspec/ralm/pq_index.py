@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..retrieval.hnsw import import_faiss
+from ..retrieval.vector_index import import_faiss
 from ..store.files import DatastoreError, FileEntry, read_arrays, write_arrays
 
 FILE = "pq_index.safetensors"

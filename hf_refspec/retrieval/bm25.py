@@ -16,7 +16,7 @@ from numba import njit
 from ..extras import require
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
-from .retrieved import Retrieved
+from .retriever import Retrieved
 
 # Passages that are scored together: their scores stay in the first-level cache.
 _PASSAGES_AT_ONCE = 512

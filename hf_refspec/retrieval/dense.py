@@ -10,11 +10,10 @@ import numpy as np
 from ..check_count import check_count
 from ..store.folder import DatastoreError
 from .flat import index_type
-from .hnsw import Index, check_index
 from .knowledge_base import KnowledgeBase
-from .retrieved import Retrieved
+from .retriever import Retrieved
 from .text_encoder import TextEncoder
-from .vector_index import LEAST_WALKED, squared_lengths
+from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
 
 
 class DenseRetriever:

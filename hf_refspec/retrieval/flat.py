@@ -13,8 +13,7 @@ import torch
 from numba import njit
 
 from ..index.kernels import kernel
-from .hnsw import HnswIndex, Index, import_faiss
-from .vector_index import Metric, VectorIndex, score_row, vectorised
+from .vector_index import HnswIndex, Index, Metric, VectorIndex, import_faiss, score_row, vectorised
 
 _BLOCK = 256  # rows that are scored before their scores are looked at
 _TOGETHER = 4  # queries that are scored while a row is at hand

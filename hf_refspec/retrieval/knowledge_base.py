@@ -25,11 +25,11 @@ from ..check_count import check_count
 from ..store.build.source import Source, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
-from ..store.fingerprint import vocabulary_size
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig, token_dtype
 from ..store.schema import Named, Range
 from ..store.stored_folder import StoredFolder
+from ..store.stored_tokenizer import vocabulary_size
 from ..version import __version__
 from .passages import cut_passages, decode, embedded
 from .text_encoder import TextEncoder

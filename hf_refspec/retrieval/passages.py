@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..store.build.source import Source, batches
 from ..store.build.tokenizing import encode
-from ..store.fingerprint import vocabulary_size
 from ..store.folder_config import token_dtype
-from ..store.tokenizer_file import load_backend
+from ..store.stored_tokenizer import load_backend, vocabulary_size
 from .text_encoder import TextEncoder
 
 # Texts that are passed to the encoder at once: enough for it to sort them by length.

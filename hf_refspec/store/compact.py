@@ -42,8 +42,7 @@ class CompactOptions:
     Args:
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
             [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
-        min_ngram, max_ngram (`int`, *optional*, defaults to 1 and 3): The fewest and the most
-            tokens of an n-gram.
+        max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
         ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest; 20,000
             if `max_bytes` is not given either.
         max_bytes (`int`, *optional*): The most bytes of the file. The n-grams and nodes are kept
@@ -55,7 +54,6 @@ class CompactOptions:
     """
 
     mode: Mode = "mixed"
-    min_ngram: int = 1
     max_ngram: int = 3
     ngrams_per_order: int | None = None
     max_bytes: int | None = None
@@ -66,7 +64,6 @@ class CompactOptions:
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {self.mode!r}")
         for name, number, least, most in (
             ("max_ngram", self.max_ngram, 1, LONGEST_NGRAM),
-            ("min_ngram", self.min_ngram, 1, self.max_ngram),
             ("ngrams_per_order", self.ngrams_per_order, 1, None),
             ("max_bytes", self.max_bytes, 4096, None),
         ):
@@ -88,8 +85,8 @@ def compact_form(
     texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table."""
-    dtype, orders = config.token_dtype, range(options.min_ngram, options.max_ngram + 1)
-    ngrams, counts = common_ngrams(texts, orders, options.candidates(dtype))
+    dtype = config.token_dtype
+    ngrams, counts = common_ngrams(texts, options.max_ngram, options.candidates(dtype))
     if any(int(order.max(initial=0)) >= config.vocab_size for order in ngrams):
         raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
@@ -116,22 +113,19 @@ def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeAr
 
 
 def common_ngrams(
-    texts: Sequence[IndexedText], orders: range, per_order: int
+    texts: Sequence[IndexedText], max_ngram: int, per_order: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Finds the commonest n-grams of each length from 1 on, int32 of shape `(count, n)`, and how
-    often each occurs, int64 of shape `(count,)`; the commonest first, and none of a length that is
-    not in `orders`.
+    """Finds the commonest n-grams of each length from 1 to `max_ngram`, the commonest first.
+
+    Returns int32 arrays of shape `(count, n)`, and how often each n-gram occurs, int64 of shape
+    `(count,)`.
 
     The texts are read one after another, in memory that does not grow with them. An n-gram that is
     not among the commonest of any single text is left out.
     """
-    candidates: list[list[np.ndarray]] = [[] for _ in range(orders.stop - 1)]
-    for text in texts:
-        of_text = ngrams_of_text(text, orders.stop - 1, per_order)
-        for length, ngrams in enumerate(of_text, start=1):
-            candidates[length - 1].append(ngrams if length in orders else ngrams[:0])
+    candidates = [ngrams_of_text(text, max_ngram, per_order) for text in texts]
     common, counts = [], []
-    for found in candidates:
+    for found in zip(*candidates, strict=True):
         ngrams = np.unique(np.concatenate(found), axis=0)
         occurrences = [
             sum(high - low for low, high in (text.find(each) for text in texts)) for each in ngrams

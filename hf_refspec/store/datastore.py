@@ -27,7 +27,7 @@ from .names import load_tokenizer
 from .printable import one_line
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
-from .tokenizer_file import is_of_tokenizer, read_tokenizer
+from .stored_tokenizer import is_of_tokenizer, read_tokenizer
 
 logger = logging.getLogger("hf_refspec")
 
@@ -203,7 +203,6 @@ class Datastore(StoredFolder[StoreConfig]):
         self,
         tokenizer: PreTrainedTokenizerBase,
         path: str | os.PathLike,
-        old_tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> Datastore:
         """Builds a datastore for another model from the documents of this one.
@@ -211,8 +210,6 @@ class Datastore(StoredFolder[StoreConfig]):
         Args:
             tokenizer (`PreTrainedTokenizerBase`): The other model's.
             path (`str` or `Path`): The new folder.
-            old_tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that this datastore was
-                made with; by default the one that [`~Datastore.load_tokenizer`] loads.
             options: As of [`build_store`].
 
         Returns:
@@ -220,20 +217,17 @@ class Datastore(StoredFolder[StoreConfig]):
 
         Raises:
             ValueError: If this is not the full form.
-            DatastoreError: If `old_tokenizer` is not the one that it was made with.
-            OSError: If that cannot be loaded.
+            DatastoreError: If its own copy of its tokenizer is missing or damaged.
         """
         if self.form != "full":
             raise ValueError("retokenize() needs the full form, but only the compact one is open")
-        if old_tokenizer is None:
-            old_tokenizer = self.load_tokenizer()
-        self.check_tokenizer(old_tokenizer)
+        own = self.load_tokenizer()
         about = {key: self.config.source.get(key) for key in ("corpus", "license")}
 
         def texts() -> Iterator[str]:
             for ids in self.iter_documents():
                 with self.naming_damage():
-                    text: str = old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+                    text: str = own.decode(ids, clean_up_tokenization_spaces=False)
                 yield text
 
         return Datastore(build_store(texts(), tokenizer, path, **about | options))

@@ -15,9 +15,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .files import CONFIG, DatastoreError, FileEntry, check_file, unreadable, write_bytes
-from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
 from .folder import LARGEST_JSON, delete, json_of, read_json, sync_folder, write_json
 from .schema import Named, parse, values_of
+from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +50,7 @@ class FolderConfig:
         return None
 
     def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
-        """See [`fingerprint.check_tokenizer`]."""
+        """See [`stored_tokenizer.check_tokenizer`]."""
         about = self.fingerprint, self.tokenizer, self.tokenizer_ids
         check_tokenizer(path, tokenizer, remedy, *about)
 

@@ -25,8 +25,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
 from .files import DatastoreError, unreadable
-from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
 from .printable import one_line
+from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 DATABASE = "sessions.sqlite"
 # Tokens of a session, prompt and output. No model takes so many.

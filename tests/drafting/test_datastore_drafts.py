@@ -17,7 +17,7 @@ from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.store.compact import CONTINUATIONS
 from hf_refspec.store.files import write_arrays
-from hf_refspec.store.fingerprint import tokenizer_fingerprint
+from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 
 VOCAB_SIZE = 50
 

@@ -11,7 +11,7 @@ from walks import Vectors, Walk, assert_no_search_goes_on, generated
 from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.engine import generate_speculatively
 from hf_refspec.ralm.options import Speculation
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 
 
 class Failing(Vectors):

@@ -13,7 +13,7 @@ from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, genera
 from hf_refspec.ralm.engine import RequestCache, generate_speculatively
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.os3 import PublishedGamma
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
     Speculation,

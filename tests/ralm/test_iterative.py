@@ -19,7 +19,7 @@ from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 
 BOS = 1
 PROMPT = torch.tensor([[BOS, 5, 9, 12, 7, 5, 9, 33, 12, 7]])

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.store.build.windows import windows
 from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays

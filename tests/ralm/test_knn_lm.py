@@ -19,7 +19,7 @@ from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import Mixture, knn_lm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
-from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.retrieval.retriever import Retrieved
 
 SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", Speculation.published("psa")]
 

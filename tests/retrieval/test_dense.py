@@ -14,9 +14,9 @@ from texts import bag_of_words, some_texts
 from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
-from hf_refspec.retrieval.hnsw import HnswIndex
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
+from hf_refspec.retrieval.vector_index import HnswIndex
 from hf_refspec.store.files import DatastoreError, write_arrays
 
 TEXTS = some_texts(400)
@@ -214,7 +214,9 @@ def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
 
 
 def test_two_distributions_of_faiss_are_refused(base, monkeypatch):
-    monkeypatch.setattr("hf_refspec.retrieval.hnsw.distributions", lambda name: iter([name]))
+    monkeypatch.setattr(
+        "hf_refspec.retrieval.vector_index.distributions", lambda name: iter([name])
+    )
     with pytest.raises(ImportError, match="faiss-cpu and faiss-gpu are both installed"):
         DenseRetriever(base, bag_of_words, index="hnsw")
 

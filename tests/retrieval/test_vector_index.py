@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex
-from hf_refspec.retrieval.hnsw import HnswIndex
-from hf_refspec.retrieval.retrieved import Retrieved
-from hf_refspec.retrieval.vector_index import squared_lengths
+from hf_refspec.retrieval.retriever import Retrieved
+from hf_refspec.retrieval.vector_index import HnswIndex, squared_lengths
 
 METRICS = ["l2", "inner_product"]
 

@@ -59,7 +59,7 @@ def count_ngrams(documents, length: int) -> Counter:
 
 
 def common_ngrams(texts, max_ngram, per_order):
-    return counted_ngrams(texts, range(1, max_ngram + 1), per_order)[0]
+    return counted_ngrams(texts, max_ngram, per_order)[0]
 
 
 def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[list[int]]:
@@ -260,18 +260,11 @@ def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
 
 
-def test_a_single_length_of_ngrams():
-    _, counts, table = form_of(zipf_documents(), min_ngram=2, max_ngram=2, ngrams_per_order=5)
-    assert counts == [0, 5]
-    assert [len(ngram) for ngram in ngrams_of(table)] == [2] * 5
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mode": "crest"}, "mode must be one of"),
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
-        ({"min_ngram": 4}, "min_ngram must be from 1 to 3, but is 4"),
         ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1"),
         ({"max_bytes": 100}, "max_bytes must be at least 4096"),
     ],

@@ -22,13 +22,11 @@ from safetensors.numpy import load_file, save_file
 from stored import content_of
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.store.build import corpus
-from hf_refspec.store.build.corpus import BuildOptions
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
+from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, write_arrays
-from hf_refspec.store.fingerprint import tokenizer_fingerprint
 from hf_refspec.store.shards import split_documents
+from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 
 
 def test_each_form_is_opened_where_it_is(full, both, compact):
@@ -107,24 +105,6 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
             pytest.raises(DatastoreError, match=message),
         ):
             drafter.draft(16)
-
-
-@pytest.mark.parametrize("noted", [0, -1, 1, LARGEST_SHARD, 2**31, "300", None, True])
-def test_an_extension_ignores_a_size_of_shards_that_cannot_be(
-    tmp_path, tokenizer, noted, monkeypatch
-):
-    options, taken = {"num_proc": 1, "progress": False}, []
-    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", **options)
-    replace(store.config, source={"shard_tokens": noted}).write(store.path)
-    packed = corpus.packed_documents
-
-    def watched(batches, shard_tokens, *given):
-        taken.append(shard_tokens)
-        return packed(batches, shard_tokens, *given)
-
-    monkeypatch.setattr(corpus, "packed_documents", watched)
-    assert store.extend(["another"], tokenizer, **options).documents == 2
-    assert taken == [BuildOptions.shard_tokens]
 
 
 def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):

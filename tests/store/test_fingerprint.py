@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from hf_refspec.store.fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
+from hf_refspec.store.stored_tokenizer import public_name, tokenizer_fingerprint, vocabulary_size
 
 VOCABULARY = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 MERGES = [("a", "b"), ("b", "c")]

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec import Datastore, DatastoreError
+from hf_refspec import Datastore
 
 TEXTS = ["def f(x):\n    return x\n", "for i in range(3):\n    print(i)\n", "naïve ☃\n"]
 
@@ -29,9 +29,9 @@ def store(tokenizer, tmp_path) -> Datastore:
     return Datastore.build(TEXTS, tokenizer, tmp_path / "store", **options)
 
 
-def test_the_documents_are_the_same_text(store, tokenizer, bpe, tmp_path):
+def test_the_documents_are_the_same_text(store, bpe, tmp_path):
     options = {"num_proc": 1, "progress": False}
-    other = store.retokenize(bpe, tmp_path / "other", old_tokenizer=tokenizer, **options)
+    other = store.retokenize(bpe, tmp_path / "other", **options)
     assert [bpe.decode(ids) for ids in other.iter_documents()] == TEXTS
     assert other.config.fingerprint != store.config.fingerprint
     assert other.config.source["corpus"] == "three texts"
@@ -39,18 +39,7 @@ def test_the_documents_are_the_same_text(store, tokenizer, bpe, tmp_path):
     Datastore(other.path, tokenizer=bpe)
 
 
-def test_the_old_tokenizer_is_the_one_that_the_datastore_carries(store, bpe, tmp_path):
-    other = store.retokenize(bpe, tmp_path / "other", num_proc=1, progress=False)
-    assert [bpe.decode(ids) for ids in other.iter_documents()] == TEXTS
-
-
-def test_a_wrong_old_tokenizer_is_refused_with_both_fingerprints(store, bpe, tmp_path):
-    with pytest.raises(DatastoreError, match=store.config.fingerprint):
-        store.retokenize(bpe, tmp_path / "other", old_tokenizer=bpe)
-    assert not (tmp_path / "other").exists()
-
-
-def test_the_compact_form_cannot_be_retokenized(store, tokenizer, bpe, tmp_path):
+def test_the_compact_form_cannot_be_retokenized(store, bpe, tmp_path):
     compact = store.compact(tmp_path / "compact", progress=False)
     with pytest.raises(ValueError, match="full form"):
-        compact.retokenize(bpe, tmp_path / "other", old_tokenizer=tokenizer)
+        compact.retokenize(bpe, tmp_path / "other")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ...extras import require
 from ...generation.warmup import warmup
-from ...store.fingerprint import public_name, vocabulary_size
+from ...store.stored_tokenizer import public_name, vocabulary_size
 from ..bench.drafters import BY_NAME, OF_A_NAME, drafter_named
 from ..bench.measure import measure
 from ..bench.plot import plot_speed_ups

@@ -14,7 +14,7 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
 from ...store.datastore import Datastore
-from ...store.fingerprint import public_name
+from ...store.stored_tokenizer import public_name
 from ..bench.measure import prompt_inputs
 from ..bench.prompts import read_chats
 from ..shared.comparison import PLAIN, Comparison, Methods

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...ralm.knn_datastore import KnnDatastore
 from ...store.build.source import open_source
-from ...store.fingerprint import vocabulary_size
 from ...store.printable import printable
+from ...store.stored_tokenizer import vocabulary_size
 from ..shared.loading import load_model, load_tokenizer
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, load_corpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ...store.hub_repo import push_files
+from ...store.hub import push_files
 from ..publish.generate_repository import repository, save
 from ..publish.package import PACKAGE, package
 

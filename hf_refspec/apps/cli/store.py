@@ -106,7 +106,7 @@ def add_compact(parser: ArgumentParser) -> None:
 
 
 def _compact(args: Namespace) -> int:
-    names = ("max_bytes", "mode", "min_ngram", "max_ngram", "ngrams_per_order")
+    names = ("max_bytes", "mode", "max_ngram", "ngrams_per_order")
     options = {name: getattr(args, name) for name in names}
     _print_info(Datastore(args.store).compact(args.out, **options))
     return 0

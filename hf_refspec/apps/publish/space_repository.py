@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ...smollm2 import HUB_ID
 from ...store.card import TAGS
-from ...store.hub_repo import push_files
+from ...store.hub import push_files
 from .package import FROM_INDEX, Package
 
 _README = """\

@@ -17,7 +17,7 @@ from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.build.presets import PRESETS, python_stdlib
 from ...store.datastore import Datastore
-from ...store.fingerprint import tokenizer_fingerprint
+from ...store.stored_tokenizer import tokenizer_fingerprint
 from ...version import __version__
 from .race import Race
 

@@ -23,17 +23,13 @@ from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError
-from ..fingerprint import public_name, vocabulary_size
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import map_tokens, next_number, split_documents, write_part
-from ..tokenizer_file import TokenizerError, write_tokenizer
+from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size, write_tokenizer
 from .engine import Engine, in_order, make_engine
 from .merge import merge_all, merge_due
 from .source import Source, open_source
 from .tokenizing import TokenBatch
-
-# Smaller shards are more files, and save hardly any memory.
-LEAST_NOTED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,8 @@ class BuildOptions:
             `"content"`, or `"prompt"` with `"completion"`.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
         max_tokens (`int`, *optional*): Stop after the document that reaches so many tokens.
-        shard_tokens (`int`, *optional*): Entries of a shard, each of which takes about 12 bytes of
-            memory. By default 32,000,000; for an extension, as the datastore was built.
+        shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard, each of which
+            takes about 12 bytes of memory.
         num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
             usable core.
         deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents,
@@ -122,7 +118,6 @@ def build_store(
             "corpus": opened.name,
             "license": license or opened.license,
             "deduplicated": chosen.deduplicate,
-            "shard_tokens": chosen.shard_tokens,
             "hf_refspec": __version__,
             "documents": sum(shard.documents for shard in shards),
         }
@@ -142,10 +137,6 @@ def extend_store(
     config = StoreConfig.read(folder)
     remedy = f"it cannot be extended with {public_name(tokenizer)}"
     config.check_tokenizer(folder, tokenizer, remedy)
-    noted = config.source.get("shard_tokens")  # plausible, or ignored: `source` is for people
-    largest = max([BuildOptions.shard_tokens, *(shard.tokens for shard in config.shards)])
-    if type(noted) is int and LEAST_NOTED <= noted <= largest:
-        options = {"shard_tokens": noted} | options
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)

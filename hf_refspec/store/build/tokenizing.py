@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..printable import one_line
-from ..tokenizer_file import TokenizerError, is_of_tokenizer
+from ..stored_tokenizer import TokenizerError, is_of_tokenizer
 
 Document = str | np.ndarray
 # The length of each document with its separator (0 for an empty one), and all tokens in a row.

@@ -116,7 +116,6 @@ def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
     assert run("build", corpus, *arguments, "--pattern", "*.py", "--shard-tokens", 60) == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
     assert "licence     MIT\n" in capsys.readouterr().out
-    assert Datastore(tmp_path / "store").config.source["shard_tokens"] == 60
 
 
 def test_builds_from_a_preset_with_its_name_and_licence(

@@ -23,8 +23,8 @@ from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.source import batches
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.fingerprint import tokenizer_fingerprint
 from hf_refspec.store.folder import LOCK
+from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 from hf_refspec.version import __version__
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
@@ -65,7 +65,6 @@ def test_documents_and_their_bounds_are_kept(store, tokenizer):
         "license": None,
         "deduplicated": False,
         "documents": sum(map(bool, TEXTS)),
-        "shard_tokens": 500,
         "hf_refspec": __version__,
     }
     names = {"config.json", *(file.name for file in config.files())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hf_refspec.store.build.tokenizing import LONGEST_PIECE, encode, pieces
-from hf_refspec.store.tokenizer_file import load_backend
+from hf_refspec.store.stored_tokenizer import load_backend
 
 
 def test_a_long_text_is_cut_at_line_ends(tokenizer):

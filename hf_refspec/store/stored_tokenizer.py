@@ -1,0 +1,134 @@
+"""Which tokenizer the tokens of a stored folder are from, and the copy of it in a datastore.
+
+The copy is the `tokenizer.json` of the library tokenizers. It is data alone: loading it runs no
+code and needs no Hub. It has no chat template and no names of special tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from .files import DatastoreError, FileEntry, check_file, write_bytes
+from .printable import one_line, printable
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
+    from transformers import PreTrainedModel
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A checksum of what decides which id a piece of text gets: vocabulary, merges, added tokens.
+
+    Names, chat templates, padding and the like do not count, nor does how the text is cut before
+    it is merged: tokens that were cut in another way mean the same, and only draft a little worse.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
+            f"but is a {type(tokenizer).__name__}"
+        )
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocabulary, merges = sorted(tokenizer.get_vocab().items()), model.get("merges", [])
+    text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The smallest number above all of a tokenizer's ids."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
+    """The name of a tokenizer or a model, for people; never a local path."""
+    name = str(getattr(pretrained, "name_or_path", None) or "")
+    if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
+        name = Path(name).resolve().name
+    return name or type(pretrained).__name__
+
+
+def check_tokenizer(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    remedy: str,
+    fingerprint: str,
+    name: str,
+    ids: int | None = None,
+) -> None:
+    """Refuses a tokenizer that the folder at `path` was not made for; `fingerprint`, `name` and the
+    number of `ids` (if it is known) are those of the tokenizer that it was made for."""
+    found = tokenizer_fingerprint(tokenizer)
+    if found != fingerprint:
+        raise DatastoreError(
+            f"{path} was made for another tokenizer: {printable(name):.100} with the fingerprint "
+            f"{printable(fingerprint):.100}, not {tokenizer.name_or_path} with {found}; {remedy}"
+        )
+    # Memory is allocated for so many.
+    if ids not in (None, vocabulary_size(tokenizer)):
+        raise DatastoreError(
+            f"{path} is damaged: its vocab_size is {ids}, but its tokenizer has "
+            f"{vocabulary_size(tokenizer)} ids"
+        )
+
+
+class TokenizerError(ValueError):
+    """The tokenizer failed."""
+
+
+def is_of_tokenizer(error: BaseException) -> bool:
+    """Whether the library tokenizers raised an error: it raises bare Exceptions, and Rust panics
+    that derive from BaseException. A damaged tokenizer can fail over some texts alone."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def load_backend(content: str) -> Tokenizer:
+    """Loads a tokenizer.json; the tokenizer neither truncates nor pads."""
+    backend = Tokenizer.from_str(content)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
+    """Writes a tokenizer into a folder."""
+    text: str = tokenizer.backend_tokenizer.to_str()
+    return write_bytes(folder / "tokenizer.json", text.encode())
+
+
+def read_tokenizer(
+    folder: Path, entry: FileEntry, name: str, vocab_size: int
+) -> PreTrainedTokenizerBase:
+    """Reads a tokenizer and restores its name; raises a DatastoreError if the file is not as
+    it was written, or holds no tokenizer."""
+    path, copy = folder / entry.name, BytesIO()
+    check_file(folder, entry, copy)
+    content = copy.getvalue()
+    try:
+        backend = load_backend(content.decode())
+        # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary has
+        # no more of them than the file has bytes.
+        largest = max(backend.get_vocab().values(), default=0)
+        if largest >= min(vocab_size, len(content)):
+            raise DatastoreError(
+                f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens"
+            )
+        # A tokenizer that panics over every text is refused here, and not where it is used.
+        with suppress(Exception):  # it may not know these words
+            backend.decode(backend.encode("a text to read").ids)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)
+    except BaseException as error:
+        if isinstance(error, DatastoreError) or not (
+            isinstance(error, Exception) or is_of_tokenizer(error)
+        ):
+            raise
+        raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
