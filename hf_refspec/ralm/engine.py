@@ -17,7 +17,12 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import BaseStreamer
 
+from ..generation.row import Row
+from ..generation.validation import check_model, check_request
 from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
@@ -94,18 +99,15 @@ def generate_speculatively(
             scheduler = deepcopy(learned[setting])
             scheduler.begin_request()
         else:
-            scheduler = _new_scheduler(speculation)
+            most = speculation.max_gamma
+            gamma = GammaByLag() if most is None else PublishedGamma(most)
+            ahead = None if most is None else 1
+            scheduler = StrideScheduler(gamma, ahead if speculation.asynchronous else 0)
         _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, scheduler, neighbours, candidates)
         ).run()
         learned[setting] = scheduler
     return stats
-
-
-def _new_scheduler(speculation: Speculation) -> StrideScheduler:
-    if speculation.max_gamma is None:
-        return StrideScheduler(GammaByLag(), None if speculation.asynchronous else 0)
-    return StrideScheduler(PublishedGamma(speculation.max_gamma), int(speculation.asynchronous))
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
@@ -306,3 +308,48 @@ class _SpeculativeRequest(_Request):
 
 def _lags(steps: Sequence[_Speculated]) -> list[int]:
     return [each.lag for each in steps]
+
+
+def check_call(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    stats: Any,
+    caller: str,
+) -> None:
+    """Refuses calls that `caller` cannot do, from the arguments as `generate` has prepared them."""
+    if stats is not None and not isinstance(stats, RetrievalStats):
+        raise TypeError(
+            "`retrieval_stats` must be a `hf_refspec.RetrievalStats()` to be filled, or None, but "
+            f"is {stats!r}."
+        )
+    check_model(model, caller)
+    check_request(input_ids, generation_config, model_kwargs, caller)
+    if len(input_ids) != 1:
+        raise ValueError(
+            f"`{caller}` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "
+            "prompt at a time."
+        )
+
+
+def decode(
+    text: RetrievalAugmentedGeneration,
+    row: Row,
+    retriever: Retriever,
+    speculation: Speculation | None,
+    k: int,
+    stats: RetrievalStats | None,
+    streamer: BaseStreamer | None,
+    **sources: Any,
+) -> None:
+    """Generates a text; a `RetrievalError` carries the part of the row that is verified."""
+    if streamer is not None:
+        streamer.put(row.ids.cpu())
+    try:
+        generate_speculatively(text, retriever, speculation, k, **sources, stats=stats)
+    except RetrievalError as error:
+        error.text_ids = row.ids[0].tolist()
+        raise
+    if streamer is not None:
+        streamer.end()

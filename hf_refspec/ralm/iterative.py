@@ -30,7 +30,7 @@ from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.cache import find_cache
-from .call import check_call, decode
+from .engine import check_call, decode
 from .iterative_text import IterativeText, PassageLoop, Passages
 from .options import Speculation
 from .passage_contexts import PassageContexts

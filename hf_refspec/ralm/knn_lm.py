@@ -34,7 +34,7 @@ from ..transformers_names import decoder_output
 from ..verification.cache import find_cache
 from ..verification.chain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
-from .call import check_call, decode
+from .engine import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .options import Speculation

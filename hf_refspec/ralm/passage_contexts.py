@@ -83,7 +83,14 @@ class PassageContexts:
     _prompt: np.ndarray  # behind it, int64: the rest of the prompt
 
     def __post_init__(self) -> None:
-        self.kind = self._verifier_kind()
+        self.kind: type[Verifier] = PlainVerifier
+        config = text_config(self._model)
+        if find_cache(self._model_kwargs) is not None and not length_dependent_rope(config):
+            verifier, _ = select_verifier(
+                self._model, "auto", 1, self._generation_config, self._model_kwargs
+            )
+            if verifier is not None:
+                self.kind = type(verifier)
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
         # Contexts of undone steps only: without any output.
         self._prefixes: OrderedDict[bytes, Context] = OrderedDict()
@@ -119,12 +126,3 @@ class PassageContexts:
         if find_cache(kwargs) is not None:
             kwargs = fresh_kwargs(self._model, kwargs, torch.ones_like(prefix))
         return Context(prefix, self.kind(self._model, self._generation_config, kwargs), self._row)
-
-    def _verifier_kind(self) -> type[Verifier]:
-        config = text_config(self._model)
-        if find_cache(self._model_kwargs) is None or length_dependent_rope(config):
-            return PlainVerifier
-        verifier, _ = select_verifier(
-            self._model, "auto", 1, self._generation_config, self._model_kwargs
-        )
-        return PlainVerifier if verifier is None else type(verifier)

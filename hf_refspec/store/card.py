@@ -28,12 +28,21 @@ def card(config: FolderConfig, repo_id: str) -> str:
     """The card of a stored folder in the repo `repo_id`: Markdown below a block of metadata."""
     source = getattr(config, "source", {})
     licence = source.get("license")
+    metadata: dict[str, Any] = {}
+    if licence:
+        identifier = re.sub(r"[^a-z0-9.]+", "-", str(licence).lower()).strip("-")
+        if _HUB_LICENCE.fullmatch(identifier):
+            metadata["license"] = identifier
+        else:
+            metadata.update(license="other", license_name=identifier)
+    metadata["library_name"] = "hf_refspec"
     about = {each.name: getattr(config, each.name) for each in fields(config)}
     texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})
     texts.update(
         config.card_texts(),
-        metadata=_metadata(str(licence) if licence else None),
+        # The Hub's viewer would show config.json as rows of data.
+        metadata=DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml(),
         title=repo_id.split("/")[-1],
         repo=json.dumps(repo_id),
         files="\n".join(
@@ -58,16 +67,3 @@ def readable_size(size: float) -> str:
             break
         size /= 1000
     return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-
-
-def _metadata(licence: str | None) -> str:
-    metadata: dict[str, Any] = {}
-    if licence:
-        identifier = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
-        if _HUB_LICENCE.fullmatch(identifier):
-            metadata["license"] = identifier
-        else:
-            metadata.update(license="other", license_name=identifier)
-    # The Hub's viewer would show config.json as rows of data.
-    metadata["library_name"] = "hf_refspec"
-    return DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml()
