@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import resource
 import signal
-import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,11 @@ UINT16 = {"tokens": (np.dtype(np.uint16), 4)}
 def four_tokens(folder: Path) -> FileEntry:
     path = folder / "tokens-00001.safetensors"
     return write_arrays(path, {"tokens": np.arange(4, dtype=np.uint16)})
+
+
+def entry_of(path: Path) -> FileEntry:
+    content = path.read_bytes()
+    return FileEntry(path.name, len(content), sha256(content).hexdigest())
 
 
 def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
@@ -88,33 +92,3 @@ def in_a_child(function: Callable[[], Any], limit: int | None = None) -> Any:
         return None
     finally:
         os.waitpid(child, 0)
-
-
-def killed_at(moment: int, function: Callable[[], object]) -> int | None:
-    """Kills a function when it opens, renames or removes a file for the n-th time.
-
-    Returns:
-        How many such moments there were; `None` if it was killed.
-    """
-
-    def run() -> int:
-        count = 0
-
-        def hook(event: str, _: tuple) -> None:
-            nonlocal count
-            if event in ("open", "os.rename", "os.remove", "os.listdir", "os.scandir", "os.mkdir"):
-                count += 1
-                if count == moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        function()
-        return count
-
-    return in_a_child(run)
-
-
-def moments_of(function: Callable[[], object], number: int) -> list[int]:
-    """Moments at which to kill a function, all over its run."""
-    last = killed_at(0, function)
-    return [1, last, *random.Random(last).sample(range(2, last), number)]

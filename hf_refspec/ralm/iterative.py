@@ -109,7 +109,10 @@ def iterative_ralm(
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     vocab_size = text_config(model).vocab_size
     passages = Passages(retriever, _room_for_passages(model, row), vocab_size)
-    prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
+    prompt = input_ids[0].numpy(force=True).astype(np.int64)
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None:
+        prompt = prompt[mask[0].numpy(force=True) != 0]  # without padding
     bos = generation_config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
     begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
     contexts = PassageContexts(
@@ -128,11 +131,6 @@ def iterative_ralm(
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, None, row.scores, row.logits)
-
-
-def _without_padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
-    ids = input_ids[0].numpy(force=True).astype(np.int64)
-    return ids if mask is None else ids[mask[0].numpy(force=True) != 0]
 
 
 def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:

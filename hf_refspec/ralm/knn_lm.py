@@ -99,7 +99,14 @@ def knn_lm(
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
     retriever = cast(Retriever, mixture.datastore)  # the engine only searches and scores
-    sources = _guess_sources(mixture, speculation)
+    store = mixture.datastore
+    sources: dict[str, Any] = {}
+    if speculation is not None:  # where guesses come from beside what was retrieved
+        published = speculation.max_gamma is not None
+        if published or (mixture.k <= _FEW_NEIGHBOURS and store.pq_index is None):
+            sources = {"neighbours": store.next_entries}
+        elif mixture.k <= _FEW_NEIGHBOURS and store.pq_index is not None:
+            sources = {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
     with recorded(model, mixture.datastore.config.layer) as hidden:
         text = KnnText(row, verifier, hidden, mixture, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
@@ -234,16 +241,3 @@ def _check_request(
                 f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
                 "tokens that are rolled back. Pass `speculation=None`, or leave it out."
             )
-
-
-def _guess_sources(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
-    """The arguments of `generate_speculatively` for guesses beside what was retrieved: as published
-    the entries after it; ours for few neighbours the PQ index, or where there is none, these."""
-    if speculation is None:
-        return {}
-    store, published = mixture.datastore, speculation.max_gamma is not None
-    if not published and mixture.k > _FEW_NEIGHBOURS:
-        return {}
-    if not published and store.pq_index is not None:
-        return {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
-    return {"neighbours": store.next_entries}

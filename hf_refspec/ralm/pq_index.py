@@ -69,7 +69,9 @@ class PQIndex:
         count = min(_SAMPLE, len(rows))
         chosen = np.random.default_rng(0).choice(len(rows), count, replace=False, shuffle=False)
         sample = rows[np.sort(chosen)]
-        mean, axes = _principal_axes(sample)
+        mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
+        _, vectors = np.linalg.eigh(np.cov(sample, rowvar=False))  # by ascending variance
+        axes = np.ascontiguousarray(vectors[:, ::-1][:, : axes_of(rows.shape[1])].T, np.float32)
         quantizer = faiss.IndexPQ(len(axes), len(axes), _BITS)
         quantizer.train(_components(sample, mean, axes))
         for begin in range(0, len(rows), _ROWS_AT_ONCE):
@@ -112,14 +114,6 @@ class PQIndex:
 def axes_of(dimension: int) -> int:
     """How many principal axes the index of rows of this dimension has; 0 if there can be none."""
     return min(MOST_AXES, dimension) // 2 * 2
-
-
-def _principal_axes(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean, and the axes of the largest variance, `(a, d)`."""
-    mean = sample.mean(axis=0, dtype=np.float64)
-    _, vectors = np.linalg.eigh(np.cov(sample, rowvar=False))  # by ascending variance
-    axes = vectors[:, ::-1][:, : axes_of(sample.shape[1])].T
-    return mean.astype(np.float32), np.ascontiguousarray(axes, dtype=np.float32)
 
 
 def _components(rows: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> Any:

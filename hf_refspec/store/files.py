@@ -43,15 +43,6 @@ class FileEntry:
     size: Annotated[int, Range(0, 2**62)]
     sha256: str
 
-    @classmethod
-    def of(cls, path: Path) -> FileEntry:
-        """Reads the file at `path`; raises as [`open_file`]."""
-        digest = hashlib.sha256()
-        with open_file(path) as file:
-            for block in _blocks(file, path):
-                digest.update(block)
-        return cls(path.name, path.stat().st_size, digest.hexdigest())
-
 
 # A system that lacks one of these flags has no files that the flag guards against.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -25,6 +26,13 @@ from hf_refspec.store.files import DatastoreError, write_arrays
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
     documents = some_texts(30) if documents is None else documents
     return KnowledgeBase.build(documents, tokenizer, encoder, path, progress=False, **options)
+
+
+def rewrite(base, file, **changes):
+    """Changes arrays of a file, for which config.json vouches then."""
+    path = base.path / f"{file}.safetensors"
+    entry = write_arrays(path, load_file(path) | changes)
+    replace(base.config, **{f"{file}_file": entry}).write(base.path)
 
 
 @pytest.fixture
@@ -128,13 +136,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
     for file in files:
         file.write_text("text")
     base = build(tmp_path / "base", tokenizer, files, encoder=None)
-    arrays = {
-        "documents": np.array(documents, np.int64),
-        "names": np.frombuffer(b"a.txtb.txt", np.uint8),
-        "name_ends": np.array([5, 10], np.int64),
-    }
-    entry = write_arrays(base.path / "sources.safetensors", arrays)
-    replace(base.config, sources_file=entry).write(base.path)
+    rewrite(base, "sources", documents=np.array(documents, np.int64))
     with pytest.raises(DatastoreError, match=r"sources\.safetensors is damaged"):
         KnowledgeBase(base.path, tokenizer)
 
@@ -143,10 +145,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
 def test_ends_of_names_that_cannot_be_give_another_name(tmp_path, tokenizer, ends):
     (tmp_path / "a.txt").write_text("text")
     base = build(tmp_path / "base", tokenizer, [tmp_path / "a.txt"] * 2, encoder=None)
-    arrays = base._sources | {"name_ends": np.array(ends, np.int64)}
-    arrays = {name: np.array(array) for name, array in arrays.items()}
-    entry = write_arrays(base.path / "sources.safetensors", arrays)
-    replace(base.config, sources_file=entry).write(base.path)
+    rewrite(base, "sources", name_ends=np.array(ends, np.int64))
     for passage in (0, 1):
         assert KnowledgeBase(base.path, tokenizer).source(passage).endswith(", line 1")
 
@@ -252,22 +251,19 @@ def test_there_is_no_passage_beyond_the_last(base):
             base.passage(passage_id)
 
 
-@pytest.mark.parametrize("change", ["first", "order", "empty", "long", "last"])
+BOUNDS = {
+    "first": lambda bounds: [1, *bounds[1:]],
+    "order": lambda bounds: [*bounds[:4], bounds[5], bounds[4], *bounds[6:]],
+    "empty": lambda bounds: [*bounds[:4], bounds[5], *bounds[5:]],
+    "long": lambda bounds: [bounds[0], *(bounds[4] - np.array([3, 2, 1])), *bounds[4:]],
+    "last": lambda bounds: [*bounds[:-1], bounds[-1] + 1],
+}
+
+
+@pytest.mark.parametrize("change", BOUNDS.values(), ids=BOUNDS)
 def test_bounds_that_are_none_are_refused(base, tokenizer, change):
-    bounds = np.array(base._bounds)
-    if change == "first":
-        bounds[0] = 1
-    elif change == "order":
-        bounds[[4, 5]] = bounds[[5, 4]]
-    elif change == "empty":
-        bounds[4] = bounds[5]
-    elif change == "long":
-        bounds[1:4] = bounds[4] - np.array([3, 2, 1])
-    else:
-        bounds[-1] += 1
-    arrays = {"tokens": np.array(base._tokens), "bounds": bounds}
-    entry = write_arrays(base.path / "passages.safetensors", arrays)
-    replace(base.config, passages_file=entry).write(base.path)
+    bounds = change(load_file(base.path / "passages.safetensors")["bounds"])
+    rewrite(base, "passages", bounds=np.array(bounds, np.int64))
     with pytest.raises(DatastoreError, match="bounds are not those of passages of 1 to 64"):
         KnowledgeBase(base.path, tokenizer)
 
@@ -301,11 +297,9 @@ def test_a_config_that_is_not_true_is_refused(base, tokenizer, key, value):
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenizer):
-    tokens = np.array(base._tokens)
+    tokens = load_file(base.path / "passages.safetensors")["tokens"]
     tokens[2] = 60_000
-    arrays = {"tokens": tokens, "bounds": np.array(base._bounds)}
-    entry = write_arrays(base.path / "passages.safetensors", arrays)
-    replace(base.config, passages_file=entry).write(base.path)
+    rewrite(base, "passages", tokens=tokens)
     damaged = KnowledgeBase(base.path, tokenizer)
     assert damaged.text(1) == some_texts(30)[1]
     with pytest.raises(DatastoreError, match="passage 0 has the token 60000"):

@@ -71,26 +71,15 @@ def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[l
 # --- common_ngrams
 
 
-@settings(deadline=None)
-@given(documents_lists, configs, st.integers(1, 4))
-def test_common_ngrams_are_all_that_stand_twice_the_commonest_first(documents, config, max_ngram):
-    orders = common_ngrams(shards_of(documents, config), max_ngram, ALL)
+@settings(deadline=None, max_examples=200)
+@given(documents_lists, configs, st.integers(1, 4), st.integers(1, 3))
+def test_common_ngrams_are_all_that_stand_twice_in_a_shard_the_commonest_first(
+    documents, config, max_ngram, count
+):
+    orders = common_ngrams(shards_of(documents, config, count), max_ngram, ALL)
     assert len(orders) == max_ngram
     for length, ngrams in enumerate(orders, start=1):
-        assert ngrams.dtype == np.int32
-        assert ngrams.shape[1] == length
-        counts = count_ngrams(documents, length)
-        found = [tuple(ngram) for ngram in ngrams.tolist()]
-        assert sorted(found) == sorted(ngram for ngram in counts if counts[ngram] > 1)
-        frequencies = [counts[ngram] for ngram in found]
-        assert frequencies == sorted(frequencies, reverse=True)
-
-
-@settings(deadline=None)
-@given(documents_lists, st.integers(2, 3))
-def test_common_ngrams_of_shards_are_those_that_stand_twice_in_one_of_them(documents, count):
-    orders = common_ngrams(shards_of(documents, count=count), MAX_NGRAM, ALL)
-    for length, ngrams in enumerate(orders, start=1):
+        assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
         parts = [count_ngrams(documents[part::count], length) for part in range(count)]
         twice = {ngram for counts in parts for ngram in counts if counts[ngram] > 1}
         found = [tuple(ngram) for ngram in ngrams.tolist()]
@@ -125,11 +114,6 @@ def test_the_commonest_of_a_natural_distribution_are_found(count):
         assert len(found) == 20
         best = sum(frequency for _, frequency in counts.most_common(20))
         assert sum(found) == best if count == 1 else sum(found) > 0.95 * best
-
-
-@pytest.mark.parametrize("documents", [[[]], [[0, 1, 2, 3]]])
-def test_a_text_without_repetitions_has_no_common_ngrams(documents):
-    assert [len(ngrams) for ngrams in common_ngrams(shards_of(documents), 3, ALL)] == [0, 0, 0]
 
 
 # --- compact_form
@@ -173,13 +157,6 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
             )
 
     check()
-
-
-def test_a_corpus_without_repetitions_has_an_empty_table():
-    _, counts, table = form_of([[0, 1, 2, 3]])
-    assert counts == [0, 0, 0]
-    assert len(table.starts) == 1
-    assert len(table.tree(np.array([0], np.int32), 1, 8)[0]) == 0
 
 
 # --- max_bytes
@@ -258,17 +235,3 @@ def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
         limits = [CONTINUATIONS["rest"]], [CONTINUATION_LENGTH], NODES_PER_TREE, 0.0
         rest = trie_tree(shards, match, *limits)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "crest"}, "mode must be one of"),
-        ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
-        ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1"),
-        ({"max_bytes": 100}, "max_bytes must be at least 4096"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        CompactOptions(**options)

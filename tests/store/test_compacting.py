@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +77,7 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact):
     with pytest.raises(ValueError, match="needs the full form, but only the compact one is open"):
         compact.compact(**QUIET)
     for options, message in (
+        ({"mode": "crest"}, "mode must be one of"),
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
         ({"max_ngram": 9}, "max_ngram must be from 1 to 8, but is 9"),
         ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1, but is 0"),
@@ -145,26 +144,6 @@ def test_a_reader_that_another_process_overtakes_opens_what_is_there_by_then(ful
     assert reader.config == StoreConfig.read(full.path) != overtaken[0]
     assert not (full.path / overtaken[0].ngrams.file.name).exists()
     reader.verify()
-
-
-def test_readers_never_miss_a_file_while_another_process_compacts(full):
-    full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
-
-    def compact_again_and_again() -> None:
-        while True:
-            full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
-            full.compact(**QUIET)
-
-    writer = multiprocessing.get_context("fork").Process(target=compact_again_and_again)
-    writer.start()
-    try:
-        opened = Counter()
-        while len(opened) < 2 or opened.total() < 400:
-            assert writer.is_alive()
-            opened[Datastore(full.path, "compact").config.ngrams.file.name] += 1
-    finally:
-        writer.kill()
-        writer.join()
 
 
 def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):

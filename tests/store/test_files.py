@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from stored import SHARD, UINT16, flip_last_bit, four_tokens, in_a_child, readers
+from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, in_a_child, readers
 
 from hf_refspec.store import files
 from hf_refspec.store.files import (
@@ -44,7 +44,7 @@ def refused_file(folder: Path, content: bytes, expected: dict = UINT16) -> str:
     path = folder / "tokens-00001.safetensors"
     path.write_bytes(content)
     with pytest.raises(DatastoreError) as error:
-        read_arrays(folder, FileEntry.of(path), expected)
+        read_arrays(folder, entry_of(path), expected)
     message = str(error.value)
     assert f"{path} is damaged: " in message
     return message
@@ -58,7 +58,7 @@ def test_arrays_come_back_as_they_were_written(tmp_path, dtype, length):
     entry = write_arrays(tmp_path / "tokens-00001.safetensors", arrays)
     assert os.listdir(tmp_path) == [entry.name]
     path = tmp_path / entry.name
-    assert entry == FileEntry.of(path)
+    assert entry == entry_of(path)
     assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.stat().st_mode & 0o777 == 0o644
     check_file(tmp_path, entry)
@@ -193,7 +193,7 @@ def test_blocks_are_written_as_the_whole_array(tmp_path):
     one = write_arrays(tmp_path / "one", {"keys": blocks, "tokens": ARRAYS["tokens"]})
     two = write_arrays(tmp_path / "two", {"keys": whole, "tokens": ARRAYS["tokens"]})
     assert (one.size, one.sha256) == (two.size, two.sha256)
-    assert one == FileEntry.of(tmp_path / "one")
+    assert one == entry_of(tmp_path / "one")
 
 
 @pytest.mark.parametrize("length", [5, 11])

@@ -194,13 +194,6 @@ def test_one_version_even_if_another_is_pushed_meanwhile(store, monkeypatch, pus
 # What is not there, or not for everyone
 
 
-def test_unknown_repo(hub):
-    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a datastore of this name"):
-        fetch("no/store")
-    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a datastore of this name"):
-        fetch("no/store", token=TOKEN)
-
-
 def test_a_name_without_an_owner_is_not_looked_for(hub):
     with pytest.raises(OSError, match="'stroe' does not exist; name a folder, or a Hub id"):
         fetch("stroe")

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
+from stored import entry_of
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.apps.cli.search import add_search
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.stored_tokenizer import read_tokenizer, tokenizer_fingerprint
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
@@ -52,7 +53,7 @@ def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size, largest):
     content["model"]["vocab"]["l"] = largest
     path.write_text(json.dumps(content))
     with pytest.raises(DatastoreError, match=rf"{path} is damaged: it has the id {largest}, of"):
-        read_tokenizer(store.path, FileEntry.of(path), "bytes", vocab_size)
+        read_tokenizer(store.path, entry_of(path), "bytes", vocab_size)
 
 
 def test_copies_and_the_compact_form_carry_it_too(store, tmp_path):
@@ -92,7 +93,7 @@ def damaged(store: Datastore, **changes) -> Datastore:
     """A datastore whose tokenizer is another one, for which its config.json vouches."""
     path = store.path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    replace(store.config, tokenizer_file=FileEntry.of(path)).write(store.path)
+    replace(store.config, tokenizer_file=entry_of(path)).write(store.path)
     return Datastore(store.path)
 
 
@@ -139,9 +140,9 @@ def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_pa
     model |= {"max_input_chars_per_word": 100, "vocab": {"a": 0}}
     path = store.path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "added_tokens": []}))
-    loaded = read_tokenizer(store.path, FileEntry.of(path), "pieces", 259)
+    loaded = read_tokenizer(store.path, entry_of(path), "pieces", 259)
     about = {"fingerprint": tokenizer_fingerprint(loaded), "vocab_size": 1}
-    config = replace(store.config, tokenizer_file=FileEntry.of(path), **about)
+    config = replace(store.config, tokenizer_file=entry_of(path), **about)
     config.write(store.path)
     message = rf"{store.path} cannot be extended: .*: WordPiece error: Missing \[UNK\]"
     with pytest.raises(DatastoreError, match=message):

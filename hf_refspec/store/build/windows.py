@@ -51,20 +51,18 @@ def read_windows(
         A batch of windows and their tokens, int64 of shape `(batch, longest)`, padded on the right,
         where no token of a text sees the padding."""
     length = min(context_length(model) or _LONGEST, _LONGEST)
-    pieces = windows(_tokenized(texts, tokenizer), length)
+
+    def tokenized() -> Iterator[np.ndarray]:
+        for i, text in enumerate([texts] if isinstance(texts, str) else texts):
+            if not isinstance(text, str):
+                raise TypeError(f"the corpus must be of strings, but entry {i} is {text!r:.80}")
+            # With the special tokens that a prompt gets.
+            yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
+
+    pieces = windows(tokenized(), length)
     while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
         rows = [torch.from_numpy(window.ids) for window in batch]
         yield batch, pad_sequence(rows, batch_first=True).to(model.device)
-
-
-def _tokenized(
-    texts: str | Iterable[str], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[np.ndarray]:
-    """The tokens of each text (int64), with the special tokens that a prompt gets."""
-    for i, text in enumerate([texts] if isinstance(texts, str) else texts):
-        if not isinstance(text, str):
-            raise TypeError(f"the corpus must be of strings, but entry {i} is {text!r:.80}")
-        yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
 
 
 def windows(texts: Iterable[np.ndarray], length: int) -> Iterator[Window]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import datasets
 import numpy as np
 import pytest
 from datastores import documents_of
-from stored import content_of, in_a_child, killed_at, moments_of
+from stored import content_of, in_a_child
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -179,22 +178,6 @@ def test_a_failed_build_leaves_nothing(tmp_path, tokenizer):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(tmp_path, tokenizer, store):
-    path = tmp_path / "other"
-
-    def run():
-        build_store(iter(TEXTS), tokenizer, path, **QUIET)
-
-    moments = moments_of(run, 12)
-    shutil.rmtree(path)
-    for moment in moments:
-        assert killed_at(moment, run) is None
-        if not path.exists():  # it was not killed after the last step
-            run()
-        assert content_of(path).items() >= content_of(store).items()
-        shutil.rmtree(path)
-
-
 @pytest.mark.parametrize("limit", [100, 900, 1500])
 def test_a_full_disk(tmp_path, tokenizer, store, limit):
     before = content_of(store)
@@ -256,32 +239,6 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     new = StoreConfig.read(store)
     assert new.shards[:-1] == old.shards
     assert set(after) == {"config.json", *(file.name for file in new.files())}
-
-
-def test_an_extension_killed_at_any_moment(tmp_path, tokenizer, store):
-    more = some_texts(20, seed=3)
-    old = tmp_path / "old"
-    shutil.copytree(store, old)
-    wanted = content_of(extend_store(store, more, tokenizer, **QUIET))
-    before = content_of(old)
-
-    path = tmp_path / "new"
-
-    def run():
-        extend_store(path, iter(more), tokenizer, **QUIET)
-
-    shutil.copytree(old, path)
-    for moment in moments_of(run, 12):
-        shutil.rmtree(path)
-        shutil.copytree(old, path)
-        assert killed_at(moment, run) is None
-        content = content_of(path)
-        if content["config.json"] == before["config.json"]:
-            assert content.items() >= before.items()
-            run()
-            assert content_of(path) == wanted
-        else:  # it was done, and would be done again
-            assert content.items() >= wanted.items()
 
 
 def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
