@@ -9,8 +9,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..store.build.engine import encode
 from ..store.build.source import Source, batches
-from ..store.build.tokenizing import encode
 from ..store.folder_config import token_dtype
 from ..store.stored_tokenizer import load_backend, vocabulary_size
 from .text_encoder import TextEncoder

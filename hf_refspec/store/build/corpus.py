@@ -26,10 +26,9 @@ from ..files import DatastoreError
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import map_tokens, next_number, split_documents, write_part
 from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size, write_tokenizer
-from .engine import Engine, in_order, make_engine
+from .engine import Engine, TokenBatch, in_order, make_engine
 from .merge import merge_all, merge_due
 from .source import Source, open_source
-from .tokenizing import TokenBatch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from ..files import open_file, unreadable
 from ..printable import printable
 from .dataset_documents import DatasetDocuments
-from .tokenizing import Document
+
+Document: TypeAlias = str | np.ndarray
 
 logger = logging.getLogger("hf_refspec")
 

@@ -17,7 +17,7 @@ from stored import content_of, in_a_child
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.store.build import engine, tokenizing
+from hf_refspec.store.build import engine
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.source import batches
 from hf_refspec.store.datastore_config import StoreConfig
@@ -274,10 +274,10 @@ def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
 
 def test_one_long_line_and_many_tiny_documents(tmp_path, tokenizer):
     line = "".join(some_texts(2000, seed=4)).replace("\n", " ")
-    assert len(line) > 2 * tokenizing.LONGEST_PIECE / 16
+    assert len(line) > 2 * engine.LONGEST_PIECE / 16
     (tmp_path / "line.txt").write_text(line)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing.pieces, "__defaults__", (tokenizing.LONGEST_PIECE // 16,))
+        patch.setattr(engine.pieces, "__defaults__", (engine.LONGEST_PIECE // 16,))
         path = build_store(tmp_path / "line.txt", tokenizer, tmp_path / "line", progress=False)
     assert texts_of(path, tokenizer) == [line]
     texts = [str(i) for i in range(20_000)]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from argparse import ArgumentParser
 from pathlib import Path
 
 import datasets
 import pytest
 
-from hf_refspec.apps.cli.arguments import add_source, load_corpus
 from hf_refspec.apps.cli.main import main
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.build import presets
 from hf_refspec.store.build.presets import PRESETS, python_stdlib
 from hf_refspec.store.datastore import Datastore
@@ -112,15 +109,3 @@ def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
         assert store.documents == documents
     with pytest.raises(ValueError, match="max_tokens"):
         Datastore.build(rows, tokenizer, tmp_path / "0", max_tokens=0)
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_a_knowledge_base_takes_the_same(copies, tmp_path, tokenizer, name):
-    parser = ArgumentParser()
-    add_source(parser)
-    args = parser.parse_args(["--preset", name, "--dataset", str(copies / name)])
-    documents, corpus, license = load_corpus(args)
-    options = {"corpus": corpus, "license": license, "progress": False}
-    base = KnowledgeBase.build(documents, tokenizer, None, tmp_path / "base", **options)
-    assert base.text(0) == TEXTS[name]
-    assert base.config.source["license"] == PRESETS[name].license
