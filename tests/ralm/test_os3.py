@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.os3 import (
-    GROUPS,
     LONGEST_STRIDE,
     GammaByLag,
     PublishedGamma,
@@ -255,15 +254,11 @@ def test_a_shorter_lag_is_no_worse_than_a_longer_one(wrong, times):
         max_size=30,
     )
 )
-def test_nothing_is_certain_and_nothing_is_lost(counts):
+def test_nothing_is_certain(counts):
     gamma = GammaByLag()
     for lags, right in counts:
         gamma.record(lags, min(right, len(lags)))
     assert (gamma.of(LAGS) > 0).all() and (gamma.of(LAGS) < 1).all()
-    gamma.begin_request()
-    remembered = gamma._seen()
-    assert remembered.shape == (GROUPS, 2) and (remembered >= 0).all()
-    assert (remembered.sum(axis=1) <= 30 + 1e-9).all()
 
 
 def test_what_has_long_been_right_can_soon_be_doubted():
@@ -283,7 +278,9 @@ def test_what_one_request_has_seen_the_next_believes_at_first():
         gamma.record(range(1, 11), right=9)
     gamma.begin_request()
     assert (gamma.of(LAGS)[:7] > GammaByLag().of(LAGS)[:7]).all()
-    # At a lag of 8 to 10 one in three was wrong. Of all steps only so many count.
-    right, wrong = gamma._seen()[3]
-    assert right / wrong == pytest.approx(2, rel=0.05)
-    assert gamma._seen().sum(axis=1).max() == pytest.approx(30)
+    # At a lag of 8 to 10 one in three was wrong.
+    assert 0.6 < gamma.of(LAGS)[8] < 0.7
+    # Of 120 right steps at a lag of 4 to 7 only 30 count: a few wrong ones are believed soon.
+    for _ in range(5):
+        gamma.record([5], right=0)
+    assert gamma.of(LAGS)[4] < 0.9

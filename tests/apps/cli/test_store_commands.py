@@ -113,7 +113,7 @@ def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
     tmp_path, corpus, tokenizer, tokenizer_folder, capsys
 ):
     arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store", "--license", "MIT"]
-    assert run("build", corpus, *arguments, "--pattern", "*.py", "--shard-tokens", 60) == 0
+    assert run("build", corpus, *arguments, "--pattern", "*.py") == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
     assert "licence     MIT\n" in capsys.readouterr().out
 
@@ -323,6 +323,10 @@ REFUSED = {
     "n-grams that are too long": (
         ["compact", "{store}", "--max-ngram", "99"],
         "--max-ngram must be from 1 to",
+    ),
+    "shards that are too large": (
+        [*BUILD, "{corpus}", "--shard-tokens", "2147483648"],
+        "--shard-tokens must be from 1 to",
     ),
     "a file with the name of an option": ([*BUILD, "{corpus}/max_tokens"], "{corpus}/max_tokens"),
     "a folder that exists": (
