@@ -34,8 +34,9 @@ class ModelCheck:
         rows (`str`): The same for a batch of two.
         reason (`str`, *optional*): Why calls decode plainly.
         context (`int`): Tokens of the text that was timed.
-        plain_seconds (`float`): What plain decoding takes for a token.
-        relative_costs (`dict[int, float]`): What a pass over so many tokens takes, in plain steps.
+        plain_seconds (`float`): The time of a plain step.
+        relative_costs (`dict[int, float]`): By the number of tokens of a pass, its time in plain
+            steps.
     """
 
     model: str
@@ -50,7 +51,7 @@ class ModelCheck:
 
     @property
     def advice(self) -> str:
-        """What `"auto"` will do."""
+        """The passes that `"auto"` will verify drafts by."""
         if self.reason is not None:
             return f"Calls decode plainly: {self.reason}."
         pays = [
