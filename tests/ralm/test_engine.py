@@ -51,15 +51,6 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
     assert plain_stats.retrievals == plain_stats.searches == len(plain)
 
 
-@pytest.mark.parametrize("letters", ["", "p", "s", "a", "ps", "pa", "sa", "psa"])
-def test_every_ablation_gives_the_text_of_the_baseline(letters):
-    plain, _ = generated(None, Vectors())
-    for speculation in (Speculation.parse(letters), Speculation.published(letters)):
-        steps, stats = generated(speculation, Vectors())
-        assert steps == plain
-        assert stats.searches < len(plain)
-
-
 def test_while_a_search_runs_speculation_goes_on():
     options = {"stride": 2, "prefetch": ENTRIES}
     plain, _ = generated(None, Vectors())

@@ -193,20 +193,6 @@ class TestSearch:
         expected = -((store.keys[ids].astype(np.float64) - query) ** 2).sum(axis=1)
         assert np.allclose(store.score(query, ids), expected, rtol=1e-5)
 
-    @pytest.mark.parametrize("index", ["flat", "hnsw"])
-    def test_a_query_finds_the_same_whatever_is_asked_beside_it(self, path, index):
-        store = KnnDatastore(path, index)
-        generator = np.random.default_rng(0)
-        queries = generator.standard_normal((9, 32), dtype=np.float32)
-        together = store.search(list(queries), 20)
-        for query, found in zip(queries, together, strict=True):
-            (alone,) = store.search([query], 20)
-            assert np.array_equal(alone.ids, found.ids)
-            assert np.array_equal(alone.scores, found.scores)
-            assert np.array_equal(store.score(query, found.ids), found.scores)
-            (best,) = store.search([query], 1)
-            assert best.ids[0] == found.ids[0]
-
     def test_queries_that_are_not_finite_or_of_another_size_are_refused(self, store):
         with pytest.raises(ValueError, match="NaN"):
             store.search([np.full(32, np.nan, dtype=np.float32)], 1)

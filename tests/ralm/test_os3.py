@@ -117,16 +117,6 @@ def test_all_that_is_made_is_verified():
     assert 1 < scheduler.stride(0) == scheduler.stride(1) < scheduler.stride(20) == 20
 
 
-def test_strides_are_no_longer_than_the_lags_at_which_steps_are_right():
-    def after(right):
-        scheduler, gamma = scheduler_that_knows(1.0, 5.0, 0.0, right=right, wrong=1)
-        for _ in range(10):
-            gamma.record(range(1, right + 2), right)
-        return scheduler.stride()
-
-    assert after(1) < 4 <= after(7) < 12 <= after(15)
-
-
 def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
     def scheduler(seconds_beside):
         scheduler, _ = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -29,16 +28,6 @@ def test_compacting_in_place_again_removes_the_older_form(full):
         assert {name: now[name] for name in before if name != "config.json"} == {
             name: before[name] for name in before if name != "config.json"
         }
-
-
-def test_compacting_removes_what_a_process_was_killed_over(full):
-    first = full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
-    names = {*content_of(full.path)}
-    # Killed after config.json named the newer form, before the older one was deleted.
-    for name in ("ngrams-0123456789ab.safetensors", ".ngrams-000000000000.safetensors.new"):
-        shutil.copy(full.path / first.config.ngrams.file.name, full.path / name)
-    full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
-    assert {*content_of(full.path)} == names
 
 
 def test_who_has_the_older_compact_form_open_goes_on(full):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, in_a_child, readers
+from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
 
 from hf_refspec.store import files
 from hf_refspec.store.files import (
@@ -231,21 +230,6 @@ def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
         for path in folder.iterdir():
             assert path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
             path.unlink()
-
-
-def test_a_process_that_is_killed_leaves_one_file_that_the_next_one_replaces(tmp_path):
-    def blocks():
-        yield np.zeros(1 << 16, np.uint8)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    path = tmp_path / "tokens-00001.safetensors"
-    bits = Blocks(np.dtype(np.uint8), 1 << 20, blocks())
-    for _ in range(2):
-        assert in_a_child(lambda: write_arrays(path, {"bits": bits})) is None
-        assert os.listdir(tmp_path) == [f".{path.name}.new"]
-    entry = write_arrays(path, ARRAYS)
-    assert os.listdir(tmp_path) == [path.name]
-    check_file(tmp_path, entry)
 
 
 # Reading
