@@ -70,6 +70,11 @@ class RunningServer:
         return self.metrics().get(f'requests_total{{outcome="{outcome}"}}', 0)
 
 
+def streamed(chunks) -> str:
+    """The text of a streamed chat."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     """Waits a minute at most."""
     ends = time.monotonic() + 60

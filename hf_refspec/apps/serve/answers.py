@@ -65,7 +65,7 @@ class Answer(ABC):
         choice.finish_reason = generation.finish_reason
         if choice.calls and choice.finish_reason == "stop":
             choice.finish_reason = "tool_calls"
-        return [self._chunk(row, self._nothing(), None, choice.finish_reason)]
+        return [self._chunk(row, self._delta(choice, None), None, choice.finish_reason)]
 
     def close(self, generations: Sequence[Generation]) -> list[Event]:
         """Ends the answer, after all rows."""
@@ -98,10 +98,7 @@ class Answer(ABC):
     def _message(self, choice: Choice) -> Event: ...
 
     @abstractmethod
-    def _delta(self, choice: Choice, part: Part) -> Event: ...
-
-    @abstractmethod
-    def _nothing(self) -> Event: ...
+    def _delta(self, choice: Choice, part: Part | None) -> Event: ...
 
     @abstractmethod
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event: ...
@@ -115,11 +112,8 @@ class CompletionAnswer(Answer):
     def _message(self, choice: Choice) -> Event:
         return {"text": choice.text}
 
-    def _delta(self, choice: Choice, part: Part) -> Event:
-        return {"text": part}
-
-    def _nothing(self) -> Event:
-        return {"text": ""}
+    def _delta(self, choice: Choice, part: Part | None) -> Event:
+        return {"text": part or ""}
 
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
         offsets = [offset]
@@ -151,7 +145,9 @@ class ChatAnswer(Answer):
             message["reasoning_content"] = choice.reasoning
         return {"message": message}
 
-    def _delta(self, choice: Choice, part: Part) -> Event:
+    def _delta(self, choice: Choice, part: Part | None) -> Event:
+        if part is None:
+            return {"delta": {}}
         if isinstance(part, Call):
             call = {"index": len(choice.calls), **_described_call(part)}
             return {"delta": {"tool_calls": [call]}}
@@ -159,11 +155,11 @@ class ChatAnswer(Answer):
             return {"delta": {"reasoning_content": part.text}}
         return {"delta": {"content": part}}
 
-    def _nothing(self) -> Event:
-        return {"delta": {}}
-
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        content = [each.described_with_top() for each in logprobs]
+        content = [
+            {**each.described(), "top_logprobs": [top.described() for top in each.top]}
+            for each in logprobs
+        ]
         return {"content": content, "refusal": None}
 
 

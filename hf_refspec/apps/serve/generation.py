@@ -50,9 +50,6 @@ class TokenLogprob:
             "bytes": [*self.token.encode()] if whole else None,
         }
 
-    def described_with_top(self) -> dict[str, Any]:
-        return {**self.described(), "top_logprobs": [each.described() for each in self.top]}
-
 
 @dataclass(frozen=True)
 class Piece:

@@ -24,6 +24,7 @@ _CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
 # So many of the tokens that ended earlier free parts of texts are tried as ends of one, and all of
 # them together are taken to be so probable after each of its tokens.
 _ENDS, _END_PROB = 3, 0.7
+_ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
 class GrammarDrafts(Drafter):
@@ -83,7 +84,9 @@ class GrammarDrafts(Drafter):
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
         self._inside = False  # whether the last token was not forced
         # Free tokens behind which others were forced, and how often.
-        self._ends = Counter(_ends_of_json(tokenizer) if isinstance(value, dict) else ())
+        ends = _ENDS_OF_JSON if isinstance(value, dict) else ()
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ends]
+        self._ends = Counter(each[0] for each in ids if len(each) == 1)
 
     def processor(self) -> GrammarProcessor:
         """The logits processor that constrains, for one call after another."""
@@ -221,13 +224,6 @@ class GrammarDrafts(Drafter):
 
     def __repr__(self) -> str:
         return "GrammarDrafts()"
-
-
-def _ends_of_json(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end strings and numbers, as far as they are single tokens."""
-    texts = ('",', ",", '"}', '"', "}")
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return [each[0] for each in ids if len(each) == 1]
 
 
 def _behind(matcher: LLMatcher, token: int) -> LLMatcher:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ def slow(speller, tokenizer) -> Iterator[RunningServer]:
     """One request at a time, one that waits, a token every 20 ms."""
     with serving(speller, tokenizer, [Slow()], max_waiting=1) as running:
         yield running
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

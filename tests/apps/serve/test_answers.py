@@ -8,16 +8,12 @@ from functools import partial
 import openai
 import pytest
 import requests
-from running_server import NAME, RunningServer, serving
+from running_server import NAME, RunningServer, serving, streamed
 
 from hf_refspec import RunningBatch, TokenRecycling
 from hf_refspec.apps.serve import engine
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
-
-
-def streamed(chunks) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @pytest.mark.parametrize("message", MESSAGES)

@@ -8,7 +8,7 @@ import json
 
 import openai
 import pytest
-from running_server import serving, wait_until
+from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve import grammars
@@ -56,7 +56,7 @@ def test_json_is_the_text_of_plain_generate_with_the_grammars_processor(
         assert choice.message.content == expected and choice.finish_reason == "stop"
         assert json.loads(expected).keys() == SCHEMA["properties"].keys()
         stream = free_server.chat(message, stream=True, **options)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+        assert streamed(stream) == expected
 
 
 def test_what_a_grammar_forces_is_drafted(free_server):
@@ -102,7 +102,7 @@ def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
     assert refusal.value.param == "response_format"
     monkeypatch.undo()
     expected = plain("one", max_new_tokens=60, model=byte_llama)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+    assert streamed(stream) == expected
     answer = free_server.chat("one", response_format=FORMAT, max_tokens=200)
     assert json.loads(answer.choices[0].message.content)
 
@@ -196,7 +196,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone(byte_llama, tokeni
             answer = server.chat("two", response_format=ambiguous, stream=stream, n=2)
             list(answer)
         assert (error.value.param, error.value.code) == ("response_format", "grammar_too_slow")
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in [first, *other])
+        text = streamed([first, *other])
         assert text == plain("one", max_new_tokens=200, model=byte_llama)
         wait_until(lambda: server.engine.running == 0)
         assert server.outcomes("grammar") + server.outcomes("cancelled") == 2
@@ -213,6 +213,6 @@ def test_a_request_that_leaves_no_token_fails_alone(speller, tokenizer, plain):
         first = next(stream)
         with pytest.raises(openai.InternalServerError):
             server.chat("two", response_format=FORMAT, temperature=1.0, max_tokens=200)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in [first, *stream])
+        text = streamed([first, *stream])
         assert text == plain("one", max_new_tokens=200)
         assert server.outcomes("error") == 1

@@ -5,20 +5,13 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 import torch
-from running_server import NAME, Slow, serving, wait_until
+from running_server import NAME, Slow, serving, streamed, wait_until
 
 LONG = {"max_tokens": 900}
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
 
 
 def begun(server, **options):
@@ -177,7 +170,7 @@ def test_clients_that_come_and_go_are_answered_right_and_leave_nothing_behind(
             next(iter(chunks))
             chunks.close()
             return None
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        return streamed(chunks)
 
     with serving(speller, tokenizer, max_waiting=50) as server:
         texts = list(pool.map(come, range(24)))

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import openai
 import pytest
-from running_server import Slow, serving, wait_until
+from running_server import Slow, serving, streamed, wait_until
 
 from hf_refspec.apps.serve.sampling import OutputPenalties
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "a longer question than the others are, by far"]
-
-
-@pytest.fixture
-def pool():
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
-def text(chunks) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def test_answers_that_are_decoded_together_are_those_of_plain_decoding(
@@ -30,7 +18,7 @@ def test_answers_that_are_decoded_together_are_those_of_plain_decoding(
         message = MESSAGES[number % 4]
         options = {"seed": number, "temperature": 1.0} if number % 3 == 0 else {}
         if number % 2:
-            return text(server.chat(message, stream=True, **options))
+            return streamed(server.chat(message, stream=True, **options))
         return server.chat(message, **options).choices[0].message.content
 
     with serving(speller, tokenizer, max_waiting=50, max_rows=4) as server:
@@ -105,6 +93,6 @@ def test_an_error_of_a_requests_processor_ends_that_request_alone(
         other = server.chat("one", stream=True, max_tokens=200)
         first = next(other)
         with pytest.raises(openai.APIError, match="the server failed on this request"):
-            text(server.chat("two", frequency_penalty=1, stream=stream))
-        assert text([first, *other]) == plain("one", max_new_tokens=200)
+            streamed(server.chat("two", frequency_penalty=1, stream=stream))
+        assert streamed([first, *other]) == plain("one", max_new_tokens=200)
         assert server.outcomes("error") == 1
