@@ -184,6 +184,7 @@ class Engine:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
             grammar.source, grammar.budget = request.grammar.fork(), request.grammar_budget
+            grammar.source.stops = request.grammar_budget.is_spent
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,

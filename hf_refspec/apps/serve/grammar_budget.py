@@ -19,7 +19,7 @@ class GrammarTooSlow(Exception):
 class GrammarBudget:
     """The time that masks and drafts of a request's grammar may take, for all of its rows together:
     a second, and 10 ms for each token. It counts what `with` encloses, and may be exceeded by one
-    call of the grammar, which nothing interrupts.
+    step of the grammar, which nothing interrupts.
 
     Args:
         clock: By default it counts only what this thread computes, however busy the machine is.
@@ -28,20 +28,22 @@ class GrammarBudget:
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
         self._clock = clock
         self._left = _SECONDS
-        self._began = 0.0
+        self._began: float | None = None  # None while nothing is counted
 
     def add_token(self) -> None:
         self._left += _SECONDS_A_TOKEN
 
-    @property
     def is_spent(self) -> bool:
-        return self._left < 0
+        running = 0.0 if self._began is None else self._clock() - self._began
+        return self._left < running
 
     def __enter__(self) -> None:
         self._began = self._clock()
 
     def __exit__(self, *error: Any) -> None:
-        self._left -= self._clock() - self._began
+        if self._began is not None:
+            self._left -= self._clock() - self._began
+        self._began = None
 
 
 class BudgetedProcessor(LogitsProcessor):
@@ -52,7 +54,7 @@ class BudgetedProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         self._budget.add_token()
-        if self._budget.is_spent:
+        if self._budget.is_spent():
             raise GrammarTooSlow
         with self._budget:
             return self._processor(input_ids, scores)

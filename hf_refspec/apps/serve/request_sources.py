@@ -66,18 +66,18 @@ class Grammar(RequestSource):
         return self.draft(budget).best_chain()
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        if self.budget.is_spent:
+        if self.budget.is_spent():
             return DraftTree.empty()
         with self.budget:
             return super().continue_path(path, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        if self.budget.is_spent:
+        if self.budget.is_spent():
             return tree
         with self.budget:
             return super().prune(tree, path)
 
     def observe(self, observation: Observation) -> None:
-        if not self.budget.is_spent:
+        if not self.budget.is_spent():
             with self.budget:
                 super().observe(observation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,10 @@ class GrammarDrafts(Drafter):
         tools (sequence of `dict`, *optional*): OpenAI's tool definitions, for a call of one of them
             as `{"name": ..., "arguments": {...}}`.
 
+    Attributes:
+        stops (callable): Asked between the steps of a draft, which ends where it says true; a
+            server's drafts have little time. By default nothing stops them.
+
     Raises:
         ImportError: If llguidance is not installed (extra `grammar`).
         TypeError: If an argument has the wrong type, or not exactly one grammar is given.
@@ -81,6 +86,7 @@ class GrammarDrafts(Drafter):
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
         self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
+        self.stops: Callable[[], bool] = bool
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
         self._inside = False  # whether the last token was not forced
         # Free tokens behind which others were forced, and how often.
@@ -131,6 +137,8 @@ class GrammarDrafts(Drafter):
         nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
         states: list[tuple[LLMatcher, int, float]] = [(matcher, ROOT, 1.0)]
         for state, parent, prob in states:  # it grows
+            if self.stops():
+                break
             forced = self._forced(state)[: budget - len(nodes)]
             for token in forced:
                 nodes.append((token, parent, prob))
@@ -194,6 +202,8 @@ class GrammarDrafts(Drafter):
         for parent, state in states:  # it grows
             forced = state.compute_ff_tokens()[:1]
             for node in children.get(parent, []):
+                if self.stops():
+                    return allowed
                 token = int(tree.tokens[node])
                 if token == self._grammar.eos_id:
                     allowed[node] = not forced and state.is_accepting()

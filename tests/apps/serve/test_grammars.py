@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
+from itertools import count
 
+import numpy as np
 import openai
 import pytest
 from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve import grammars
+from hf_refspec.apps.serve.grammar_budget import GrammarBudget
 from hf_refspec.apps.serve.grammars import Constraint, GrammarCompiler
+from hf_refspec.apps.serve.request_sources import Grammar
 
 pytest.importorskip("llguidance")
 
@@ -204,6 +209,19 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone(byte_llama, tokeni
         step = 0.001
         [choice] = server.chat("one", response_format=FORMAT, max_tokens=200).choices
         assert json.loads(choice.message.content).keys() == SCHEMA["properties"].keys()
+
+
+def test_drafts_end_where_the_budget_is_spent_between_two_of_their_steps(tokenizer):
+    """The clock goes on by as much as a draft may take whenever it is read."""
+    drafted = []
+    for step in (0.0, 0.4):
+        grammar = Grammar()
+        grammar.budget = GrammarBudget(partial(next, count(0, step)))
+        grammar.source = GrammarDrafts(tokenizer, json_schema=SCHEMA)
+        grammar.source.stops = grammar.budget.is_spent
+        with grammar.session(np.array([5]), len(tokenizer)):
+            drafted.append(len(grammar.draft(40)))
+    assert 0 < drafted[1] < drafted[0]
 
 
 def test_a_request_that_leaves_no_token_fails_alone(speller, tokenizer, plain):
