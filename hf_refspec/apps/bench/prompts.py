@@ -12,9 +12,8 @@ from ...extras import require
 from ..shared.prompts import Message, assistant, system, user
 
 # The columns with prompts, and with recorded answers; the first that a row has counts.
-PROMPTS = ("turns", "messages", "conversations", "prompt", "question", "text")
-ANSWERS = ("reference", "answers", "answer", "response", "completion", "output")
-_ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT has them
+PROMPTS = ("turns", "messages", "prompt", "question", "text")
+ANSWERS = ("reference", "answer", "response", "completion")
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,10 @@ def _chat(row: Any, where: str) -> Chat:
     if turns and all(isinstance(each, dict) for each in turns):
         texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
         for each in turns:
-            role = each.get("role") or _ROLES.get(each.get("from"), each.get("from"))
+            role = each.get("role")
             if role not in texts:
                 raise ValueError(f"{where}: {column} has the role {role!r}; leave that message out")
-            texts[role].append(each.get("content") or each.get("value"))
+            texts[role].append(each.get("content"))
         opening = "\n".join(map(str, texts["system"]))
         turns, answers = texts["user"], texts["assistant"] or answers
     if not turns or not all(isinstance(each, str) for each in turns):

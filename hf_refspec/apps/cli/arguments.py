@@ -39,14 +39,14 @@ def add_model(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
     add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
-    add_device_map(parser, "--device")
+    add_device_map(parser)
 
 
-def add_device_map(parser: ArgumentParser, *spellings: str) -> None:
-    """Adds the argument that places the model, with further spellings."""
+def add_device_map(parser: ArgumentParser) -> None:
+    """Adds the argument that places the model."""
     parser.add_argument(
         "--device-map",
-        *spellings,
+        "--device",
         metavar="MAP",
         help="a device (cpu, cuda:1), or auto: all GPUs, and what they do not hold in the CPU's "
         "memory; by default one GPU if there is one",

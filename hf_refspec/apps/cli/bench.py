@@ -1,4 +1,4 @@
-"""`hf-refspec bench`: whether drafts pay for a model and prompts of your own."""
+"""`hf-refspec check` and `bench`: what drafts of a model cost, and whether they pay for prompts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ...extras import require
+from ...generation.check import check
 from ...generation.warmup import warmup
 from ...store.stored_tokenizer import public_name, vocabulary_size
 from ..bench.drafters import BY_NAME, OF_A_NAME, drafter_named
@@ -22,6 +23,23 @@ from .answering import quieten_transformers
 from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
+
+
+def add_check(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_check)
+    add_model(parser)
+    parser.add_argument(
+        "--context",
+        type=positive,
+        default=256,
+        help="the length in tokens of the text that is timed; 256 by default",
+    )
+
+
+def _check(args: Namespace) -> int:
+    model = load_model(args.model, args.device_map, args.dtype)
+    print(check(model, args.context))
+    return 0
 
 
 def add_bench(parser: ArgumentParser) -> None:

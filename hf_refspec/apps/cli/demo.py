@@ -21,7 +21,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
     add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
-    add_device_map(parser, "--device")
+    add_device_map(parser)
     add("--max-new-tokens", type=positive, default=160, metavar="N")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 

@@ -13,6 +13,7 @@ from ...drafting.blend import Blend
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
+from ...store.build.source import files_of
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import public_name
 from ..bench.measure import prompt_inputs
@@ -23,7 +24,6 @@ from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import text_inputs, tokens_left
 from .answering import quieten_transformers
 from .arguments import add_model, positive
-from .text_files import text_files
 
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
@@ -92,7 +92,7 @@ def _prompts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[BatchE
     if args.prompts is not None:
         chats = read_chats(args.prompts)[: args.limit]
         return [prompt_inputs(tokenizer, chat.until(0, [])) for chat in chats]
-    files = text_files(args.texts, args.pattern)
+    files = [file for path in args.texts for file in files_of(path, args.pattern)]
     chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
     texts = [file.read_text(encoding="utf-8", errors="replace")[: 1 << 12] for file in chosen]
     beginnings = [

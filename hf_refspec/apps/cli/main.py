@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from functools import partial
 from importlib import import_module
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...store.printable import one_line
 from ...version import __version__
-from .parser import Parser, in_options
 
 # The help of each command, and the function that adds its arguments, or further commands. Only the
 # chosen command's module is imported: torch takes seconds to load, and --help should not wait.
@@ -36,13 +36,13 @@ GROUPS: dict[str, Commands] = {
         "space": ("open a page in the browser: plain and drafted by turns", "space.add_space"),
     },
     "measure": {
-        "check": ("say what verifies drafts of a model, and what they cost", "check.add_check"),
+        "check": ("say what verifies drafts of a model, and what they cost", "bench.add_check"),
         "bench": ("measure whether drafts pay for your model and prompts", "bench.add_bench"),
     },
     "draft and retrieve from texts": {
         "store": ("build, change, search and measure datastores", _STORE),
         "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
-        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "knn.add_build")}),
+        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "ralm.add_knn_build")}),
     },
     "serve and publish": {
         "serve": ("serve a model by the OpenAI API", "serve.add_serve"),
@@ -51,9 +51,21 @@ GROUPS: dict[str, Commands] = {
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
-# These say that they load a model, which takes up to half a minute with torch. The standard error
-# of `generate`, which does so too, is its statistics.
+# These say that they load libraries and a model, up to half a minute. The standard error of
+# `generate`, which does so too, is its statistics.
 _LOADING = {"chat", "check", "demo", "serve", "space"}
+_NOT_IN_A_PATH = r"(?<![\w/.-])"
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that refuses unknown arguments itself, with its own usage: the parser
+    above it would print another. Its commands are parsers of this class too."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,7 +102,7 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
-        print(f"hf-refspec: {in_options(one_line(error), args, _STORE)}", file=sys.stderr)
+        print(f"hf-refspec: {_in_options(one_line(error), args)}", file=sys.stderr)
         return 2
 
 
@@ -108,8 +120,8 @@ def _add_commands(
         if isinstance(place, dict):
             _add_commands(command, place, arguments[arguments.index(name) + 1 :])
         else:
-            if name in _LOADING:
-                _announce(arguments)
+            if name in _LOADING and not {"-h", "--help", "--push"} & {*arguments}:
+                print("Loading ...", file=sys.stderr, flush=True)
             module, _, add_arguments = place.partition(".")
             getattr(import_module(f".{module}", __package__), add_arguments)(command)  # sets `run`
 
@@ -119,11 +131,17 @@ def _print_help(parser: Parser, _: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(arguments: list[str]) -> None:
-    """Says which model is loaded, before any of it is."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--model", nargs="?", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--help", "-h", "--push", dest="nothing", nargs="?", const=True)
-    given, _ = parser.parse_known_args(arguments)
-    if given.model and not given.nothing:
-        print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
+def _in_options(message: str, args: argparse.Namespace) -> str:
+    """A message with the options of a command in place of Python's arguments, and commands in place
+    of a datastore's methods: `max_bytes=100` becomes `--max-bytes 100`, and `compact()` becomes
+    `hf-refspec store compact`."""
+    for name in vars(args):
+        option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
+        message = re.sub(rf"{word}=True\b", option, message)
+        message = re.sub(rf"{word}=(?=[\w'\"])", f"{option} ", message)
+        message = re.sub(rf"{word}=", option, message)
+        if "_" in name:  # others are words of their own
+            message = re.sub(rf"{word}(?![\w/-]|\.\w)", option, message)
+    for command in _STORE:
+        message = re.sub(rf"{_NOT_IN_A_PATH}{command}\(\)", f"hf-refspec store {command}", message)
+    return message

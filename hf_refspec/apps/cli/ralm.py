@@ -1,4 +1,4 @@
-"""`hf-refspec ralm`: a model answers questions from texts, and retrieves as it writes."""
+"""`hf-refspec ralm` and `knn`: a model answers from texts that it retrieves as it writes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
-from typing import Any, Literal
 
 import torch
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase, TextStreamer
+from transformers import TextStreamer
 
 from ...ralm.checked_search import RetrievalError
 from ...ralm.iterative import iterative_ralm
+from ...ralm.knn_datastore import KnnDatastore
 from ...ralm.stats import RetrievalStats
 from ...retrieval.bm25 import SparseRetriever
-from ...retrieval.dense import DenseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
-from ...retrieval.retriever import Retriever
-from ...retrieval.text_encoder import load_encoder
+from ...store.build.source import open_source
+from ...store.fingerprint import vocabulary_size
 from ...store.printable import printable
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.console import Terminal
@@ -27,7 +26,6 @@ from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import question_inputs
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, check_source, load_corpus, positive
-from .text_files import text_files
 
 EXCERPT = 160  # characters of a passage
 
@@ -36,11 +34,8 @@ def add_ralm(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_ralm)
     add_source(parser)
     add = parser.add_argument
-    add("--knowledge-base", help="an existing one, or where to build it; by default it is not kept")
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
     add_model(parser)
-    add("--retriever", choices=("bm25", "dense", "hnsw"), default="bm25")
-    add("--encoder", help="a sentence-transformers model, folder or Hub id, for dense and hnsw")
     add("--max-new-tokens", type=positive, default=64, metavar="N")
     add(
         "--compare",
@@ -52,22 +47,21 @@ def add_ralm(parser: ArgumentParser) -> None:
 def _ralm(args: Namespace) -> int:
     """Prints answers and how they came about; returns 1 if speculation has changed one."""
     quieten_transformers()
-    _check(args)
+    check_source(args)
     tokenizer = load_tokenizer(args.model)
-    encoder = None if args.encoder is None else load_encoder(args.encoder)
     model = load_model(args.model, args.device_map, args.dtype)
+    documents, corpus, license = load_corpus(args)
     console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
-        base = _knowledge_base(args, tokenizer, encoder, Path(folder) / "base")
-        print(
-            f"{len(base):,} passages of at most {base.config.chunk_length} tokens out of "
-            f"{printable(base.config.source.get('corpus') or 'texts')}, searched by "
-            f"{args.retriever}",
-            flush=True,
-        )
+        about = {"column": args.column, "pattern": args.pattern, "corpus": corpus}
+        place = Path(folder) / "base"
+        base = KnowledgeBase.build(documents, tokenizer, None, place, license=license, **about)
+        corpus = printable(base.config.source["corpus"])
+        length = base.config.chunk_length
+        print(f"{len(base):,} passages of at most {length} tokens out of {corpus}", flush=True)
         options = {
             "custom_generate": iterative_ralm,
-            "retriever": _open_retriever(args, base, encoder),
+            "retriever": SparseRetriever(base),
             "tokenizer": tokenizer,
             "max_new_tokens": args.max_new_tokens,
         }
@@ -100,63 +94,26 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStat
         console.print(Text(f"    {shorten(words, EXCERPT, placeholder=' …')}", "dim"))
 
 
-def _check(args: Namespace) -> None:
-    """Raises `ValueError` for options that contradict each other, before anything is loaded."""
-    texts = bool(args.source or args.dataset or args.preset)
-    if texts or args.knowledge_base is None:
-        check_source(args)
-    if texts and args.knowledge_base is not None and Path(args.knowledge_base).exists():
-        raise ValueError(
-            f"--knowledge-base {args.knowledge_base} exists; leave the texts out to open it, "
-            "or give a new path to build it at"
-        )
-    if args.retriever != "bm25" and args.encoder is None:
-        raise ValueError(
-            f"--retriever {args.retriever} needs --encoder, a sentence-transformers model "
-            "(folder or Hub id); --retriever bm25 needs none"
-        )
-    if args.retriever == "bm25" and args.encoder is not None:
-        raise ValueError(
-            f"--encoder {args.encoder} is of no use to --retriever bm25; choose dense or hnsw"
-        )
-    if any(not question.strip() for question in args.question):
-        raise ValueError("--question is empty; give the text that the model is to go on from")
+def add_knn_build(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_knn_build)
+    add_source(parser)
+    add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, help="the new folder")
 
 
-def _knowledge_base(
-    args: Namespace, tokenizer: PreTrainedTokenizerBase, encoder: Any, temporary: Path
-) -> KnowledgeBase:
-    """Builds the knowledge base, or opens an existing one."""
-    license = None
-    if args.source:
-        documents: Any = text_files(args.source, args.pattern)
-        corpus: str | None = ", ".join(path.resolve().name for path in args.source)
-    elif args.dataset or args.preset:
-        documents, corpus, license = load_corpus(args)
-    else:
-        try:
-            return KnowledgeBase.from_pretrained(str(args.knowledge_base), tokenizer)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--knowledge-base cannot be opened: {error}") from error
-    path = args.knowledge_base or temporary
-    return KnowledgeBase.build(
-        documents, tokenizer, encoder, path, column=args.column, corpus=corpus, license=license
-    )
-
-
-def _open_retriever(args: Namespace, base: KnowledgeBase, encoder: Any) -> Retriever:
-    if args.retriever == "bm25":
-        return SparseRetriever(base)
-    if base.embeddings is None:
-        raise ValueError(
-            f"--retriever {args.retriever} needs embeddings, and --knowledge-base {base.path} "
-            "was built without an encoder; build another with --encoder, or take --retriever "
-            "bm25"
-        )
-    index: Literal["flat", "hnsw"] = "flat" if args.retriever == "dense" else "hnsw"
-    retriever = DenseRetriever(base, encoder, index=index)
-    try:
-        retriever.encode(base.passage(0))  # fails if these embeddings are another encoder's
-    except ValueError as error:
-        raise ValueError(f"--encoder does not fit --knowledge-base: {error}") from error
-    return retriever
+def _knn_build(args: Namespace) -> int:
+    """Builds a kNN datastore, all of it or nothing, and prints its size."""
+    quieten_transformers()
+    if args.out.exists():
+        raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
+    tokenizer = load_tokenizer(args.model)
+    documents, _, _ = load_corpus(args)
+    vocabulary = vocabulary_size(tokenizer)
+    opened = open_source(documents, tokenizer, vocabulary, args.column, args.pattern)
+    texts = [text for text in opened.documents if isinstance(text, str)]
+    model = load_model(args.model, args.device_map, args.dtype)
+    store = KnnDatastore.build(model, tokenizer, texts, args.out)
+    print(args.out)
+    print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
+    print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
+    return 0

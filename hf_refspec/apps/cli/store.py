@@ -22,16 +22,8 @@ def add_build(parser: ArgumentParser) -> None:
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
-    add(
-        "--shard-tokens",
-        type=positive,
-        default=32_000_000,
-        metavar="N",
-        help="32,000,000 by default",
-    )
+    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="32,000,000")
     add("--license", help="of the corpus, for the card")
-    add("--form", choices=("full", "compact"), default="full", help="which form to keep")
-    add("--max-bytes", type=positive, metavar="N", help="of the compact form")
 
 
 def _build(args: Namespace) -> int:
@@ -45,8 +37,6 @@ def _build(args: Namespace) -> int:
         load_tokenizer(args.tokenizer),
         args.out,
         shard_tokens=args.shard_tokens,
-        form=args.form,
-        max_bytes=args.max_bytes,
         license=args.license or license,
         corpus=corpus,
         **_options(args),
@@ -99,16 +89,10 @@ def add_compact(parser: ArgumentParser) -> None:
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
     add("--max-bytes", type=positive, metavar="N", help="keep what is accepted most for its bytes")
-    add("--mode", choices=("mixed", "rest"), default="mixed", help="rest: CREST's published trees")
-    add("--min-ngram", type=positive, default=1, metavar="N", help="the shortest n-grams")
-    add("--max-ngram", type=positive, default=3, metavar="M", help="the longest n-grams")
-    add("--ngrams-per-order", type=positive, metavar="T", help="the commonest of each length")
 
 
 def _compact(args: Namespace) -> int:
-    names = ("max_bytes", "mode", "max_ngram", "ngrams_per_order")
-    options = {name: getattr(args, name) for name in names}
-    _print_info(Datastore(args.store).compact(args.out, **options))
+    _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
     return 0
 
 

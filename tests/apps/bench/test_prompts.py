@@ -27,10 +27,6 @@ LAYOUTS = {
         {"prompt": MESSAGES[:2], "completion": "two"},
         Chat(["one"], ["two"], "Be brief."),
     ),
-    "ShareGPT": (
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-        Chat(["a"], ["b"]),
-    ),
     "a question and its answer": ({"question": "a", "answer": "b"}, Chat(["a"], ["b"])),
     "a text": ({"text": "a", "id": 3}, Chat(["a"], [])),
 }

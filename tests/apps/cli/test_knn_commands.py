@@ -45,8 +45,7 @@ def test_a_dataset_of_this_machine(places, tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "no texts": (["--out", "{new}"], "give one of: files or folders, --dataset NAME"),
-    "a folder without texts": (["{empty}", "--out", "{new}"], "there is no text in"),
+    "a folder without texts": (["{empty}", "--out", "{new}"], "has no file that matches"),
     "a folder that exists": (["{texts}", "--out", "{empty}"], "--out {empty} exists"),
     "a column of files": (
         ["{texts}", "--column", "x", "--out", "{new}"],

@@ -13,7 +13,7 @@ import hf_refspec
 from hf_refspec.apps.cli.main import COMMANDS, GROUPS, main
 
 # The commands that load a model.
-LOADING = ["bench", "chat", "demo", "generate", "knn build", "ralm", "serve", "space"]
+LOADING = ["bench", "chat", "check", "demo", "generate", "knn build", "ralm", "serve", "space"]
 LOADING += ["store evaluate", "store recycle"]
 STORE = [f"store {name}" for name in COMMANDS["store"][1]]
 AND_LOADED = """
@@ -60,23 +60,24 @@ def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "model"),
+    ("line", "printed"),
     [
-        ("chat", "SmolLM2-135M-Instruct"),
-        ("serve --port 0 --model=org/model", "org/model"),
-        ("space --model org/model", "org/model"),
-        ("demo", "SmolLM2-135M-Instruct"),
+        ("chat", "Loading ...\n"),
+        ("serve --port 0 --model=org/model", "Loading ...\n"),
+        ("chat --help", ""),
+        ("space --push user/name", ""),
+        ("store info x", ""),
     ],
 )
-def test_a_command_that_loads_a_model_says_so_before_any_library(line, model, monkeypatch, capsys):
+def test_a_command_says_that_it_loads_and_ctrl_c_ends_it_quietly_meanwhile(
+    line, printed, monkeypatch, capsys
+):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hf_refspec.apps.cli.main.import_module", interrupted)
     assert main(line.split()) == 130
-    assert capsys.readouterr() == ("", f"Loading {model} ...\n")
-    for other in (f"{line} --help", f"{line} --push user/name"):
-        assert main(other.split()) == 130 and capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", printed)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *STORE])
@@ -105,29 +106,17 @@ def test_commands_that_load_a_model_place_it(command, capsys):
     assert "--device-map" in printed and re.search("--device[, ]", printed)
 
 
-def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hf_refspec.apps.cli.main.import_module", interrupted)
-    assert main(["store", "info", "x"]) == 130
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("line", "command", "messages"),
     [
         ("--nonsense store info x", "", ["unrecognized arguments: --nonsense\n"]),
-        ("generat x", "", ["'generat'", "did you mean 'generate'?"]),
+        ("generat x", "", ["'generat'", "'generate'"]),
         ("store info x --nonsense", " store info", ["unrecognized arguments: --nonsense\n"]),
-        ("store info x --verfy", " store info", ["--verfy", "did you mean '--verify'?"]),
-        ("store build x --ouut=y", " store build", ["no --ouut (did you mean '--out'?)"]),
-        ("store serch", " store", ["did you mean 'search'?"]),
-        ("knn build x --out y z --modl m", " knn build", ["did you mean '--model'?"]),
-        ("store build --out x --preset wikpedia", " store build", ["did you mean 'wikipedia'?"]),
+        ("store serch", " store", ["'serch'", "'search'"]),
+        ("knn build x --out y z --modl m", " knn build", ["--modl", "[--model MODEL]"]),
     ],
 )
-def test_errors_have_their_commands_usage_and_what_may_be_meant(line, command, messages, capsys):
+def test_errors_have_their_commands_usage(line, command, messages, capsys):
     with pytest.raises(SystemExit) as exit:
         main(line.split())
     assert exit.value.code == 2
