@@ -80,10 +80,12 @@ def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(start
     assert "cancelled: 3 +" in error
 
 
-def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path):
+@pytest.mark.parametrize("command", ["serve", "space"])
+def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, command):
+    pytest.importorskip("gradio")
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        error = refused("serve", "--port", port, "--model", tmp_path / "nothing")
+        error = refused(command, "--port", port, "--model", tmp_path / "nothing")
     assert f"--port {port} is in use" in error
 
 
@@ -118,7 +120,10 @@ def test_a_model_that_samples_beams_is_refused(
     assert "num_beams" in refused("serve", "--port", "0", "--model", tmp_path)
 
 
-def test_a_missing_extra_is_named_with_the_line_that_installs_it(refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    error = refused("serve")
-    assert "uvicorn" in error and 'pip install "hf_refspec[serve]"' in error
+@pytest.mark.parametrize(("command", "package"), [("serve", "uvicorn"), ("space", "gradio")])
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(
+    refused, monkeypatch, command, package
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    error = refused(command)
+    assert package in error and f'pip install "hf_refspec[{command}]"' in error
