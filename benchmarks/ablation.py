@@ -15,7 +15,7 @@ import numpy as np
 from suites import humaneval, table
 from transformers import PreTrainedTokenizerBase
 
-from hf_refspec.apps.bench.replay import replay
+from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.reference_copy import ReferenceCopy

@@ -9,7 +9,7 @@ from drafters import Noise, Prophet
 from replay import replay
 from suites import RecordedAnswer, random_model
 
-from hf_refspec.apps.bench.replay import replay as walk
+from hf_refspec.apps.bench.measure import replay as walk
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 
 ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer([3], [7, 2])]

@@ -1,15 +1,20 @@
-"""Lets a model answer prompts plainly and with drafts, by turns."""
+"""Lets a model answer prompts plainly and with drafts, by turns, or replays recorded answers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, TypeAlias
 
+import numpy as np
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
+from ...drafting.stats import SpeculationStats
+from ...drafting.tree import DraftTree
 from ...transformers_names import keeps_state_in_modules
 from ..shared.comparison import PLAIN, Comparison, Methods
 from ..shared.prompts import Message, chat_inputs, text_inputs, tokens_left
@@ -71,3 +76,42 @@ def prompt_inputs(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -
     if tokenizer.chat_template is None:
         return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
     return chat_inputs(tokenizer, messages)
+
+
+def recorded_answers(
+    chats: list[Chat], tokenizer: PreTrainedTokenizerBase, turns: int | None = None
+) -> list[tuple[list[int], list[int]]]:
+    """The ids of each prompt and of the recorded answer to it."""
+    pairs = [
+        (
+            prompt_inputs(tokenizer, chat.until(turn, chat.answers))["input_ids"][0].tolist(),
+            tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"],
+        )
+        for chat in chats
+        for turn, answer in enumerate(chat.answers[: len(chat.turns)][:turns])
+    ]
+    return [(prompt, answer) for prompt, answer in pairs if answer]
+
+
+def replay(
+    answers: Iterable[tuple[list[int], list[int]]],
+    drafter: Drafter,
+    vocab_size: int,
+    max_draft_tokens: int,
+) -> SpeculationStats:
+    """Walks along recorded answers with a drafter that learns from tokens alone, and counts as
+    `generate` would if a model wrote them."""
+    stats = SpeculationStats()
+    for prompt_ids, answer_ids in answers:
+        drafter.begin(np.array(prompt_ids), vocab_size)
+        left = np.array(answer_ids)
+        draft, accepted = DraftTree.empty(), 0
+        while len(left):
+            stats.record_rows([(len(draft), accepted)])
+            drafter.observe(Observation(left[: accepted + 1], draft))
+            left = left[accepted + 1 :]
+            began = perf_counter()
+            draft = drafter.draft(max_draft_tokens)
+            stats.drafting_seconds += perf_counter() - began
+            accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
+    return stats

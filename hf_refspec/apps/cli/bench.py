@@ -13,10 +13,9 @@ from ...generation.check import check
 from ...generation.warmup import warmup
 from ...store.stored_tokenizer import public_name, vocabulary_size
 from ..bench.drafters import BY_NAME, OF_A_NAME, drafter_named
-from ..bench.measure import measure
+from ..bench.measure import measure, recorded_answers, replay
 from ..bench.plot import plot_speed_ups
 from ..bench.prompts import Chat, read_chats, taking_turns
-from ..bench.replay import recorded_answers, replay
 from ..shared.console import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import quieten_transformers

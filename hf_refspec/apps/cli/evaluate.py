@@ -1,4 +1,5 @@
-"""`hf-refspec store evaluate`: whether a datastore pays for a model and a kind of text."""
+"""`hf-refspec store evaluate` and `recycle`, which load a model: whether a datastore pays, and what
+a model expects next in texts."""
 
 from __future__ import annotations
 
@@ -11,19 +12,22 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ...drafting.blend import Blend
 from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.token_recycling import TokenRecycling
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
 from ...store.build.source import files_of
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import public_name
+from ...store.printable import printable
+from ...store.recycling_table import RecyclingTable
 from ..bench.measure import prompt_inputs
 from ..bench.prompts import read_chats
 from ..shared.comparison import PLAIN, Comparison, Methods
 from ..shared.console import Terminal
-from ..shared.loading import load_config, load_model, load_tokenizer
+from ..shared.loading import load, load_config, load_model, load_tokenizer
 from ..shared.prompts import text_inputs, tokens_left
 from .answering import quieten_transformers
-from .arguments import add_model, positive
+from .arguments import add_model, add_source, check_source, load_corpus, positive
 
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
@@ -112,3 +116,39 @@ def _is_held(inputs: BatchEncoding, store: Datastore, tokenizer: PreTrainedToken
     special = set(tokenizer.all_special_ids)
     ids = [token for token in inputs["input_ids"][0].tolist() if token not in special]
     return any(shard.holds(np.array(ids, dtype=np.int32)) for shard in store.shards)
+
+
+def add_recycle(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_recycle)
+    add_source(parser)
+    add = parser.add_argument
+    add_model(parser)
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
+    add("--license", help="of the corpus, for the card")
+
+
+def _recycle(args: Namespace) -> int:
+    check_source(args)
+    if args.out.exists():
+        raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
+    for path in args.source:  # before the model is loaded
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is neither a file nor a folder")
+    documents, corpus, license = load_corpus(args, streaming=True)
+    quieten_transformers()
+    model, tokenizer = load(args.model, args.device_map, args.dtype)
+    options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
+    table = TokenRecycling.build(
+        model, tokenizer, documents, corpus=corpus, license=args.license or license, **options
+    )
+    table.save_pretrained(args.out)
+    config = RecyclingTable(args.out, tokenizer).config
+    print(args.out)
+    print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")
+    print(f"  corpus      {printable(config.source.get('corpus'))}")
+    print(
+        f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
+        f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
+    )
+    return 0

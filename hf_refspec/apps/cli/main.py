@@ -26,14 +26,14 @@ _STORE: Commands = {
     "info": ("describe a datastore", "store.add_info"),
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
     "evaluate": ("measure whether a datastore pays for a model", "evaluate.add_evaluate"),
-    "recycle": ("learn what a model expects next in texts", "recycle.add_recycle"),
+    "recycle": ("learn what a model expects next in texts", "evaluate.add_recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
         "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
         "chat": ("talk to a model in the terminal", "chat.add_chat"),
         "generate": ("generate a text, drafting from references", "generate.add_generate"),
-        "space": ("open a page in the browser: plain and drafted by turns", "space.add_space"),
+        "space": ("open a page in the browser: plain and drafted by turns", "publish.add_space"),
     },
     "measure": {
         "check": ("say what verifies drafts of a model, and what they cost", "bench.add_check"),

@@ -18,7 +18,7 @@ from ...ralm.stats import RetrievalStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ...store.build.source import open_source
-from ...store.fingerprint import vocabulary_size
+from ...store.stored_tokenizer import vocabulary_size
 from ...store.printable import printable
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.console import Terminal
