@@ -17,9 +17,9 @@ from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
 from ...store.build.source import files_of
 from ...store.datastore import Datastore
-from ...store.stored_tokenizer import public_name
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
+from ...store.stored_tokenizer import public_name
 from ..bench.measure import prompt_inputs
 from ..bench.prompts import read_chats
 from ..shared.comparison import PLAIN, Comparison, Methods

@@ -18,8 +18,8 @@ from ...ralm.stats import RetrievalStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ...store.build.source import open_source
-from ...store.stored_tokenizer import vocabulary_size
 from ...store.printable import printable
+from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.console import Terminal
 from ..shared.loading import load_model, load_tokenizer
