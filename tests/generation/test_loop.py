@@ -351,5 +351,5 @@ def test_a_model_that_cannot_verify_is_decoded_plainly_with_a_warning(
     models_by_type, model_type, rows, caplog
 ):
     stats = Call(models_by_type(model_type), rows).assert_lossless(drafter=Noise())
-    assert "decoding plainly, with the same result" in caplog.text
+    assert "decodes plainly, with the same text" in caplog.text
     assert (stats.tokens, stats.mat) == (32 * rows, 1.0)

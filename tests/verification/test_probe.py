@@ -108,7 +108,7 @@ def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)
     assert_lossless(model, Noise(), BATCH)
-    assert "decoding plainly" in caplog.text and "off those of single steps" in caplog.text
+    assert "decodes plainly" in caplog.text and "off those of single steps" in caplog.text
 
 
 # --- the text
