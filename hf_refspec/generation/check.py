@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -17,6 +18,7 @@ from ..drafting.compilation import drafting_kernels
 from ..drafting.observation import Observation
 from ..drafting.tree import DraftTree
 from ..text_config import context_length, text_config
+from ..verification.cache import new_cache
 from .warmup import AllWidths, WhenAllHaveRun
 
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -30,6 +32,7 @@ class ModelCheck:
     Attributes:
         model (`str`): The name of the model's class.
         dtype, device (`str`): Of its weights.
+        cache (`str`): The cache that `generate` makes, with the kinds of its layers.
         verification (`str`): `"tree"`, `"chain"`, or `"none"` where calls decode plainly.
         rows (`str`): The same for a batch of two.
         reason (`str`, *optional*): Why calls decode plainly.
@@ -42,6 +45,7 @@ class ModelCheck:
     model: str
     dtype: str
     device: str
+    cache: str
     verification: str
     rows: str
     reason: str | None
@@ -67,6 +71,7 @@ class ModelCheck:
         exact = {"tree": "exact", "chain": "not exact, chains are"}.get(self.verification, "-")
         lines = [
             f"{self.model}, {self.dtype}, {self.device}",
+            f"cache          {self.cache}",
             f"verification   {self.verification} (trees: {exact}); two rows: {self.rows}",
             f"plain step     {1000 * self.plain_seconds:.1f} ms at {self.context} tokens",
         ]
@@ -109,11 +114,13 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     steps = [later - earlier for earlier, later in pairwise(clock.times)]
     plain = median(step for step in steps if not math.isnan(step))
     costs = {n: median(taken) / plain for n, taken in seconds.items() if taken}
-    parameter = next(model.parameters())
+    cache, parameter = new_cache(model), next(model.parameters())
+    kinds = Counter(type(layer).__name__ for layer in cache.layers)
     return ModelCheck(
         type(model).__name__,
         str(parameter.dtype).removeprefix("torch."),
         str(parameter.device),
+        f"{type(cache).__name__} ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})",
         one.stats.verification,
         two.stats.verification,
         one.stats.reason,

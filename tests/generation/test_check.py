@@ -16,6 +16,7 @@ def test_a_model_that_verifies_trees(llama):
     assert list(found.relative_costs) == list(PASS_TOKENS)
     assert found.plain_seconds > 0 and all(cost > 0 for cost in found.relative_costs.values())
     table = str(found)
+    assert found.cache == "DynamicCache (2 DynamicLayer)" and found.cache in table
     assert all(f"{n:16d}   {found.relative_costs[n]:.2f}" in table for n in PASS_TOKENS)
     assert '"auto" verifies' in table
 
