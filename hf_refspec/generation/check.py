@@ -58,12 +58,13 @@ class ModelCheck:
         """The passes that `"auto"` will verify drafts by."""
         if self.reason is not None:
             return f"Calls decode plainly: {self.reason}."
-        pays = [
-            f"passes over up to {max(n for n, cost in self.relative_costs.items() if cost < mat)} "
-            f"tokens where it expects a MAT of {mat}"
-            for mat in (2, 3)
-            if self.relative_costs[2] < mat
-        ]
+        pays = []
+        for mat in (2, 3):
+            sizes = [n for n, cost in self.relative_costs.items() if n > 1 and cost < mat]
+            if sizes:
+                pays.append(
+                    f"passes over up to {max(sizes)} tokens where it expects a MAT of {mat}"
+                )
         most = ", ".join(pays) or "hardly anything, for passes over several tokens cost too much"
         return f'"auto" verifies {most}.'
 
