@@ -62,9 +62,7 @@ class ModelCheck:
         for mat in (2, 3):
             sizes = [n for n, cost in self.relative_costs.items() if n > 1 and cost < mat]
             if sizes:
-                pays.append(
-                    f"passes over up to {max(sizes)} tokens where it expects a MAT of {mat}"
-                )
+                pays.append(f"up to {max(sizes)} tokens a pass where it expects a MAT of {mat}")
         most = ", ".join(pays) or "hardly anything, for passes over several tokens cost too much"
         return f'"auto" verifies {most}.'
 
