@@ -23,8 +23,6 @@ BLOCK = 64
 # many of the others: a trade of time for accuracy.
 _CLOSE = np.float32(4.0)
 _SAMPLED = 4
-# The choice in a row whose largest logit is NaN, or 0, of which bits have two: torch decides.
-_UNDECIDED = -1
 
 
 class TopTokens(NamedTuple):
@@ -66,8 +64,6 @@ def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
         _top_of_bfloat16(bits, choices, tokens, probs)
     else:
         _top_of_float32(flat.float().numpy(), choices, tokens, probs)
-    if (choices == _UNDECIDED).any():
-        return _by_torch(logits, k)
     shape = logits.shape[:-1]
     return TopTokens(choices.reshape(shape), tokens.reshape(*shape, k), probs.reshape(*shape, k))
 
@@ -93,8 +89,11 @@ def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
 
 @kernel("void(float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
 def _top_of_float32(logits, choices, tokens, probs):
-    """Writes the argmax of each row, the first of equal ones, and its k best tokens with about
-    their softmax."""
+    """Writes the argmax of each row, and its k best tokens with about their softmax.
+
+    As in torch.argmax, the first of equal ones is chosen, and NaN is above all; a row with NaN has
+    probabilities of 0.
+    """
     largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
     for row in range(len(logits)):
         choices[row] = _top_of_row(logits[row], largest, tokens[row], probs[row])
@@ -115,14 +114,19 @@ def _top_of_bfloat16(logits, choices, tokens, probs):
 @njit(nogil=True)
 def _top_of_row(logits, largest, tokens, probs):
     if _largest_of_blocks(logits.view(np.int32), largest):
-        return _UNDECIDED
+        for i in range(len(tokens)):
+            tokens[i], probs[i] = 0, 0.0
+        return _first_nan(logits)
     best = np.empty(max(len(tokens), 1), dtype=np.int32)
     _best_of_blocks(logits, largest, best)
     if len(tokens) > 0:
         for i in range(len(tokens)):
             tokens[i] = best[i]
         _softmax(logits, largest, best, probs)
-    return _UNDECIDED if logits[best[0]] == 0.0 else best[0]
+    choice = best[0]
+    if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
+        choice = _first_zero(logits)
+    return choice
 
 
 @njit(nogil=True)
@@ -244,3 +248,19 @@ def _exponential(x):
     for _ in range(8):
         power *= power
     return power
+
+
+@njit(nogil=True)
+def _first_nan(logits):
+    for i in range(len(logits)):
+        if logits[i] != logits[i]:
+            return i
+    return 0
+
+
+@njit(nogil=True)
+def _first_zero(logits):
+    for i in range(len(logits)):
+        if logits[i] == 0.0:
+            return i
+    return 0
