@@ -100,9 +100,11 @@ def probe(
 def _found(
     kind: type[Verifier], model: PreTrainedModel, device: torch.device, *text: Any
 ) -> Finding:
-    before, texts = random_state(device), _Texts(model, device, *text)
+    before = random_state(device)
+    texts: _Texts | None = None
     try:
         with modules_restored(model), probing(model):
+            texts = _Texts(model, device, *text)
             finding = texts.finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
@@ -111,7 +113,8 @@ def _found(
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in model.modules()):
         finding = Finding(False, failure=_DROPOUT)
-    finding = replace(finding, passes=texts.passes)
+    if texts is not None:  # a small vocabulary has no text
+        finding = replace(finding, passes=texts.passes)
     if not finding.exact:  # an exact model draws none, and other threads may have done so
         set_random_state(device, before)
     return finding
