@@ -178,7 +178,7 @@ def test_no_number_of_nodes_and_no_verification_changes_a_text(
 ):
     options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
     stats = drafted_as_plain("chat", Prophet(plain("chat"), accuracy=0.7), **options)
-    # What "auto" verifies depends on the times of passes, and so on what else the machine runs.
+    # The nodes that "auto" verifies depend on the times of passes: on what else the machine runs.
     assert stats.mat > 1.3 or max_draft_tokens == "auto"
 
 
