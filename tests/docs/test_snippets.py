@@ -50,7 +50,7 @@ def test_a_command_of_a_page_takes_each_of_its_words(page):
     for snippet in snippets_of(page, "bash"):
         for arguments in commands(snippet.code):
             parsed = parse(arguments)
-            named = {arguments[0], parsed.run.__name__.strip("_")}  # a command, one of its own
+            named = {arguments[0], *parsed.run.__name__.split("_")}  # a command, one of its own
             words = {word.rstrip("/") for word in arguments if not word.startswith("-")}
             unknown = words - named - values(list(vars(parsed).values()))
             assert not unknown, f"{page}:{snippet.line} {unknown}"
