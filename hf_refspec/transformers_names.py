@@ -1,6 +1,6 @@
 """Every name of transformers that is private, or that differs between the supported versions.
 
-Nothing else in the package mentions one: whoever tries a new release compares it with this file.
+No other file mentions one, so that a new release is compared with this file alone.
 `version.py` holds the range of releases. `import hf_refspec` must not load this file, because
 transformers takes seconds to import.
 """

@@ -87,7 +87,7 @@ def as_source(given: Any) -> Drafter | None:
         return given
     if isinstance(given, CandidateGenerator):
         return CandidateChain(given)
-    from ..store.datastore import Datastore  # imported by whoever has one
+    from ..store.datastore import Datastore  # loaded only where a store is given
     from .datastore_drafts import DatastoreDrafts
 
     return DatastoreDrafts(given) if isinstance(given, Datastore) else None

@@ -32,7 +32,7 @@ def check_datastores(
 def _compare(
     stores: list[Any], model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
 ) -> None:
-    from ..store.datastore import Datastore  # imported by whoever has one
+    from ..store.datastore import Datastore  # loaded only where a store is given
     from ..store.files import DatastoreError
     from ..store.names import local_tokenizer
     from ..store.stored_tokenizer import public_name
