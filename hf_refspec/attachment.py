@@ -31,7 +31,7 @@ class Attachment:
         stats (`SpeculationStats`): Of all calls together.
     """
 
-    def __init__(self, drafter: CandidateGenerator | str, **options: Any) -> None:
+    def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
         from .drafting.candidates import as_drafter
         from .drafting.stats import SpeculationStats
         from .generation.default_drafter import DrafterPool
@@ -78,7 +78,7 @@ class Attachment:
 
 def attach(
     model: nn.Module | Pipeline | None = None,
-    drafter: CandidateGenerator | Literal["auto"] = "auto",
+    drafter: Drafter | CandidateGenerator | Literal["auto"] = "auto",
     *,
     max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",

@@ -35,6 +35,8 @@ class Prophet(Drafter):
         self.observed += observation.tokens.tolist()
 
     def draft(self, budget: int) -> DraftTree:
+        if self.call.chain:
+            return self._chain(budget)
         tokens: list[int] = []
         parents: list[int] = []
         parent = -1
@@ -59,7 +61,7 @@ class Prophet(Drafter):
             np.ones(len(tokens), dtype=np.float32),
         )
 
-    def draft_chain(self, budget: int) -> DraftTree:
+    def _chain(self, budget: int) -> DraftTree:
         chain = self.target_ids[self.position : self.position + 8].copy()[:budget]
         wrong = self.rng.random(len(chain)) >= self.accuracy
         chain[wrong] = (chain[wrong] + 1) % self.vocab_size

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source
-from .drafter import NO_PATH, Drafter, valid_draft
+from .drafter import Drafter, checked_draft
 from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree, merged
@@ -22,6 +21,43 @@ if TYPE_CHECKING:
 # At how many places others go on with a draft, how probable these must be, and how many nodes each
 # may add. More cost time at each draft.
 _PLACES, _LEAST_PROB, _NODES = 4, 0.1, 16
+
+
+NO_PATH = np.empty(0, dtype=np.int64)
+
+
+class Source(Drafter):
+    """A drafter with further uses in a blend.
+
+    Attributes:
+        costly (`bool`): Whether it runs a model to draft: it is asked after the others.
+        prunes (`bool`): Whether it knows what cannot follow: it prunes the others' trees, and
+            continues them.
+        known ([`DraftTree`]): What the sources before a costly one have drafted.
+    """
+
+    costly: bool = False
+    prunes: bool = False
+    known: DraftTree = DraftTree.empty()
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        """Drafts what may follow the text and a path that another source has drafted, at most
+        `budget` nodes. Called between `draft` and `observe`; by default nothing follows.
+
+        Args:
+            path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
+        """
+        return DraftTree.empty()
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """Another source's tree without the nodes that cannot follow the text and a path. Called
+        between `draft` and `observe` where it `prunes`; by default nothing is taken away.
+
+        Args:
+            tree ([`DraftTree`]): The draft of the other source behind the path.
+            path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
+        """
+        return tree
 
 
 class _Draft(NamedTuple):
@@ -48,7 +84,7 @@ class Blend(Drafter):
         ValueError: if there is none, or one is there twice.
     """
 
-    def __init__(self, drafters: Sequence[CandidateGenerator | Datastore]) -> None:
+    def __init__(self, drafters: Sequence[Drafter | CandidateGenerator | Datastore]) -> None:
         self.drafters: list[Drafter] = []
         for given in drafters:
             drafter = as_source(given)
@@ -59,13 +95,13 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
-        self.costly = any(drafter.costly for drafter in self.drafters)
+        costly = [isinstance(each, Source) and each.costly for each in self.drafters]
         self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
-        if self.costly:
+        if any(costly):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.
-            priors = (0.0 if drafter.costly else PRIOR_EXPONENT for drafter in self.drafters)
+            priors = (0.0 if each else PRIOR_EXPONENT for each in costly)
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
 
@@ -77,24 +113,19 @@ class Blend(Drafter):
         fork.calibration, fork._calibrations = self.calibration, self._calibrations
         return fork
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        for drafter in self.drafters:
-            drafter.check_vocabulary(vocab_size)
-
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._drafts: list[_Draft] = []
         for drafter in self.drafters:
-            drafter.sampling = self.sampling
+            drafter.call = self.call
             drafter.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:
-        return merged(self._estimates(budget, chain=False), budget)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        chains = self._estimates(budget, chain=True)
-        return merged(chains, sum(map(len, chains))).best_chain().truncated(budget)
+        estimates = self._estimates(budget)
+        if self.call.chain:
+            return merged(estimates, sum(map(len, estimates))).best_chain().truncated(budget)
+        return merged(estimates, budget)
 
     def observe(self, observation: Observation) -> None:
         if not observation.of_prompt:
@@ -125,55 +156,49 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.end()
 
-    def _estimates(self, budget: int, chain: bool) -> list[DraftTree]:
-        """What each source drafts, with corrected estimates: first those that cost little, then the
-        others, which know what there is, and whose paths the first ones go on with."""
+    def _estimates(self, budget: int) -> list[DraftTree]:
+        """The draft of each source, with corrected estimates: first of those that cost little, then
+        of the others, which know the first ones' drafts, and whose paths the first ones continue.
+        """
         self._drafts = []
-        order = sorted(range(len(self.drafters)), key=lambda i: self.drafters[i].costly)
+        costly = [isinstance(each, Source) and each.costly for each in self.drafters]
         estimates: list[DraftTree] = []
-        for i in order:
+        for i in sorted(range(len(self.drafters)), key=costly.__getitem__):
             drafter = self.drafters[i]
-            if drafter.costly:
-                drafter.prices = self.prices
+            if isinstance(drafter, Source) and drafter.costly:
                 drafter.known = merged(estimates, budget) if estimates else DraftTree.empty()
-            tree = self._pruned(i, valid_draft(drafter, budget, self._vocab_size, chain))
+            tree = self._pruned(i, checked_draft(drafter, budget, self._vocab_size))
             self._drafts.append(_Draft(i, NO_PATH, tree))
             estimates.append(self._calibrations[i].calibrated(tree))
-            if drafter.costly:
+            if costly[i]:
                 estimates += self._continued(estimates[-1], budget)
-        if any(drafter.prunes for drafter in self.drafters):
+        if any(isinstance(each, Source) and each.prunes for each in self.drafters):
             estimates += self._continued(merged(estimates, budget), budget, prunes=True)
         return estimates
 
-    def _has_drafted(self, source: int, path: np.ndarray) -> bool:
-        """Whether a source's own tree goes along a path: it has gone on from there already."""
-        [own] = (
-            each.tree for each in self._drafts if each.source == source and len(each.path) == 0
-        )
-        return len(own.along(path.tolist())) == len(path)
-
     def _pruned(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        """A source's tree without what other sources know not to follow."""
+        """A source's tree without the nodes of which other sources know that they cannot follow."""
         for i, drafter in enumerate(self.drafters):
-            if drafter.prunes and i != source:
+            if isinstance(drafter, Source) and drafter.prunes and i != source:
                 tree = drafter.prune(tree, path)
         return tree
 
     def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
-        """What the sources that cost little say after the best leaves of a tree; if asked so, those
-        that prune alone, after its best other nodes as well."""
+        """What the sources that cost little draft behind the best leaves of a tree; with `prunes`,
+        those that prune alone, behind its best other nodes as well."""
         continued, nodes = [], min(budget, _NODES)
         every = np.arange(len(tree))
         places = _best_nodes(tree, np.setdiff1d(every, tree.parents))
         if prunes:
             places = [*dict.fromkeys(places + _best_nodes(tree, every))]
+        own = {each.source: each.tree for each in self._drafts if len(each.path) == 0}
         for place in places:
             path = tree.path(place)
             for i, drafter in enumerate(self.drafters):
-                if drafter.costly or (prunes and not drafter.prunes):
+                if not isinstance(drafter, Source) or drafter.costly:
                     continue
-                if prunes and self._has_drafted(i, path):
-                    continue
+                if prunes and (not drafter.prunes or len(own[i].along(path.tolist())) == len(path)):
+                    continue  # its own tree has gone on from there already
                 more = drafter.continue_path(path, nodes).checked(self._vocab_size)
                 more = self._pruned(i, more, path)
                 if len(more):
@@ -181,13 +206,6 @@ class Blend(Drafter):
                     estimate = self._calibrations[i].calibrated(more)
                     continued.append(_behind(path, float(tree.probs[place]), estimate))
         return continued
-
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
-        with super()._owned(), ExitStack() as sources:
-            for drafter in self.drafters:
-                sources.enter_context(drafter._owned())
-            yield
 
 
 def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
@@ -207,6 +225,3 @@ def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
         np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
         np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
     )
-
-
-Drafter._blended = Blend

@@ -13,7 +13,8 @@ from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .drafter import Drafter, last_tokens
+from .blend import NO_PATH, Source
+from .drafter import last_tokens
 from .observation import Observation
 from .tree import DraftTree
 
@@ -23,7 +24,7 @@ _MIN_MATCH = {"rest": 2, "mixed": 1}
 CONTINUATION_LENGTH = 10
 
 
-class DatastoreDrafts(Drafter):
+class DatastoreDrafts(Source):
     """Drafts what most often followed the last tokens in a datastore.
 
     With a datastore's full form, the last tokens are searched in its suffix arrays, and the draft
@@ -50,12 +51,10 @@ class DatastoreDrafts(Drafter):
         TypeError: if `store` is no [`Datastore`].
         DatastoreError: if a file of the datastore is damaged, as far as its header tells.
         ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
-            is no such `mode` (in this form). `begin` raises a DatastoreError if the datastore's
+            is no such `mode` (in this form). A call raises a DatastoreError if the datastore's
             tokens are outside of the target's vocabulary, and `draft` if its files do not belong
             together.
     """
-
-    _shown = (*Drafter._shown, Datastore)
 
     def __init__(
         self,
@@ -92,19 +91,13 @@ class DatastoreDrafts(Drafter):
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.check_vocabulary(vocab_size)
         self._context = self._context_after(prompt_ids, self._context[:0])
 
     def draft(self, budget: int) -> DraftTree:
-        return self._draft(budget, self._context)
+        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._draft(budget, self._context_after(path, self._context))
-
-    def observe(self, observation: Observation) -> None:
-        self._context = self._context_after(observation.tokens, self._context)
-
-    def _draft(self, budget: int, context: np.ndarray) -> DraftTree:
+        context = self._context_after(path, self._context)
         if budget == 0 or len(context) == 0:
             return DraftTree.empty()
         with self.store.naming_damage():
@@ -113,6 +106,9 @@ class DatastoreDrafts(Drafter):
             tree = rest_tree if self.mode == "rest" else mixed_tree
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
+
+    def observe(self, observation: Observation) -> None:
+        self._context = self._context_after(observation.tokens, self._context)
 
     def _context_after(self, tokens: np.ndarray, before: np.ndarray) -> np.ndarray:
         """The last tokens of a text that continues."""

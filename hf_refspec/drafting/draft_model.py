@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
+from .blend import Source
 from .calibration import Calibration
 from .draft_path import DraftPath
-from .drafter import Drafter
 from .observation import Observation
 from .payoff import Payoff, Prices
 from .token_ids import Reference, to_ids
@@ -26,7 +26,7 @@ from .tree import ROOT, DraftTree, merged
 _SIBLINGS = 4
 
 
-class DraftModel(Drafter):
+class DraftModel(Source):
     """Drafts what a smaller model, the assistant, expects: a chain of its best tokens, and beside
     each the next best ones.
 
@@ -105,17 +105,15 @@ class DraftModel(Drafter):
         self._ids = prompt_ids
         self._text = AssistantText(self.assistant, self._vocabulary)
         self._vocab_size = vocab_size
-        if self.sampling is not None and self.sampling.top_k != 1:
-            self._temperature = self.sampling.temperature
+        if (sampling := self.call.sampling) is not None and sampling.top_k != 1:
+            self._temperature = sampling.temperature
 
     def draft(self, budget: int) -> DraftTree:
-        self._grow(budget, chain=False)
-        nodes = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
-        return self._tree.part(np.isin(np.arange(len(self._tree)), nodes))
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        nodes = self._grow(budget, chain=True)
-        return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
+        nodes = self._grow(budget, self.call.chain)
+        if self.call.chain:
+            return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
+        best = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
+        return self._tree.part(np.isin(np.arange(len(self._tree)), best))
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
@@ -134,11 +132,11 @@ class DraftModel(Drafter):
         self._text = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
-        self.prices = self._payoff.prices = Prices()
+        self._payoff.prices = Prices()
 
     def _grow(self, budget: int, chain: bool) -> list[int]:
         """Drafts one path, and all that stands beside it; returns the path's nodes."""
-        self._payoff.prices = self.prices
+        self._payoff.prices = self.call.prices()
         path = DraftPath(self.known)
         most = context_length(self.assistant)
         room = budget if most is None else min(budget, most - len(self._ids))

@@ -12,7 +12,8 @@ from ..check_count import check_count
 from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .drafter import NO_PATH, Drafter, last_tokens
+from .blend import NO_PATH, Source
+from .drafter import last_tokens
 from .observation import Observation
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
@@ -22,7 +23,7 @@ Mode: TypeAlias = Literal["tree", "llma"]
 _BOUNDARY = np.array([-1])
 
 
-class ReferenceCopy(Drafter):
+class ReferenceCopy(Source):
     """Copies what followed the last tokens elsewhere: in references, the prompt or the output.
 
     Args:
@@ -48,7 +49,7 @@ class ReferenceCopy(Drafter):
         TypeError: if `references` has something that is none of the above.
         ValueError: if `references` is empty, has an empty text, a negative id or a string without
             a `tokenizer`; if there is nothing to copy from; if n or k is less than 1; if there is
-            no such `mode`. `begin` raises it for ids outside of the target's vocabulary.
+            no such `mode`. A call raises it for ids outside of the target's vocabulary.
     """
 
     def __init__(
@@ -97,7 +98,6 @@ class ReferenceCopy(Drafter):
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.check_vocabulary(vocab_size)
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)
@@ -107,22 +107,9 @@ class ReferenceCopy(Drafter):
         self._anchor = -1
 
     def draft(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=True)
+        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False, path=path)
-
-    def observe(self, observation: Observation) -> None:
-        self._unread.append(observation.tokens)
-
-    def end(self) -> None:
-        self._unread = []
-        self._text.truncate(self._references_end)
-
-    def _draft(self, budget: int, chain: bool, path: np.ndarray = NO_PATH) -> DraftTree:
         self._read()
         context = last_tokens(self._context, path, self._context_length)
         if budget == 0 or len(context) == 0:
@@ -131,10 +118,18 @@ class ReferenceCopy(Drafter):
         text, n = self._text.text, self.match_length
         if self.mode == "llma":
             return DraftTree.chain(llma_match.llma_span(text, context, n, length))
+        chain = self.call.chain and len(path) == 0
         tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
         if len(path) == 0:
             self._anchor = anchor
         return DraftTree(*tree)
+
+    def observe(self, observation: Observation) -> None:
+        self._unread.append(observation.tokens)
+
+    def end(self) -> None:
+        self._unread = []
+        self._text.truncate(self._references_end)
 
     def _read(self) -> None:
         """Reads what was observed since the last draft: free for calls that never draft."""

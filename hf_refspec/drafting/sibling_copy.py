@@ -9,7 +9,8 @@ import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.side_by_side import SideBySide
-from .drafter import NO_PATH, Drafter, last_tokens
+from .blend import NO_PATH, Source
+from .drafter import last_tokens
 from .observation import Observation
 from .tree import DraftTree
 
@@ -35,7 +36,7 @@ class _Groups(dict[bytes, _Group]):
         return _Groups, ()
 
 
-class SiblingCopy(Drafter):
+class SiblingCopy(Source):
     """Copies what followed the last tokens in other rows with the same prompt, as these grow.
 
     For `num_return_sequences`, and for rollouts, where several rows answer one prompt: rows whose
@@ -62,19 +63,14 @@ class SiblingCopy(Drafter):
             self._number = self._group.texts.add(self._context)
 
     def draft(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=True)
+        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False, path=path)
-
-    def _draft(self, budget: int, chain: bool, path: np.ndarray = NO_PATH) -> DraftTree:
         group = self._group
         if budget == 0 or group is None or len(group.texts) == 1 or len(self._context) == 0:
             return DraftTree.empty()
         context = last_tokens(self._context, path, LONGEST_MATCH)
+        chain = self.call.chain and len(path) == 0
         with group.lock:
             tree, _ = copy_tree(group.texts.text, context, budget, 1, budget, chain, -1)
         return DraftTree(*tree)

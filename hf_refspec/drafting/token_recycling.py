@@ -18,8 +18,8 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import text_config
-from .assisted import ANY_VOCABULARY
-from .drafter import NO_PATH, Drafter, Sampling, last_tokens
+from .blend import NO_PATH, Source
+from .drafter import Sampling, last_tokens
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import ROOT, DraftTree
@@ -63,7 +63,7 @@ class _Origin:
     path: Path | None = None  # the folder that it was loaded from
 
 
-class TokenRecycling(Drafter):
+class TokenRecycling(Source):
     """Drafts what the target itself expected after the same last tokens, earlier on.
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
@@ -130,11 +130,10 @@ class TokenRecycling(Drafter):
         return len(self._table)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        if vocab_size != ANY_VOCABULARY:
-            self._take_vocabulary(vocab_size)
+        self._take_vocabulary(vocab_size)
         self._forget_call()
         self._text = prompt_ids[-MOST_CONTEXT:].astype(np.int32)
-        self._pooling = _pooling(self.sampling)
+        self._pooling = _pooling(self.call.sampling)
 
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
@@ -158,13 +157,18 @@ class TokenRecycling(Drafter):
         table.vocab_size = vocab_size
 
     def draft(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        return self._draft(budget, chain=True)
+        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._draft(budget, chain=False, path=path)
+        text = last_tokens(self._text, path, MOST_CONTEXT)
+        if budget == 0 or len(text) == 0:
+            return DraftTree.empty()
+        if self.mode == "published":
+            return DraftTree(*self._table.static_tree(int(text[-1]), budget))
+        runners_up = _NOTHING if len(path) else self._runners_up
+        chain = self.call.chain and len(path) == 0
+        drawn = text, *runners_up, self._pooling
+        return DraftTree(*self._table.tree(*drawn, budget, chain))
 
     def observe(self, observation: Observation) -> None:
         tokens, verified = observation.tokens, observation.verified
@@ -188,17 +192,6 @@ class TokenRecycling(Drafter):
         fork.stats = SpeculationStats()
         fork._forget_call()
         return fork
-
-    def _draft(self, budget: int, chain: bool, path: np.ndarray = NO_PATH) -> DraftTree:
-        text = last_tokens(self._text, path, MOST_CONTEXT)
-        if budget == 0 or len(text) == 0:
-            return DraftTree.empty()
-        if self.mode == "published":
-            tree = DraftTree(*self._table.static_tree(int(text[-1]), budget))
-            return tree.best_chain() if chain else tree
-        runners_up = _NOTHING if len(path) else self._runners_up
-        drawn = text, *runners_up, self._pooling
-        return DraftTree(*self._table.tree(*drawn, budget, chain))
 
     def _forget_call(self) -> None:
         self._text = np.empty(0, dtype=np.int32)  # the last tokens

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
+from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
 from ..drafting.payoff import Prices
 from ..drafting.tree import DraftTree
@@ -49,6 +50,8 @@ class Drafted(Protocol):
     @property
     def drafter(self) -> Drafter: ...
     @property
+    def calibration(self) -> Calibration: ...
+    @property
     def draft(self) -> DraftTree: ...
     @property
     def is_idle(self) -> bool: ...
@@ -70,7 +73,6 @@ class Budget:
         """The most nodes that a row should draft now."""
         return self.most
 
-    @property
     def prices(self) -> Prices:
         """The user fixed the number of nodes, so the cost of drafting is not considered."""
         return Prices()
@@ -96,7 +98,7 @@ class Budget:
         for row in rows:
             if row.path is not None and len(row.draft):
                 of_all_rows = row.drafter.calibration
-                row.drafter.row_calibration.record(of_all_rows.calibrated(row.draft), row.emitted)
+                row.calibration.record(of_all_rows.calibrated(row.draft), row.emitted)
                 of_all_rows.record(row.draft, row.emitted)
 
 
@@ -132,7 +134,6 @@ class AutoBudget(Budget):
         """As above, but mostly no nodes while drafts do not pay."""
         return 0 if self._pause.lasts else super().nodes
 
-    @property
     def prices(self) -> Prices:
         """The time that a token takes at present, drafting and verifying together, but never more
         than without drafts; and what passes take."""
@@ -339,7 +340,7 @@ def _estimates(rows: Sequence[Drafted]) -> list[np.ndarray]:
     drafts = [row.drafter.calibration.calibrated(row.draft) for row in rows]
     if len(rows) > 1:
         pairs = zip(rows, drafts, strict=True)
-        drafts = [row.drafter.row_calibration.calibrated(draft) for row, draft in pairs]
+        drafts = [row.calibration.calibrated(draft) for row, draft in pairs]
     return [draft.probs for draft in drafts]
 
 

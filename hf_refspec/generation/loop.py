@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from ..drafting.calls import AwaitingKernels, begun
 from ..drafting.drafter import checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
@@ -87,11 +88,10 @@ class Loop:
             # After the first token, which does not wait for kernels that are loaded now.
             for row in rows:
                 if not row.finished:
-                    row.drafter.begin_late()
+                    row.drafter = begun(row.drafter)
             if top is None:
                 top = self._top_tokens(rows, logits)
-            waits = any(row.drafter.awaiting_kernels and not row.finished for row in rows)
-            if self.ranks.agree(bool(states) and not waits):
+            if self.ranks.agree(bool(states) and any(row.drafter.observed_top_k for row in rows)):
                 self._observe_prompts(rows, states, logits, fraction)
             self._observe(rows, logits, top)
 
@@ -115,8 +115,8 @@ class Loop:
         kernels, and asks the model whether drafts are exact past a length that a row has come to.
         All ranks do so."""
         for row in rows:
-            row.drafter.begin_late(row.output)
-        waits = self.ranks.alone and all(row.drafter.awaiting_kernels for row in rows)
+            row.drafter = begun(row.drafter, row.output)
+        waits = self.ranks.alone and all(isinstance(row.drafter, AwaitingKernels) for row in rows)
         if self.budget.most > 0 and not waits:
             self.limits.cross(max(len(row.seen) for row in rows if not row.is_idle))
 
@@ -141,7 +141,7 @@ class Loop:
             self._observe(rows, logits, top)
 
     def _draft(self, index: int, row: Row) -> DraftTree:
-        if row.is_idle or not self.ranks.is_first or row.drafter.awaiting_kernels:
+        if row.is_idle or not self.ranks.is_first:
             return DraftTree.empty()
         nodes = min(self.budget.nodes, self.verifier.most_nodes)
         depth = self.limits.depth(len(row.seen), self.verifier.last_position(index, row.seen))
@@ -149,10 +149,9 @@ class Loop:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
         if nodes <= 0 or depth <= 0:
             return DraftTree.empty()
-        if row.drafter.costly:
-            row.drafter.prices = self.budget.prices
-        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
-        return draft.truncated(depth)
+        call = row.drafter.call
+        call.chain, call.prices = self.chains, self.budget.prices
+        return checked_draft(row.drafter, nodes, self.verifier.vocab_size).truncated(depth)
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
@@ -178,7 +177,7 @@ class Loop:
         return top
 
     def _top_tokens(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
-        k = max(0 if row.drafter.awaiting_kernels else row.drafter.observed_top_k for row in rows)
+        k = max(row.drafter.observed_top_k for row in rows)
         return top_tokens(logits[None], k) if k > 0 else None
 
     def _observe_prompts(
@@ -197,7 +196,7 @@ class Loop:
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0 and row.drafter.prompt_fraction > 0 and not row.drafter.awaiting_kernels:
+            if count > 0 and row.drafter.prompt_fraction > 0:
                 expected = top.tokens[prompt, -count:], top.probs[prompt, -count:]
                 none = DraftTree.empty()
                 row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
@@ -210,8 +209,7 @@ class Loop:
                 own = slice(row.root, row.root + 1 + len(row.verified))
                 expected = () if top is None else (top.tokens[0, own], top.probs[0, own])
                 seen = Observation(row.emitted, row.verified, logits[own], *expected)
-                if not row.drafter.awaiting_kernels:
-                    row.drafter.observe(seen)
+                row.drafter.observe(seen)
                 counts.append((len(row.verified), len(row.path)))
         self.stats.record_rows(counts)
 

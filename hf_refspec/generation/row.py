@@ -33,6 +33,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
@@ -73,6 +74,7 @@ class Row:
 
     Attributes:
         drafter ([`Drafter`]): What drafts for it.
+        calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
         draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
         verified ([`DraftTree`]): The part of it that the pass verifies.
         root (`int`): Where its logits begin among those of the pass: the ones after its last token.
@@ -103,6 +105,7 @@ class Row:
         config = generation_config
         recorded = config.return_dict_in_generate
         self.drafter = Drafter()
+        self.calibration = Calibration()
         self.draft = self.verified = DraftTree.empty()
         self.root = 0
         self.path: list[int] | None = None

@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator
 
+from ..drafting.calls import check_vocabulary, drafter_call
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
@@ -52,7 +53,7 @@ def prepare_call(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    candidate_generator: CandidateGenerator | Literal["auto"] | None = "auto",
+    candidate_generator: Drafter | CandidateGenerator | Literal["auto"] | None = "auto",
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> _Call:
@@ -67,7 +68,7 @@ def prepare_call(
     is_auto = candidate_generator is None or candidate_generator == "auto"
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
-        drafter.check_vocabulary(text_config(model).vocab_size)
+        check_vocabulary(drafter, text_config(model).vocab_size)
     kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
     asked = logits_processor, stopping_criteria, generation_config
     return _Call(input_ids, *asked, drafter, streamer, kwargs)
@@ -136,8 +137,9 @@ class RunningText:
         drafter = self._session.enter_context(own)
         [prompt] = prompt_tokens(call.input_ids, call.model_kwargs, vocab_size)
         sampling = Sampling.of(call.generation_config)
-        self._session.enter_context(drafter.session(prompt, vocab_size, sampling))
-        self._row.drafter, self.stats = drafter, drafter.stats
+        drafters = drafter_call(drafter, [prompt], vocab_size, sampling)
+        [self._row.drafter] = self._session.enter_context(drafters)
+        self.stats = drafter.stats
         if call.streamer is not None:
             call.streamer.put(call.input_ids.cpu())
             self._session.callback(call.streamer.end)

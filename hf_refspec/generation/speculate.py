@@ -21,9 +21,11 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
+from ..drafting.calls import AwaitingKernels, begun, drafter_call
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
+from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..transformers_names import (
     CACHE_NAMES,
@@ -69,7 +71,7 @@ def speculate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    candidate_generator: CandidateGenerator | Literal["auto"] | None = "auto",
+    candidate_generator: Drafter | CandidateGenerator | Literal["auto"] | None = "auto",
     max_draft_tokens: int | Literal["auto"] | None = "auto",
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
@@ -163,7 +165,7 @@ class _Call:
         vocab_size = text_config(model).vocab_size
         prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
         sampling = Sampling.of(config)
-        with drafter.sessions(prompts, vocab_size, sampling) as drafters:
+        with drafter_call(drafter, prompts, vocab_size, sampling) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, why = select_verifier(
                 model,
@@ -178,7 +180,7 @@ class _Call:
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
-                return self._decode_plainly(drafters, why)
+                return self._decode_plainly(drafters, drafter.stats, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
             loop = Loop(
                 verifier,
@@ -196,7 +198,7 @@ class _Call:
             drafter.stats.verification = verifier.name
             output = self._run(loop, rows, criteria)
             if not drafter.stats.drafted:
-                drafter.stats.reason = self._why_undrafted(loop, drafters)
+                drafter.stats.reason = self._why_undrafted(loop, rows)
         if self.streamer is not None:
             self.streamer.end()
         return output
@@ -228,11 +230,11 @@ class _Call:
         return decoder_output(ids, verifier.cache, rows[0].scores, rows[0].logits)
 
     @staticmethod
-    def _why_undrafted(loop: Loop, drafters: list[Drafter]) -> str:
+    def _why_undrafted(loop: Loop, rows: list[Row]) -> str:
         """Why a call that could have verified drafts has verified none."""
         if loop.budget.most == 0:
             return "`max_draft_tokens=0`"
-        if all(drafter.awaiting_kernels for drafter in drafters):
+        if all(isinstance(row.drafter, AwaitingKernels) for row in rows):
             return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
         if (finding := loop.limits.refused) is not None:
             return (
@@ -243,14 +245,14 @@ class _Call:
             return "the drafter found nothing to draft"
         return "no draft was expected to pay for its verification; `max_draft_tokens` verifies any"
 
-    def _decode_plainly(self, drafters: list[Drafter], why: str) -> Output:
+    def _decode_plainly(self, drafters: list[Drafter], stats: SpeculationStats, why: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
         logger.warning(
             "%s decodes plainly, with the same text and no speed-up: %s.",
             type(self.model).__name__,
             why,
         )
-        drafters[0].stats.reason = why
+        stats.reason = why
         kwargs = self.model_kwargs
         if self.adds_cache:
             self.generation_config.use_cache = False
@@ -269,11 +271,11 @@ class _Call:
         new_ids = ids[:, self.input_ids.shape[1] :].numpy(force=True).astype(np.int64)
         emitted = [self._emitted(row) for row in new_ids]
         for column in range(new_ids.shape[1]):
-            drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+            stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
-            drafter.begin_late()
-            for token in () if drafter.awaiting_kernels else tokens:
-                drafter.observe(Observation(token[None]))
+            ready = begun(drafter)
+            for token in tokens:
+                ready.observe(Observation(token[None]))
         return output
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:

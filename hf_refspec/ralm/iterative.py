@@ -21,6 +21,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
+from ..drafting.calls import drafter_call
 from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
@@ -123,7 +124,9 @@ def iterative_ralm(
         row, contexts, passages, loop, prompt, generation_stride, query_length, streamer
     )
     sampling = Sampling.of(generation_config)
-    with nullcontext() if drafter is None else drafter.session(prompt, vocab_size, sampling):
+    prompts = [prompt]
+    drafts = None if drafter is None else drafter_call(drafter, prompts, vocab_size, sampling)
+    with drafts or nullcontext():
         decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)
         if drafter is not None:  # a session cache remembers the whole text without passages
             drafter.begin(prompt, vocab_size)

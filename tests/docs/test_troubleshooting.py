@@ -10,6 +10,7 @@ import torch
 from drafters import Noise
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 IDS = torch.tensor([[5, 6, 7]])
@@ -33,7 +34,7 @@ def not_installed(model):
 
 def in_use(model):
     drafter = rs.ReferenceCopy()
-    with drafter.session(IDS[0].numpy(), 300):
+    with drafter_call(drafter, [IDS[0].numpy()], 300):
         generate(model, candidate_generator=drafter)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 
 VOCAB_SIZE = 10
@@ -31,7 +32,7 @@ class Source(Drafter):
 
     def draft(self, budget):
         self.calls.append(("draft", budget))
-        return self.tree
+        return self.tree if len(self.tree) <= budget else self.tree.truncated(budget)
 
     def observe(self, observation):
         verified = observation.verified.tokens.tolist()
@@ -51,7 +52,7 @@ def chain(tokens, probs) -> Source:
 
 
 def draft(blend: Blend, budget: int) -> DraftTree:
-    with blend.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
         tree = blend.draft(budget)
     tree.checked(VOCAB_SIZE)
     return tree
@@ -75,24 +76,16 @@ def test_sources_without_a_draft_take_no_part():
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
 def test_a_chain_is_the_best_path_of_all_sources_chains(budget):
     blend = chain([4, 5, 6], [0.5, 0.4, 0.3]) | chain([4, 7, 8], [0.9, 0.8, 0.7]) | Source()
-    with blend.session(PROMPT, VOCAB_SIZE):
-        drafted = blend.draft_chain(budget)
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
+        blend.call.chain = True
+        drafted = blend.draft(budget)
     assert drafted.is_chain
     assert drafted.tokens.tolist() == [4, 7, 8][:budget]
-
-
-def test_transformers_protocol_drafts_from_all_sources():
-    blend = ReferenceCopy([[5, 6]]) | ReferenceCopy([[7, 8]])
-    for ids, drafted in (([5], [6]), ([5, 6, 7], [8])):
-        candidate_ids, _ = blend.get_candidates(torch.tensor([ids]))
-        assert candidate_ids[0, len(ids) :].tolist()[:1] == drafted
 
 
 class NoTree(Source):
     def draft(self, budget):
         return None
-
-    draft_chain = draft
 
 
 @pytest.mark.parametrize(
@@ -113,7 +106,7 @@ class NoTree(Source):
 )
 def test_an_illegal_draft_of_a_source_is_refused(source, message):
     blend = chain([4], [0.5]) | source
-    with blend.session(PROMPT, VOCAB_SIZE), pytest.raises(ValueError, match=message):
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE), pytest.raises(ValueError, match=message):
         blend.draft(8)
 
 
@@ -161,7 +154,7 @@ def test_the_same_source_twice_is_refused():
 def test_all_sources_receive_all():
     a, b = Source(), Source()
     blend = a | b
-    with blend.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
         blend.draft(5)
         verified, logits = DraftTree.chain([4, 9]), torch.zeros(3, VOCAB_SIZE)
         blend.observe(Observation(np.array([4, 5]), verified, logits))
@@ -176,12 +169,12 @@ def test_all_sources_receive_all():
 
 def test_all_sources_end_when_one_fails_to_begin():
     a, b = Source(), Source(fails=True)
-    with pytest.raises(ValueError, match="the id 9"), (a | b).session(PROMPT, VOCAB_SIZE):
+    with pytest.raises(ValueError, match="the id 9"), drafter_call(a | b, [PROMPT], VOCAB_SIZE):
         pass
     assert a.calls[-1] == b.calls[-1] == ("end",)
     for source in (a, b):
         source.fails = False
-        with source.session(PROMPT, VOCAB_SIZE):
+        with drafter_call(source, [PROMPT], VOCAB_SIZE):
             pass
 
 
@@ -189,37 +182,35 @@ def test_a_source_in_use_elsewhere_is_refused_and_the_others_stay_free():
     busy, free = Source(), Source()
     blend = free | busy
     message = "this Source is in use by another call; make one drafter per thread"
-    with busy.session(PROMPT, VOCAB_SIZE):
-        with pytest.raises(RuntimeError, match=message), blend.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(busy, [PROMPT], VOCAB_SIZE):
+        with pytest.raises(RuntimeError, match=message), drafter_call(blend, [PROMPT], VOCAB_SIZE):
             pass
-        with pytest.raises(RuntimeError, match=message):
-            blend.get_candidates(torch.tensor([[1]]))
-        with free.session(PROMPT, VOCAB_SIZE):
+        with drafter_call(free, [PROMPT], VOCAB_SIZE):
             pass
         assert ("end",) not in busy.calls
-    with blend.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
         pass
 
 
 def test_the_sources_of_a_blend_in_use_are_in_use():
     a, b = Source(), Source()
     other = b | Source()
-    with (a | b).session(PROMPT, VOCAB_SIZE):
+    with drafter_call(a | b, [PROMPT], VOCAB_SIZE):
         for drafter in (a, b, other):
-            message = "this Source is in use"
-            with pytest.raises(RuntimeError, match=message), drafter.session(PROMPT, VOCAB_SIZE):
+            call = drafter_call(drafter, [PROMPT], VOCAB_SIZE)
+            with pytest.raises(RuntimeError, match="this Source is in use"), call:
                 pass
-    with other.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(other, [PROMPT], VOCAB_SIZE):
         pass
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
 def test_a_copy_is_independent_even_of_a_blend_in_use(copied):
     blend = chain([4], [0.5]) | ReferenceCopy([[3, 7]])
-    with blend.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
         twin = copied(blend)
         expected = blend.draft(8)
-        with twin.session(PROMPT, VOCAB_SIZE):
+        with drafter_call(twin, [PROMPT], VOCAB_SIZE):
             assert twin.draft(8).tokens.tolist() == expected.tokens.tolist()
     assert sorted(expected.tokens.tolist()) == [4, 7]
     assert not set(map(id, twin.drafters)) & set(map(id, blend.drafters))

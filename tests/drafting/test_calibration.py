@@ -10,6 +10,7 @@ from trees import draft_trees
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import CLASSES, Calibration, calibrate, record_outcome
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 
 VOCAB_SIZE = 10
@@ -218,7 +219,7 @@ def test_a_blend_leaves_the_nodes_of_a_wrong_source_out_of_a_small_budget():
     blend = Stubborn([4, 5], [0.4, 0.3]) | Stubborn([7, 8], [0.95, 0.9])
     drafted = []
     for _ in range(2):
-        with blend.session(np.array([1]), VOCAB_SIZE):
+        with drafter_call(blend, [np.array([1])], VOCAB_SIZE):
             for _ in range(40):
                 drafted.append(blend.draft(2).tokens.tolist())
                 blend.observe(Observation(np.array([4, 5, 9])))
@@ -230,7 +231,7 @@ def test_a_blend_leaves_the_nodes_of_a_wrong_source_out_of_a_small_budget():
 def test_a_blend_judges_each_source_by_its_own_tree():
     """Sources with the same draft are judged together, others apart."""
     blend = Stubborn([4], [0.5]) | Stubborn([4], [0.9]) | Stubborn([7], [0.9])
-    with blend.session(np.array([1]), VOCAB_SIZE):
+    with drafter_call(blend, [np.array([1])], VOCAB_SIZE):
         for _ in range(40):
             blend.draft(3)
             blend.observe(Observation(np.array([4])))
@@ -242,7 +243,7 @@ def test_a_blend_judges_each_source_by_its_own_tree():
 
 def test_what_a_blend_never_verified_says_nothing_about_a_source():
     blend = Stubborn([4], [0.9]) | Stubborn([7], [0.8])
-    with blend.session(np.array([1]), VOCAB_SIZE):
+    with drafter_call(blend, [np.array([1])], VOCAB_SIZE):
         for _ in range(40):
             blend.observe(Observation(np.array([5])))  # without a draft
         tree = blend.draft(4)

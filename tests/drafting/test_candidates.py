@@ -10,6 +10,7 @@ from drafters import Prophet
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import CandidateChain
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
@@ -76,7 +77,7 @@ class Sure(Scripted):
 def test_its_logits_are_its_estimates(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     chain = CandidateChain(Sure(plain))
-    with chain.session(PROMPT[0].numpy(), 97):
+    with drafter_call(chain, [PROMPT[0].numpy()], 97):
         probs = chain.draft(8).probs
     each = np.exp(5.0) / (np.exp(5.0) + 96)
     np.testing.assert_allclose(probs, [each, each**2, each**3], rtol=1e-5)

@@ -9,6 +9,7 @@ from datastores import write_store
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.apps.serve.request_sources import Prediction
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 
 VOCAB_SIZE = 50
@@ -32,7 +33,7 @@ def retrieval_cache(_) -> Drafter:
 
 def token_recycling(_) -> Drafter:
     drafter = rs.TokenRecycling(top_k=2)
-    with drafter.session(np.array(SEEN[:1]), VOCAB_SIZE):
+    with drafter_call(drafter, [np.array(SEEN[:1])], VOCAB_SIZE):
         for token, following in zip(SEEN[1:], [*SEEN[2:], 8], strict=True):
             top = np.array([[following, 9]], np.int32), np.array([[0.8, 0.1]], np.float32)
             drafter.observe(Observation(np.array([token]), DraftTree.empty(), None, *top))
@@ -51,7 +52,7 @@ SOURCES = [reference_copy, datastore, retrieval_cache, token_recycling, predicti
 @pytest.mark.parametrize("make", SOURCES)
 def test_it_says_what_it_would_draft_there(make, tmp_path):
     drafter = make(tmp_path)
-    with drafter.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
         before = drafter.draft(8)
         continued = drafter.continue_path(PATH, 8).checked(VOCAB_SIZE)
         again = drafter.draft(8)
@@ -65,10 +66,3 @@ def test_it_says_what_it_would_draft_there(make, tmp_path):
         assert continued.probs.tolist() == pytest.approx(there.probs.tolist())
     # It leaves the text as it was.
     assert again.tokens.tolist() == before.tokens.tolist()
-
-
-def test_a_source_of_ones_own_says_nothing():
-    class Own(Drafter):
-        pass
-
-    assert len(Own().continue_path(PATH, 8)) == 0

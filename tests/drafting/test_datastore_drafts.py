@@ -13,6 +13,7 @@ from datastores import write_store
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.store.compact import CONTINUATIONS
@@ -50,7 +51,7 @@ def compact(store, tmp_path_factory) -> Datastore:
 
 
 def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
-    with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
+    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], VOCAB_SIZE):
         if output:
             drafter.observe(Observation(np.array(output)))
         tree = drafter.draft(budget)
@@ -177,7 +178,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused_at_the_call(form, request)
     message = "tokens up to 49, outside of the target model's vocabulary of 49; .*org/tokenizer"
     with (
         pytest.raises(ValueError, match=message),
-        drafter.session(np.array([1]), VOCAB_SIZE - 1),
+        drafter_call(drafter, [np.array([1])], VOCAB_SIZE - 1),
     ):
         pass
     draft(drafter, [1])  # it is free again

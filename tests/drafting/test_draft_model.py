@@ -17,7 +17,10 @@ from transformers import PreTrainedModel
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
+from hf_refspec.drafting.blend import Source
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.drafting.drafter import checked_draft
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.payoff import Prices
 from hf_refspec.drafting.tree import merged
@@ -64,6 +67,11 @@ def sure_passes(sure_llama):
         yield read
 
 
+def chain_of(drafter: Drafter, budget: int) -> DraftTree:
+    drafter.call.chain = True
+    return checked_draft(drafter, budget, VOCAB_SIZE)
+
+
 def observe(drafter: Drafter, *tokens: int) -> None:
     drafter.observe(Observation(np.array(tokens)))
 
@@ -74,8 +82,8 @@ def observe(drafter: Drafter, *tokens: int) -> None:
 def test_a_chain_is_the_assistants_greedy_text(llama):
     drafter = DraftModel(llama)
     prompt = PROMPT[0].numpy()
-    with drafter.session(prompt, VOCAB_SIZE):
-        chain = drafter.draft_chain(6)
+    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+        chain = chain_of(drafter, 6)
     assert chain.tokens.tolist() == expected(llama, prompt, 6)
     assert (np.diff(chain.probs) <= 0).all() and chain.probs[0] < 1
 
@@ -83,7 +91,7 @@ def test_a_chain_is_the_assistants_greedy_text(llama):
 def test_a_tree_is_its_most_probable_nodes_beside_that_chain(llama):
     drafter = DraftModel(llama)
     prompt = PROMPT[0].numpy()
-    with drafter.session(prompt, VOCAB_SIZE):
+    with drafter_call(drafter, [prompt], VOCAB_SIZE):
         tree = drafter.draft(12).checked(VOCAB_SIZE)
     with torch.no_grad():
         probs = llama(PROMPT).logits[0, -1].softmax(-1).topk(4)
@@ -97,8 +105,8 @@ def test_estimates_are_those_of_the_calls_temperature(llama):
     chains = []
     for sampling in (None, rs.drafting.drafter.Sampling(temperature=2.0)):
         drafter = DraftModel(llama)
-        with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE, sampling):
-            chains.append(drafter.draft_chain(1))
+        with drafter_call(drafter, [PROMPT[0].numpy()], VOCAB_SIZE, sampling):
+            chains.append(chain_of(drafter, 1))
     assert chains[0].tokens.tolist() == chains[1].tokens.tolist()
     assert chains[1].probs[0] < chains[0].probs[0]
 
@@ -107,27 +115,27 @@ def test_only_what_is_new_is_read(llama, passes):
     drafter = DraftModel(llama)
     prompt = PROMPT[0].numpy()
     passes.clear()
-    with drafter.session(prompt, VOCAB_SIZE):
-        chain = drafter.draft_chain(3).tokens.tolist()
+    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+        chain = chain_of(drafter, 3).tokens.tolist()
         assert passes == [len(prompt), 1, 1]
         observe(drafter, *chain, 7)  # all accepted: the last of them was not read
         observe(drafter, 8)
         right = expected(llama, [*prompt, *chain, 7, 8], 1)
         passes.clear()
-        assert drafter.draft_chain(1).tokens.tolist() == right
+        assert chain_of(drafter, 1).tokens.tolist() == right
         assert passes == [3]
 
 
 def test_what_the_target_rejected_leaves_the_cache(llama, passes):
     drafter = DraftModel(llama)
     prompt = PROMPT[0].numpy()
-    with drafter.session(prompt, VOCAB_SIZE):
-        chain = drafter.draft_chain(4).tokens.tolist()
+    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+        chain = chain_of(drafter, 4).tokens.tolist()
         text = [*prompt, chain[0], (chain[1] + 1) % VOCAB_SIZE]
         observe(drafter, *text[len(prompt) :])
         right = expected(llama, text, 2)
         passes.clear()
-        assert drafter.draft_chain(2).tokens.tolist() == right
+        assert chain_of(drafter, 2).tokens.tolist() == right
         assert passes == [1, 1]
 
 
@@ -135,8 +143,8 @@ def test_no_draft_is_longer_than_the_assistant_can_read(models_by_type):
     assistant = small("gpt2", n_positions=16)
     drafter = DraftModel(assistant)
     for length, drafted in ((10, 6), (16, 0), (20, 0)):
-        with drafter.session(np.arange(3, 3 + length), VOCAB_SIZE):
-            assert len(drafter.draft_chain(8)) == drafted
+        with drafter_call(drafter, [np.arange(3, 3 + length)], VOCAB_SIZE):
+            assert len(chain_of(drafter, 8)) == drafted
 
 
 # --- what pays
@@ -147,13 +155,13 @@ PAYING, COSTLY = Prices(1e9, (1, 64), (1.0, 1.0)), Prices(1e-9, (1, 64), (1.0, 1
 
 
 def priced(drafter: DraftModel, prices: Prices) -> DraftTree:
-    drafter.prices = prices
+    drafter.call.prices = lambda: prices
     return drafter.draft(64)
 
 
 def test_passes_go_on_while_they_cost_less_than_they_save(llama):
     drafter = DraftModel(llama)
-    with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE):
+    with drafter_call(drafter, [PROMPT[0].numpy()], VOCAB_SIZE):
         assert len(priced(drafter, Prices(0.0))) == 0  # nothing is known yet
         assert len(priced(drafter, PAYING)) > 20
         assert len(priced(drafter, COSTLY)) == 0
@@ -164,9 +172,9 @@ def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
     prompt = PROMPT[0].tolist()
     text = expected(llama, prompt, 3)
     for known, counts in (([], (3, 2, 2)), (text[:1], (2, 1, 1)), (text, (0, 0, 0))):
-        with drafter.session(np.array(prompt), VOCAB_SIZE):
+        with drafter_call(drafter, [np.array(prompt)], VOCAB_SIZE):
             drafter.known = DraftTree.chain(known, [0.5] * len(known))
-            drafter.draft_chain(3)
+            chain_of(drafter, 3)
             assert drafter._outcome(np.array(text)) == counts  # of three tokens two were drafted
 
 
@@ -188,7 +196,7 @@ def test_an_assistant_that_is_sure_and_wrong_soon_runs_once_a_draft(sure_llama, 
 # --- in a blend
 
 
-class Chain(Drafter):
+class Chain(Source):
     """Drafts one path, and continues paths by 1 and 2."""
 
     def __init__(self, tokens, prob: float):
@@ -206,8 +214,8 @@ class Chain(Drafter):
 def test_where_others_are_sure_the_assistant_does_not_run(llama, passes):
     blend = Chain([4, 5], 1.0) | DraftModel(llama)
     passes.clear()
-    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
-        blend.prices = PAYING
+    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
+        blend.call.prices = lambda: PAYING
         tree = blend.draft(2)
     assert tree.tokens.tolist() == [4, 5]
     assert passes == []
@@ -219,8 +227,8 @@ def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama, sur
     wrong = (right[1] + 1) % VOCAB_SIZE
     blend = Chain([right[0], wrong], 1.0) | DraftModel(sure_llama)
     sure_passes.clear()
-    with blend.session(np.array(prompt), VOCAB_SIZE):
-        blend.prices = PAYING
+    with drafter_call(blend, [np.array(prompt)], VOCAB_SIZE):
+        blend.call.prices = lambda: PAYING
         blend.draft(3)
         drafter = blend.drafters[1]
         assert drafter._tree.best_chain().tokens.tolist() == right
@@ -232,17 +240,17 @@ def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(sure_
     right = expected(sure_llama, prompt, 3)
     blend = Chain(right[:2], 1.0) | DraftModel(sure_llama)
     sure_passes.clear()
-    with blend.session(np.array(prompt), VOCAB_SIZE):
-        blend.prices = PAYING
-        assert blend.draft_chain(3).tokens.tolist() == right
+    with drafter_call(blend, [np.array(prompt)], VOCAB_SIZE):
+        blend.call.prices = lambda: PAYING
+        assert chain_of(blend, 3).tokens.tolist() == right
     assert sure_passes == [len(prompt) + 2]
 
 
 def test_others_go_on_with_what_it_drafted(sure_llama):
     other = Chain([], 1.0)
     blend = other | DraftModel(sure_llama)
-    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
-        tree = merged(blend._estimates(8, chain=False), 64).checked(VOCAB_SIZE)
+    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
+        tree = merged(blend._estimates(8), 64).checked(VOCAB_SIZE)
         own = blend.drafters[1]._tree
     leaves = {tuple(own.path(node).tolist()) for node in range(len(own))}
     paths = {tuple(path) for path in other.paths}
@@ -254,7 +262,7 @@ def test_others_go_on_with_what_it_drafted(sure_llama):
 def test_what_they_drafted_behind_it_is_counted_as_theirs(sure_llama):
     other = Chain([], 1.0)
     blend = other | DraftModel(sure_llama)
-    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
+    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
         blend.draft(8)
         path = other.paths[0]
         observe(blend, *path, 1, 2, 9)
@@ -290,7 +298,7 @@ def test_another_vocabulary_is_refused_but_where_it_is_only_padded(llama):
 def test_of_a_part_of_the_vocabulary_nothing_else_is_drafted(llama):
     prompt, some = PROMPT[0].numpy(), np.arange(0, VOCAB_SIZE, 3)
     drafter = DraftModel(llama, vocabulary=some[::-1].copy())
-    with drafter.session(prompt, VOCAB_SIZE):
+    with drafter_call(drafter, [prompt], VOCAB_SIZE):
         tree = drafter.draft(20)
     with torch.no_grad():
         probs = llama(PROMPT).logits[0, -1, some].softmax(-1).numpy()
@@ -308,8 +316,8 @@ def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
     def drafts_as(expected: DraftModel) -> bool:
         chains = []
         for each in (drafter, expected):
-            with each.session(PROMPT[0].numpy(), VOCAB_SIZE):
-                chains.append(each.draft_chain(3).tokens.tolist())
+            with drafter_call(each, [PROMPT[0].numpy()], VOCAB_SIZE):
+                chains.append(chain_of(each, 3).tokens.tolist())
         return chains[0] == chains[1]
 
     assert drafts_as(DraftModel(assistant))
@@ -318,18 +326,6 @@ def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
     assert drafts_as(DraftModel(assistant))
     assistant.to(torch.bfloat16)
     assert drafts_as(DraftModel(assistant))
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
-def test_all_of_the_vocabulary_drafts_as_none_named(architecture, models_by_type):
-    model = models_by_type(architecture.model_type)
-    if architecture.model_type in RECURRENT:
-        return
-    trees = []
-    for drafter in (DraftModel(model), DraftModel(model, vocabulary=range(VOCAB_SIZE))):
-        with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE):
-            trees.append(drafter.draft_chain(3).tokens.tolist())
-    assert trees[0] == trees[1]
 
 
 def test_a_vocabulary_that_cannot_be_is_refused(llama):
@@ -358,8 +354,8 @@ def test_copies_and_forks_share_the_weights(llama):
         assert copied.drafters[1].assistant is llama
         assert copied.drafters[1]._payoff is not blend.drafters[1]._payoff
     restored = pickle.loads(pickle.dumps(DraftModel(llama)))
-    with restored.session(PROMPT[0].numpy(), VOCAB_SIZE):
-        assert restored.draft_chain(2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)
+    with drafter_call(restored, [PROMPT[0].numpy()], VOCAB_SIZE):
+        assert chain_of(restored, 2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)
 
 
 def test_an_assistant_in_training_mode_uses_up_no_random_numbers(llama):
@@ -385,16 +381,6 @@ def test_a_call_that_fails_leaves_the_drafter_ready(llama):
     assert assert_lossless(llama, drafter).mat > 2
 
 
-def test_it_serves_transformers_own_assisted_decoding_protocol(llama):
-    drafter = DraftModel(llama)
-    ids = PROMPT
-    for _ in range(2):
-        candidate_ids, _ = drafter.get_candidates(ids)
-        chain = candidate_ids[0, ids.shape[1] :].tolist()
-        assert len(chain) > 5 and chain == expected(llama, ids[0].tolist(), len(chain))
-        ids = candidate_ids[:, : ids.shape[1] + 4]
-
-
 # --- losslessness
 
 
@@ -402,14 +388,6 @@ RECURRENT = (
     *("mamba2", "qwen3_next", "lfm2", "falcon_h1", "bamba", "mamba", "falcon_mamba", "jamba"),
     *("recurrent_gemma", "rwkv"),
 )
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
-def test_each_architecture_is_drafted_by_a_random_model(architecture, models_by_type, llama):
-    model = models_by_type(architecture.model_type)
-    blend = rs.ReferenceCopy() | DraftModel(llama)
-    for sampling in ({}, {"do_sample": True}):
-        assert_lossless(model, blend, max_draft_tokens=4, max_new_tokens=10, **sampling)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)

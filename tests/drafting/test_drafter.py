@@ -1,4 +1,4 @@
-"""The life cycle that every `Drafter` has, and transformers' protocol on top of it."""
+"""The life cycle that every `Drafter` has."""
 
 import copy
 import pickle
@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import hf_refspec as rs
-from hf_refspec.drafting.drafter import Drafter
+from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.drafter import Drafter, checked_draft
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 
@@ -45,7 +45,7 @@ PROMPT = np.array([1, 2, 3])
 
 def test_a_session_begins_and_ends():
     drafter = Recorder()
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         assert drafter.calls == [("begin", [1, 2, 3])]
     assert drafter.calls == [("begin", [1, 2, 3]), ("end",)]
 
@@ -53,20 +53,20 @@ def test_a_session_begins_and_ends():
 @pytest.mark.parametrize("fails_to_begin", [False, True])
 def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin):
     drafter = Recorder(fails_to_begin)
-    with pytest.raises(ValueError, match="the id 9"), drafter.session(PROMPT, 10):
+    with pytest.raises(ValueError, match="the id 9"), drafter_call(drafter, [PROMPT], 10):
         raise ValueError("the id 9")
     assert drafter.calls[-1] == ("end",)
     drafter.fails_to_begin = False
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         pass
 
 
 def test_each_session_has_stats_of_its_own():
     drafter = Recorder()
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         drafter.stats.record_rows([(4, 2)])
     assert drafter.stats.tokens == 3
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         assert drafter.stats.tokens == 0
 
 
@@ -77,18 +77,16 @@ def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
 
     def second_call():
         try:
-            with drafter.session(PROMPT, 10):
+            with drafter_call(drafter, [PROMPT], 10):
                 pass
         except RuntimeError as error:
             refused.append(str(error))
 
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         stats = drafter.stats
         thread = threading.Thread(target=second_call)
         thread.start()
         thread.join()
-        with pytest.raises(RuntimeError, match=message):
-            drafter.get_candidates(torch.tensor([[1]]))
         assert drafter.stats is stats
         assert ("end",) not in drafter.calls
     assert message in refused[0]
@@ -97,17 +95,19 @@ def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
 def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
     drafter = Recorder()
-    with drafter.session(PROMPT, 10):
+    with drafter_call(drafter, [PROMPT], 10):
         drafter.stats.record_rows([(4, 2)])
         twin = copied(drafter)
-        with twin.session(PROMPT, 10):
+        with drafter_call(twin, [PROMPT], 10):
             pass
     assert drafter.stats.tokens == 3
     assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
 
 
-def test_draft_chain_is_the_best_path_of_the_tree():
-    assert Recorder().draft_chain(4).tokens.tolist() == [7, 7, 7]
+def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
+    drafter = Recorder()
+    drafter.call.chain = True
+    assert checked_draft(drafter, 4, 10).tokens.tolist() == [7, 7, 7]
 
 
 def test_the_base_class_cannot_draft():
@@ -125,7 +125,7 @@ def test_the_base_class_cannot_draft():
 )
 def test_forks_draft_independently(drafter):
     prompts = [np.array([1, 2, 3, 1]), np.array([9, 5]), np.array([4, 3, 4])]
-    with drafter.sessions(prompts, vocab_size=50) as rows:
+    with drafter_call(drafter, prompts, vocab_size=50) as rows:
         assert rows[0] is drafter
         assert len(set(map(id, rows))) == 3
         drafts = [row.draft(2).tokens.tolist() for row in rows]
@@ -133,49 +133,10 @@ def test_forks_draft_independently(drafter):
         rows[1].observe(Observation(np.array([40, 41, 40])))
         assert rows[1].draft(1).tokens.tolist() == [41]
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
-        with pytest.raises(RuntimeError, match="in use"), drafter.session(prompts[0], 50):
+        with pytest.raises(RuntimeError, match="in use"), drafter_call(drafter, [prompts[0]], 50):
             pass
-    with drafter.sessions(prompts[:1], vocab_size=50) as rows:
+    with drafter_call(drafter, prompts[:1], vocab_size=50) as rows:
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
-
-
-# --- transformers' protocol
-
-
-def test_get_candidates_puts_the_best_chain_behind_the_ids():
-    ids = torch.tensor([[1, 2]])
-    candidate_ids, logits = Recorder().get_candidates(ids)
-    assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
-    assert candidate_ids.dtype == ids.dtype
-    assert logits is None
-
-
-def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
-    drafter = Recorder()
-    for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
-        drafter.get_candidates(torch.tensor([ids]))
-    assert drafter.calls == [
-        ("begin", [1, 2]),
-        ("observe", [7, 7, 5]),
-        ("end",),
-        ("begin", [1, 2]),
-        ("end",),
-        ("begin", [3, 2, 1]),
-    ]
-
-
-def test_get_candidates_begins_anew_after_a_session():
-    drafter = Recorder()
-    drafter.get_candidates(torch.tensor([[1, 2]]))
-    with drafter.session(PROMPT, 10):
-        pass
-    drafter.get_candidates(torch.tensor([[1, 2, 3]]))
-    assert drafter.calls[-1] == ("begin", [1, 2, 3])
-
-
-def test_get_candidates_takes_one_row_only():
-    with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
-        Recorder().get_candidates(torch.tensor([[1], [2]]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.tree import DraftTree
@@ -20,7 +21,7 @@ class WordLengths:
 
 
 def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
-    with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
+    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], VOCAB_SIZE):
         if output:
             drafter.observe(Observation(np.array(output)))
         tree = drafter.draft(budget)
@@ -168,6 +169,6 @@ def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
     drafter = ReferenceCopy([[1, 100]])
     with (
         pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"),
-        drafter.session(np.array([1]), VOCAB_SIZE),
+        drafter_call(drafter, [np.array([1])], VOCAB_SIZE),
     ):
         pass

@@ -11,6 +11,7 @@ import torch
 from calls import Call, padded_prompts
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 
 PROMPT, OTHER = np.array([1, 2, 3]), np.array([1, 2, 4])
 
@@ -20,13 +21,14 @@ def observed(drafter: rs.Drafter, *tokens: int) -> None:
 
 
 def drafted(drafter: rs.Drafter) -> list[int]:
-    return drafter.draft_chain(4).tokens.tolist()
+    drafter.call.chain = True
+    return drafter.draft(4).tokens.tolist()
 
 
 @pytest.fixture
 def rows():
     """Two rows with one prompt, and one with another."""
-    with rs.SiblingCopy().sessions([PROMPT, PROMPT, OTHER], 100) as rows:
+    with drafter_call(rs.SiblingCopy(), [PROMPT, PROMPT, OTHER], 100) as rows:
         yield rows
 
 
@@ -55,10 +57,10 @@ def test_a_row_that_has_ended_is_drafted_from_as_long_as_another_goes_on(rows):
 
 def test_nothing_is_left_after_a_call():
     drafter = rs.SiblingCopy()
-    with drafter.sessions([PROMPT, PROMPT], 100) as rows:
+    with drafter_call(drafter, [PROMPT, PROMPT], 100) as rows:
         observed(rows[1], 10, 11)
     assert not drafter._groups
-    with drafter.sessions([PROMPT, PROMPT], 100) as rows:
+    with drafter_call(drafter, [PROMPT, PROMPT], 100) as rows:
         observed(rows[0], 10)
         assert drafted(rows[0]) == []
 
@@ -67,10 +69,10 @@ def test_nothing_is_left_after_a_call():
 def test_a_copy_has_groups_of_its_own(copied):
     drafter = rs.SiblingCopy()
     idle = drafter.fork()
-    with drafter.session(PROMPT, 100):
+    with drafter_call(drafter, [PROMPT], 100):
         observed(drafter, 10, 11)
         other = copied(idle)
-        with other.sessions([PROMPT, PROMPT], 100) as rows:
+        with drafter_call(other, [PROMPT, PROMPT], 100) as rows:
             assert drafted(rows[0]) == []
 
 

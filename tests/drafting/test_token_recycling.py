@@ -12,6 +12,7 @@ import torch
 from calls import Call
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.drafter import Sampling
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.token_recycling import TokenRecycling
@@ -33,7 +34,7 @@ def observed(tokens, drafted=(), expected=(), of_prompt=False) -> Observation:
 def taught(**options) -> TokenRecycling:
     """A drafter that knows: 7 -> 8 -> 9 -> 10."""
     drafter = TokenRecycling(**options)
-    with drafter.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
         drafter.observe(observed([8, 9, 10], [8, 9], [8, 9, 10]))
     return drafter
 
@@ -65,7 +66,7 @@ def test_sampling_with_a_seed_gives_plain_sampling(byte_llama, tokenizer):
 
 def drafted_under(sampling: Sampling | None) -> DraftTree:
     drafter = taught()
-    with drafter.sessions([PROMPT], VOCAB_SIZE, sampling):
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE, sampling):
         return drafter.draft(30)
 
 
@@ -95,14 +96,14 @@ def test_a_call_tells_every_source_how_it_samples(llama):
     call = Call(llama, 2)
     sampling = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 0.9}
     llama.generate(**{**call.options, **sampling}, candidate_generator=drafter)
-    assert [each.sampling for each in drafter.drafters] == [Sampling(0.5, 0, 0.9)] * 2
+    assert [each.call.sampling for each in drafter.drafters] == [Sampling(0.5, 0, 0.9)] * 2
     llama.generate(**call.options, candidate_generator=drafter)
-    assert [each.sampling for each in drafter.drafters] == [None] * 2
+    assert [each.call.sampling for each in drafter.drafters] == [None] * 2
 
 
 def test_a_rejected_node_teaches_what_comes_after_it():
     drafter = TokenRecycling()
-    with drafter.session(PROMPT, VOCAB_SIZE):
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
         drafter.observe(observed([8], [20], [8, 21]))
         drafter.observe(observed([20]))
         assert drafter.draft(4).tokens[0] == 21
@@ -110,7 +111,7 @@ def test_a_rejected_node_teaches_what_comes_after_it():
 
 def test_the_prompt_teaches_what_comes_after_its_tokens():
     drafter = TokenRecycling()
-    with drafter.session(np.array([5, 6, 7, 30]), VOCAB_SIZE):
+    with drafter_call(drafter, [np.array([5, 6, 7, 30])], VOCAB_SIZE):
         # After 6 and after 7.
         drafter.observe(observed([5, 6, 7, 30], (), [11, 12], of_prompt=True))
         drafter.observe(observed([6]))
@@ -127,12 +128,12 @@ def test_forks_share_the_table_and_copies_do_not():
         pickle.loads(pickle.dumps(drafter)),
     )
     known = len(drafter)
-    with fork.session(np.array([1, 2]), VOCAB_SIZE):
+    with drafter_call(fork, [np.array([1, 2])], VOCAB_SIZE):
         fork.observe(observed([3], (), [3]))
     assert len(drafter) == len(fork) == known + 2
     for each in (clone, pickled):
         assert len(each) == known
-        with each.session(PROMPT, VOCAB_SIZE):
+        with drafter_call(each, [PROMPT], VOCAB_SIZE):
             assert each.draft(1).tokens.tolist() == [8]
 
 
@@ -143,7 +144,7 @@ def test_threads_may_learn_into_one_table():
     def work(fork: TokenRecycling, seed: int) -> None:
         random = np.random.default_rng(seed)
         try:
-            with fork.session(PROMPT, VOCAB_SIZE):
+            with drafter_call(fork, [PROMPT], VOCAB_SIZE):
                 for _ in range(200):
                     tree = fork.draft(16).checked(VOCAB_SIZE)
                     expected = random.integers(0, 40, len(tree) + 1)
@@ -180,9 +181,3 @@ def test_a_vocabulary_smaller_than_k_or_another_one_is_refused():
         TokenRecycling().begin(PROMPT, 5)
     with pytest.raises(ValueError, match="vocabulary of 40 tokens, but the target model's has 50"):
         taught().begin(PROMPT, 50)
-
-
-def test_inside_assisted_decoding_it_drafts_what_it_knows():
-    drafter = taught()
-    ids, _ = drafter.get_candidates(torch.tensor([[5, 6, 7]]))
-    assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]

@@ -19,6 +19,7 @@ from encoders import letters
 from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
@@ -93,7 +94,7 @@ def drafts(drafter: Drafter, prompts: list[np.ndarray], vocab_size: int) -> list
     found = []
     for prompt in prompts:
         for budget in (1, 16, 64):
-            with drafter.session(prompt, vocab_size):
+            with drafter_call(drafter, [prompt], vocab_size):
                 tree = drafter.draft(budget).checked(vocab_size)
             if len(tree) > budget:
                 raise AssertionError(f"{len(tree)} nodes were drafted of {budget}")

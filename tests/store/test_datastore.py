@@ -23,6 +23,7 @@ from stored import content_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
@@ -88,7 +89,7 @@ def test_more_ids_than_the_tokenizer_has_are_refused(tmp_path, tokenizer):
 def test_a_smaller_vocabulary_is_refused(full):
     message = rf"{full.path} has tokens up to 299, outside of the target model's"
     with pytest.raises(DatastoreError, match=message):
-        DatastoreDrafts(full).begin(np.array([1]), 299)
+        DatastoreDrafts(full).check_vocabulary(299)
 
 
 def test_files_that_do_not_belong_together_are_told_with_the_path(both):
@@ -103,7 +104,7 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
     for form in ("full", "compact"):
         drafter = DatastoreDrafts(Datastore(both.path, form))
         with (
-            drafter.session(np.array(DOCUMENTS[0][:3]), 300),
+            drafter_call(drafter, [np.array(DOCUMENTS[0][:3])], 300),
             pytest.raises(DatastoreError, match=message),
         ):
             drafter.draft(16)

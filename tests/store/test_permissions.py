@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store import compact as compact_module
 
@@ -46,7 +47,7 @@ def test_it_is_read(place, tokenizer):
     store = rs.Datastore(place / "full", tokenizer=tokenizer)
     store.verify()
     drafter = DatastoreDrafts(store)
-    with drafter.session(np.array(tokenizer("the cat")["input_ids"]), 259):
+    with drafter_call(drafter, [np.array(tokenizer("the cat")["input_ids"])], 259):
         assert len(drafter.draft(8)) == 8
     assert rs.KnowledgeBase(place / "base", tokenizer).text(0) == TEXTS[0]
     states = np.zeros((1, 32), np.float32)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.next_tokens import Entries, NextTokens
@@ -56,7 +57,7 @@ def test_what_was_built_comes_back(folder, drafter, tokenizer):
 def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tokenizer, tmp_path):
     opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
     before = len(opened)
-    with opened.session(np.array([4, 5]), len(tokenizer)):
+    with drafter_call(opened, [np.array([4, 5])], len(tokenizer)):
         row = np.array([[9] * 8], np.int32), np.full((1, 8), 0.1, np.float32)
         opened.observe(Observation(np.array([9]), DraftTree.empty(), None, *row))
     opened.save_pretrained(tmp_path / "again")

@@ -179,11 +179,12 @@ class Engine:
         else:
             drafter = generation.session.enter_context(self._pool.drafter())
         assert isinstance(drafter, Blend)
-        prediction, grammar = drafter.drafters[:2]
+        prediction, grammar, *_ = drafter.drafters
+        assert isinstance(prediction, Prediction) and isinstance(grammar, Grammar)
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
-            grammar.source, grammar.budget = request.grammar.fork(), request.grammar_budget
+            grammar.source, grammar.budget = copy.deepcopy(request.grammar), request.grammar_budget
             grammar.source.stops = request.grammar_budget.is_spent
         text = self._batch.add(
             **request.inputs.to(self._model.device),

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...drafting.drafter import NO_PATH, Drafter
+from ...drafting.blend import NO_PATH, Source
 from ...drafting.observation import Observation
 from ...drafting.tree import DraftTree
 from .grammar_budget import GrammarBudget
 
 
-class _Nothing(Drafter):
+class _Nothing(Source):
     """Of requests that bring no source."""
 
     def draft(self, budget: int) -> DraftTree:
         return DraftTree.empty()
 
 
-class RequestSource(Drafter):
+class RequestSource(Source):
     """Drafts what `source` does, which is the next call's own. It serves all requests, so that a
     blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source: Drafter = _Nothing()
+        self.source: Source = _Nothing()
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.prunes = self.source.prunes
+        self.prunes, self.source.call = self.source.prunes, self.call
         self.source.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:
         return self.source.draft(budget)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        return self.source.draft_chain(budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         return self.source.continue_path(path, budget)
@@ -61,9 +58,6 @@ class Grammar(RequestSource):
 
     def draft(self, budget: int) -> DraftTree:
         return self.continue_path(NO_PATH, budget)
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        return self.draft(budget).best_chain()
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         if self.budget.is_spent():

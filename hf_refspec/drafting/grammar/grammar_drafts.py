@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..drafter import NO_PATH, Drafter
+from ..blend import NO_PATH, Source
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
 from .processor import CompiledGrammar, GrammarProcessor, llguidance, unpacked_mask
@@ -28,7 +28,7 @@ _ENDS, _END_PROB = 3, 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
-class GrammarDrafts(Drafter):
+class GrammarDrafts(Source):
     """Constrains a text by a grammar, and drafts the tokens that it forces.
 
         grammar = GrammarDrafts(tokenizer, json_schema=Person)

@@ -14,7 +14,8 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..drafter import Drafter, last_tokens
+from ..blend import NO_PATH, Source
+from ..drafter import last_tokens
 from ..observation import Observation
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
@@ -27,7 +28,7 @@ _TRUST_SIMILAR = 1.0
 _BOUNDARY = np.array([-1])
 
 
-class RetrievalCache(Drafter):
+class RetrievalCache(Source):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
@@ -114,12 +115,10 @@ class RetrievalCache(Drafter):
             self._references = _linked(view.similar_outputs(prompt_ids, self.top_k))
 
     def draft(self, budget: int) -> DraftTree:
-        return self._draft(budget, self._context)
+        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._draft(budget, last_tokens(self._context, path, LONGEST_MATCH))
-
-    def _draft(self, budget: int, context: np.ndarray) -> DraftTree:
+        context = last_tokens(self._context, path, LONGEST_MATCH)
         if budget == 0 or len(context) == 0 or self._view is None:
             return DraftTree.empty()
         trees = []

@@ -18,6 +18,7 @@ from hf_refspec.apps.serve import grammars
 from hf_refspec.apps.serve.grammar_budget import GrammarBudget
 from hf_refspec.apps.serve.grammars import Constraint, GrammarCompiler
 from hf_refspec.apps.serve.request_sources import Grammar
+from hf_refspec.drafting.calls import drafter_call
 
 pytest.importorskip("llguidance")
 
@@ -219,7 +220,7 @@ def test_drafts_end_where_the_budget_is_spent_between_two_of_their_steps(tokeniz
         grammar.budget = GrammarBudget(partial(next, count(0, step)))
         grammar.source = GrammarDrafts(tokenizer, json_schema=SCHEMA)
         grammar.source.stops = grammar.budget.is_spent
-        with grammar.session(np.array([5]), len(tokenizer)):
+        with drafter_call(grammar, [np.array([5])], len(tokenizer)):
             drafted.append(len(grammar.draft(40)))
     assert 0 < drafted[1] < drafted[0]
 

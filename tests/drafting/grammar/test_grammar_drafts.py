@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 import hf_refspec as rs
 from hf_refspec import DraftTree, Observation
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.grammar.processor import unpacked_mask
 from hf_refspec.drafting.grammar.schemas import call_schema
 
@@ -124,7 +125,7 @@ def test_texts_that_run_together(byte_llama, tokenizer, grammar):
 def test_drafts_without_the_constraint_are_guesses(byte_llama, tokenizer, grammar):
     assert_lossless(byte_llama, default(grammar), inputs_of(tokenizer, "Rex is"))
     tree = DraftTree.chain([7, 8])
-    with grammar.session(np.array([5]), len(tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         assert len(grammar.prune(tree)) == 0
         assert len(grammar.draft(8)) == 8
         grammar.observe(Observation(np.array(tokenizer("other words")["input_ids"])))
@@ -159,7 +160,7 @@ def test_earlier_calls_of_a_tool_are_drafts(byte_llama, tokenizer):
     grammar, cache = rs.GrammarDrafts(tokenizer, tools=TOOLS), rs.RetrievalCache(tokenizer)
     cache.add("Where is it?", '{"name": "route", "arguments": {"place": "Rome"}}')
     blend = grammar | cache
-    with blend.session(np.array([5]), len(tokenizer)):
+    with drafter_call(blend, [np.array([5])], len(tokenizer)):
         begun = tokenizer('{"name": "route", "arguments": {"place": "')["input_ids"]
         blend.observe(Observation(np.array(begun)))
         draft = blend.draft(32)
@@ -213,7 +214,7 @@ def test_drafts_and_what_is_pruned_are_those_of_the_masks(trained_tokenizer, sch
         return masks[path]
 
     text: tuple[int, ...] = ()
-    with grammar.session(np.array([5]), len(trained_tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(trained_tokenizer)):
         for _ in range(12):
             draft = grammar.draft(16).checked(len(trained_tokenizer))
             for node, parent in enumerate(draft.parents):
@@ -251,7 +252,7 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
 
 def test_a_path_leaves_the_text_as_it_was(grammar, tokenizer):
     path = np.array(tokenizer('{"kind": "d')["input_ids"])
-    with grammar.session(np.array([5]), len(tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         before = grammar.draft(16)
         continued = grammar.continue_path(path, 16)
         pruned = grammar.prune(DraftTree.chain(tokenizer("og")["input_ids"]), path)
@@ -266,8 +267,10 @@ def test_a_path_leaves_the_text_as_it_was(grammar, tokenizer):
 def test_a_blend_drafts_nothing_that_is_forbidden(grammar, tokenizer):
     """Noise drafts anything, at first tokens that nobody writes."""
     blend = grammar | Noise()
-    with blend.session(np.array([5]), len(tokenizer)):
-        drafts = [blend.draft(64), blend.draft_chain(64)]
+    with drafter_call(blend, [np.array([5])], len(tokenizer)):
+        drafts = [blend.draft(64)]
+        blend.call.chain = True
+        drafts.append(blend.draft(64))
         allowed = [len(grammar.prune(draft)) for draft in drafts]
     assert allowed == [len(draft) for draft in drafts]
     assert min(allowed) > 0
@@ -275,7 +278,7 @@ def test_a_blend_drafts_nothing_that_is_forbidden(grammar, tokenizer):
 
 def test_the_end_is_drafted(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, regex="ab")
-    with grammar.session(np.array([5]), len(tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         tokens = grammar.draft(8).tokens.tolist()
     assert tokens == [*tokenizer("ab")["input_ids"], tokenizer.eos_token_id]
 
@@ -286,7 +289,7 @@ def paths_of(tree: DraftTree, tokenizer) -> list[str]:
 
 def test_inside_a_string_or_a_number_its_end_is_drafted_with_what_that_forces(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, json_schema=Pet)
-    with grammar.session(np.array([5]), len(tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         text = tokenizer('{"kind": "', return_tensors="np")["input_ids"][0]
         grammar.observe(Observation(text))
         assert len(grammar.draft(24)) == 0  # a string has just begun
@@ -312,7 +315,7 @@ def test_what_is_forced_behind_a_long_sure_draft_is_drafted_once(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, json_schema=Pet)
     blend = grammar | Says(tokenizer('cat"')["input_ids"])
     text = tokenizer('{"kind": "', return_tensors="np")["input_ids"][0]
-    with blend.session(np.array([5]), len(tokenizer)):
+    with drafter_call(blend, [np.array([5])], len(tokenizer)):
         first = blend.draft(48)  # the grammar's own, and nothing behind it
         assert blend.stats.sources[0].drafted == 0  # counted when they have an outcome
         blend.observe(Observation(text))
@@ -324,7 +327,7 @@ def test_what_ended_the_free_parts_of_earlier_texts_may_end_this_one(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, regex=r"[a-z]+;end")
     drafted = []
     for _ in range(2):
-        with grammar.session(np.array([5]), len(tokenizer)):
+        with drafter_call(grammar, [np.array([5])], len(tokenizer)):
             grammar.observe(Observation(np.array(tokenizer("abc")["input_ids"])))
             drafted.append(paths_of(grammar.draft(24), tokenizer))
             grammar.observe(Observation(np.array(tokenizer(";end")["input_ids"])))
@@ -335,7 +338,7 @@ def test_what_ended_the_free_parts_of_earlier_texts_may_end_this_one(tokenizer):
 def test_a_small_choice_is_drafted_whole_though_one_of_it_is_a_known_end(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, regex="[ab]+(;end|,more)")
     for _ in range(2):
-        with grammar.session(np.array([5]), len(tokenizer)):
+        with drafter_call(grammar, [np.array([5])], len(tokenizer)):
             grammar.observe(Observation(np.array(tokenizer("ab")["input_ids"])))
             drafted = paths_of(grammar.draft(24), tokenizer)
             assert {";end", ",more"} <= {*drafted}
@@ -344,10 +347,10 @@ def test_a_small_choice_is_drafted_whole_though_one_of_it_is_a_known_end(tokeniz
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies(grammar, tokenizer, copied):
-    with grammar.session(np.array([5]), len(tokenizer)):
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         expected = grammar.draft(8).tokens.tolist()
         other = copied(grammar)  # also while a call has it
-    with other.session(np.array([5]), len(tokenizer)):
+    with drafter_call(other, [np.array([5])], len(tokenizer)):
         assert other.draft(8).tokens.tolist() == expected
 
 

@@ -12,6 +12,7 @@ import torch
 from trees import nodes_of
 
 import hf_refspec as rs
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 
@@ -26,7 +27,7 @@ def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
 
 def speak(cache: RetrievalCache, prompt, output) -> None:
     """A call as the loop makes it."""
-    with cache.session(np.array(prompt, dtype=np.int64), 1000):
+    with drafter_call(cache, [np.array(prompt, dtype=np.int64)], 1000):
         for token in output:
             cache.draft(4)
             cache.observe(Observation(np.array([token])))
@@ -45,7 +46,7 @@ def test_a_call_without_output_is_not_remembered():
     cache = RetrievalCache()
     speak(cache, [1, 2, 3], [])
     cache.end()
-    with pytest.raises(ValueError), cache.session(np.array([1]), 1000):
+    with pytest.raises(ValueError), drafter_call(cache, [np.array([1])], 1000):
         raise ValueError
     assert len(cache) == 0
     assert cache  # though it has no length
@@ -138,7 +139,7 @@ def test_ids_that_are_remembered_during_a_call_are_not_drafted():
     """They may be of another model, with more tokens."""
     cache = RetrievalCache()
     cache.add([1, 2], [3])
-    with cache.session(np.array([1, 2]), 70):
+    with drafter_call(cache, [np.array([1, 2])], 70):
         cache.fork().add([1, 2], [70])
         assert cache.draft(4).tokens.tolist() == [3]
     with pytest.raises(ValueError, match="the id 70"):
@@ -179,7 +180,10 @@ def test_similar_sessions_that_are_forgotten():
 def test_forks_share_what_is_remembered():
     cache = RetrievalCache()
     fork = cache.fork()
-    with cache.session(np.array([1, 2]), 1000), fork.session(np.array([3, 4]), 1000):
+    with (
+        drafter_call(cache, [np.array([1, 2])], 1000),
+        drafter_call(fork, [np.array([3, 4])], 1000),
+    ):
         cache.observe(Observation(np.array([5])))
         fork.observe(Observation(np.array([6])))
     assert len(cache) == len(fork) == 2

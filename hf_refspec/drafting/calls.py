@@ -1,0 +1,121 @@
+"""The drafters of one call: from `begin` to `end`, and what stands in for one that cannot begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from .compilation import drafting_kernels
+from .drafter import Call, Drafter, Sampling
+from .observation import Observation
+from .payoff import Prices
+from .stats import SpeculationStats
+from .tree import DraftTree
+
+
+class AwaitingKernels(Drafter):
+    """Stands in for a drafter while the kernels are being compiled: it drafts nothing."""
+
+    def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.drafter = drafter
+        self.prompt_fraction = drafter.prompt_fraction  # it may begin before it observes the prompt
+        self.arguments = prompt_ids, vocab_size  # of `begin`
+        self.has_begun = False
+
+    def draft(self, budget: int) -> DraftTree:
+        return DraftTree.empty()
+
+
+def begun(drafter: Drafter, emitted: Sequence[int] = ()) -> Drafter:
+    """Begins the call of a drafter that awaits its kernels, if they are ready by now.
+
+    Args:
+        drafter ([`Drafter`]): Of a row, as [`drafter_call`] or this function returned it.
+        emitted (sequence of `int`): The row's output so far, which it then observes.
+
+    Returns:
+        [`Drafter`]: The drafter of the row from now on.
+    """
+    if not isinstance(drafter, AwaitingKernels) or not drafting_kernels.ready():
+        return drafter
+    drafter.has_begun = True
+    drafter.drafter.begin(*drafter.arguments)
+    if emitted:
+        drafter.drafter.observe(Observation(np.array(emitted, dtype=np.int64)))
+    return drafter.drafter
+
+
+@contextmanager
+def drafter_call(
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    vocab_size: int,
+    sampling: Sampling | None = None,
+) -> Iterator[list[Drafter]]:
+    """One call of a drafter, from `begin` to `end`, with fresh `stats`.
+
+    Args:
+        drafter ([`Drafter`]): It drafts for the first row, a fork for each other.
+        prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
+        vocab_size (`int`): The target model's.
+        sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
+
+    Yields:
+        `list[Drafter]`: The drafter of each row, or what stands in for it, see [`begun`].
+
+    Raises:
+        RuntimeError: if another call is using this drafter.
+        ValueError: if it drafts from ids outside of the vocabulary.
+    """
+    with _owned(drafter), ExitStack() as rows:
+        drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
+        yield [
+            rows.enter_context(_row(each, prompt_ids, vocab_size, sampling))
+            for each, prompt_ids in zip(drafters, prompts, strict=True)
+        ]
+        for fork in drafters[1:]:
+            drafter.stats += SpeculationStats(sources=fork.stats.sources)
+
+
+@contextmanager
+def _row(
+    drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int, sampling: Sampling | None
+) -> Iterator[Drafter]:
+    awaiting = AwaitingKernels(drafter, prompt_ids, vocab_size)
+    drafter.stats, drafter.call = SpeculationStats(), Call(sampling)
+    check_vocabulary(drafter, vocab_size)
+    try:
+        yield begun(awaiting) if drafting_kernels.loaded else awaiting
+    finally:
+        if awaiting.has_begun:
+            drafter.end()
+        drafter.call.prices = Prices  # they hold the call's budget
+
+
+def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
+    """Refuses a target model before a call does any work: asks each source that has a
+    `check_vocabulary(vocab_size)` of its own, which raises a ValueError."""
+    for source in _sources(drafter):
+        if hasattr(source, "check_vocabulary"):
+            source.check_vocabulary(vocab_size)
+
+
+@contextmanager
+def _owned(drafter: Drafter) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in dict.fromkeys([drafter, *_sources(drafter)]):
+            if not each._in_use.acquire(blocking=False):
+                raise RuntimeError(
+                    f"this {type(each).__name__} is in use by another call; make one drafter per "
+                    "thread, or fork() it"
+                )
+            stack.callback(each._in_use.release)
+        yield
+
+
+def _sources(drafter: Drafter) -> list[Drafter]:
+    """Those of a blend, or the drafter itself."""
+    sources: list[Drafter] = getattr(drafter, "drafters", [drafter])
+    return sources
