@@ -11,8 +11,8 @@ from ...drafting.compilation import drafting_kernels
 from ...extras import require
 from ..shared.listening import listen, port
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .answering import add_sources, quieten_transformers, sources
-from .arguments import add_model, log_to_stderr, positive
+from .answering import add_sources, sources
+from .arguments import add_model, log_to_stderr, positive, quieten_transformers
 
 if TYPE_CHECKING:
     from ..serve.engine import Engine

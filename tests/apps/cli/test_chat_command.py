@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from hf_refspec import ReferenceCopy
-from hf_refspec.apps.cli.chat import Chat, Interrupt
+from hf_refspec.apps.cli.answering import Chat, Interrupt
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts

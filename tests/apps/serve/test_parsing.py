@@ -9,10 +9,10 @@ import threading
 import pytest
 from running_server import serving
 
-from hf_refspec.apps.serve import parsing
+from hf_refspec.apps.serve import app
+from hf_refspec.apps.serve.app import Reader
 from hf_refspec.apps.serve.errors import ApiError
-from hf_refspec.apps.serve.parsing import Reader, parsed
-from hf_refspec.apps.serve.protocol import ChatRequest, CompletionRequest
+from hf_refspec.apps.serve.protocol import ChatRequest, CompletionRequest, parsed
 
 USER = {"role": "user", "content": "x"}
 MOST = 260_000  # numbers that a body may just hold
@@ -78,7 +78,7 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
 
 
 def test_when_too_many_wait_to_be_read_the_next_is_refused(monkeypatch):
-    monkeypatch.setattr(parsing, "_MOST_UNREAD", 2)
+    monkeypatch.setattr(app, "_MOST_UNREAD", 2)
     may_end = threading.Event()
 
     def wait(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 import requests
 from running_server import NAME, serving
 
-from hf_refspec.apps.serve import parsing
+from hf_refspec.apps.serve import app
 from hf_refspec.apps.serve.protocol import UNSUPPORTED
 
 MESSAGES = [{"role": "user", "content": "one"}]
@@ -140,6 +140,7 @@ PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
 PROMPTS += [([[1, 2]], "prompt"), ([1.5], "prompt")]
 PROMPTS += [(ids, "from 0 to 258") for ids in ([5, 10_000], [-1], [2**70])]
 PROMPTS += [("x" * 3000, "3,000 tokens, and the model's context holds 2,048")]
+PROMPTS += [("x" * 90_000, "8,064 tokens or more, and")]  # of its beginning
 
 
 @pytest.mark.parametrize(("prompt", "message"), PROMPTS)
@@ -218,7 +219,7 @@ def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announ
 
 
 def test_a_body_that_never_comes_is_not_waited_for(server, monkeypatch):
-    monkeypatch.setattr(parsing, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr(app, "_BODY_SECONDS", 0.2)
     answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive" in answer
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from running_server import Slow, serving, streamed, wait_until
 
-from hf_refspec.apps.serve.sampling import OutputPenalties
+from hf_refspec.apps.serve.served_model import OutputPenalties
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "a longer question than the others are, by far"]
 

@@ -11,7 +11,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from hf_refspec.apps.serve.sampling import OutputPenalties
+from hf_refspec.apps.serve.served_model import OutputPenalties
 
 PROMPT = len(b"user: one\nassistant: ")
 PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4}

@@ -9,7 +9,7 @@ import pytest
 
 from hf_refspec.apps.space.conversation import Conversation
 from hf_refspec.apps.space.page import PRESETS, following
-from hf_refspec.apps.space.race_view import conversation_html
+from hf_refspec.apps.space.views import conversation_html
 
 
 def texts(html: str) -> list[str]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.apps.space.race import Step
-from hf_refspec.apps.space.tree_view import step_html, tree_html
+from hf_refspec.apps.space.views import step_html, tree_html
 from hf_refspec.drafting.tree import DraftTree
 
 
