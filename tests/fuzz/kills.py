@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedWriter
+from io import IOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,7 +170,7 @@ def traced(
             name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
             if name not in OPERATIONS or isinstance(owner, VALUES):
                 return
-            tears = torn and isinstance(owner, BufferedWriter)
+            tears = torn and isinstance(owner, IOBase)
             if event == "c_call":
                 number += 1
                 if number == stop and not torn:
@@ -196,7 +196,7 @@ def traced(
     return operations, os.waitpid(child, 0)[1]
 
 
-def flushed(file: BufferedWriter) -> int:
+def flushed(file: IOBase) -> int:
     """The size of a file when all that was written is in it."""
     file.flush()
     return os.fstat(file.fileno()).st_size
