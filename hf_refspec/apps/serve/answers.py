@@ -238,7 +238,8 @@ class Stream:
             self._engine.cancel(generation)
 
     def _read(self, row: int, piece: Piece) -> list[Event]:
-        parts = self._readers[row].feed(piece.text)
+        reader = self._readers[row]
+        parts = [piece.text] if reader is None else reader.feed(piece.text)
         if not parts and piece.logprobs:
             parts = [""]  # the text is held back
         events = []
@@ -255,9 +256,9 @@ class Stream:
             raise grammar_too_slow(self._constraint.param)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
-        events = [
-            event for part in self._readers[row].end() for event in self.answer.add(row, part, [])
-        ]
+        reader = self._readers[row]
+        parts = [] if reader is None else reader.end()
+        events = [event for part in parts for event in self.answer.add(row, part, [])]
         return [*events, *self.answer.end(row, generation)]
 
     def _put(self, row: int, piece: Piece | None) -> None:  # called in the engine's thread

@@ -222,17 +222,15 @@ class Engine:
         with self._changed:
             self._running.remove(generation)
         self._end(generation)
-        logger.info("%s; %d waiting", self._described(generation), self.waiting)
+        line = f"{generation.outcome}: {generation.prompt_tokens} + {generation.tokens} tokens"
+        if generation.request.prediction is not None:
+            line += f", {generation.accepted_prediction_tokens} of the prediction"
+        line += f", {self._last_seconds:.2f} s, MAT {generation.stats.mat:.2f}"
+        logger.info("%s; %d waiting", line, self.waiting)
 
     def _end(self, generation: Generation) -> None:
         self.metrics.record(generation)
         generation.listener(None)
-
-    def _described(self, generation: Generation) -> str:
-        line = f"{generation.outcome}: {generation.prompt_tokens} + {generation.tokens} tokens"
-        if generation.request.prediction is not None:
-            line += f", {generation.accepted_prediction_tokens} of the prediction"
-        return f"{line}, {self._last_seconds:.2f} s, MAT {generation.stats.mat:.2f}"
 
 
 class Metrics:

@@ -256,7 +256,7 @@ class CompletionRequest(TextRequest):
     logprobs: int | None = Field(None, ge=0, le=5)
 
 
-RequestT = TypeVar("RequestT", bound=TextRequest)
+RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest)
 
 
 def parsed(kind: type[RequestT], body: bytes) -> RequestT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from time import thread_time
 from typing import Any
 
@@ -27,7 +27,7 @@ from .errors import ApiError
 from .generation import GenerationRequest
 from .grammars import Constraint, GrammarBudget, GrammarCompiler, constraint
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
-from .tool_calls import OutputReader, PlainText, ToolFormat
+from .tool_calls import CallReader, template_messages
 
 # Logits divided by less are no longer finite; the most probable token is chosen instead.
 _LEAST_TEMPERATURE = 1e-5
@@ -37,10 +37,10 @@ _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the p
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's rows, what reads the text of each, and what constrains them."""
+    """A request's rows, what finds calls in the text of each, and what constrains them."""
 
     rows: list[GenerationRequest]
-    reader: Callable[[], OutputReader] = PlainText
+    reader: Callable[[], CallReader | None] = lambda: None
     constraint: Constraint | None = None  # that has not been compiled yet
 
 
@@ -70,11 +70,11 @@ class ServedModel:
         )
         if not tools:
             return Prepared(_rows(row, request), constraint=constrained)
-        common = constrained is not None or self._format.template is None
+        own = getattr(self.tokenizer, "response_template", None)
+        common = constrained is not None or own is None
         row = replace(row, keeps_special_tokens=not common)
-        return Prepared(
-            _rows(row, request), lambda: self._format.reader(text, tools, common), constrained
-        )
+        reader = partial(CallReader, self.tokenizer, text, tools, common)
+        return Prepared(_rows(row, request), reader, constrained)
 
     async def constrained(self, prepared: Prepared) -> Prepared:
         """Compiles what constrains a request, if anything does, or raises an `ApiError`."""
@@ -89,7 +89,7 @@ class ServedModel:
         """The chat in the model's template."""
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
-            messages, shown = self._format.messages(request.messages, tools)
+            messages, shown = template_messages(self.tokenizer, request.messages, tools)
             return str(
                 self.tokenizer.apply_chat_template(
                     messages, tools=shown, add_generation_prompt=True, tokenize=False
@@ -127,10 +127,6 @@ class ServedModel:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer)
-
-    @cached_property
-    def _format(self) -> ToolFormat:
-        return ToolFormat(self.tokenizer)
 
     def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """Tokenises a text: longer and longer beginnings of it, until one is too long."""
