@@ -11,7 +11,7 @@ import pytest
 
 from hf_refspec.store.files import DatastoreError
 
-from . import fuzzing, kills
+from . import kills, mutations
 from .stores import Kind
 
 
@@ -46,7 +46,7 @@ def test_a_reader_with_a_defect_is_found(tmp_path, name):
         seen.append(folder)
 
     kind = Kind("broken", build, {"read": use})
-    (result,) = fuzzing.run_all([0], tmp_path, [kind], seconds=1)
+    (result,) = mutations.run_all([0], tmp_path, [kind], seconds=1)
     assert result.outcome.name == name.partition(":")[0]
 
 

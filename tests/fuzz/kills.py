@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import IOBase
 from pathlib import Path
@@ -31,9 +30,9 @@ from hf_refspec.store.sessions import DATABASE
 
 from . import stores
 from .children import Result, Say, in_children
-from .forging import CONFIG, entries
+from .formats import CONFIG, entries
 from .outcomes import AFTER, BEFORE, BETWEEN, Outcome, difference, digest, snapshot
-from .stores import ALONE, KINDS
+from .stores import ALONE, KINDS, copied
 
 # Names of functions in C that change files or databases, but for methods of plain values.
 OPERATIONS = {"open", "write", "pwrite", "writelines", "tofile", "truncate", "ftruncate", "fsync"}
@@ -92,7 +91,7 @@ def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -
     for writer in writers:
         (root / "before" / writer.name).mkdir(parents=True)
         writer.prepare(root / "before" / writer.name / "store")
-        with copied(root, writer) as path:
+        with copied(root / "before" / writer.name) as path:
             whole[writer.name], found = watched(writer, path)
         kills += found
     print(f"There are {len(kills):,} places to kill at.", flush=True)
@@ -101,7 +100,7 @@ def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -
         writer, number, operation, torn = kill
         call = operation + (", torn" if torn else "")
         say(writer.name, call, f"at {number}, {call}")
-        with copied(root, writer) as path:
+        with copied(root / "before" / writer.name) as path:
             acknowledged = killed(kill, path)
             try:
                 return judged(writer, whole[writer.name], path, acknowledged)
@@ -111,14 +110,6 @@ def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -
     count = min(count, len(kills))
     chosen = [kills[i * len(kills) // count] for i in range(count)]
     yield from in_children(chosen, attempt, seconds, root / "log")
-
-
-@contextmanager
-def copied(root: Path, writer: Writer) -> Iterator[Path]:
-    """A copy of what there is before."""
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        shutil.copytree(root / "before" / writer.name, folder, dirs_exist_ok=True)
-        yield Path(folder) / "store"
 
 
 def watched(writer: Writer, path: Path) -> tuple[Whole, list[Kill]]:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from .engine import Engine
 from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
 from .generation import Generation, Piece, TokenLogprob
-from .protocol import ChatRequest, CompletionRequest
+from .protocol import TextRequest
 from .served_model import Prepared
 from .tool_calls import Call, Part, Reasoning
 
@@ -50,7 +50,7 @@ class Answer(ABC):
 
     kind = chunk_kind = ""
 
-    def __init__(self, model: str, request: ChatRequest | CompletionRequest) -> None:
+    def __init__(self, model: str, request: TextRequest) -> None:
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
         self._choices = [Choice() for _ in range(request.n or 1)]
         self._logprobs = request.logprobs is not None and request.logprobs is not False

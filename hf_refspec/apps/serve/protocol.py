@@ -214,6 +214,7 @@ class TextRequest(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, le=_MOST_ROWS)
+    logprobs: int | None = None  # each kind of request has its own
     stop: StopString | StopStrings | None = None
     prediction: PredictedContent | None = None
 
@@ -256,7 +257,7 @@ class CompletionRequest(TextRequest):
     logprobs: int | None = Field(None, ge=0, le=5)
 
 
-RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest)
+RequestT = TypeVar("RequestT", bound=TextRequest)
 
 
 def parsed(kind: type[RequestT], body: bytes) -> RequestT:
