@@ -200,7 +200,11 @@ def _evaluate(args: Namespace) -> int:
         comparison.ask(inputs.to(model.device), max_new_tokens=left)
     console.print(f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}")
     status = comparison.report(console, {_WITH_STORE: _DEFAULT})
-    if held := sum(_is_held(inputs, store, tokenizer) for inputs in prompts):
+    special, held = {*tokenizer.all_special_ids}, 0
+    for inputs in prompts:
+        ids = [token for token in inputs["input_ids"][0].tolist() if token not in special]
+        held += any(shard.holds(np.array(ids, dtype=np.int32)) for shard in store.shards)
+    if held:
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     return status
 
@@ -223,13 +227,6 @@ def _prompts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[BatchE
     if not prompts:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
     return prompts
-
-
-def _is_held(inputs: BatchEncoding, store: Datastore, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the full form of a datastore contains a prompt."""
-    special = set(tokenizer.all_special_ids)
-    ids = [token for token in inputs["input_ids"][0].tolist() if token not in special]
-    return any(shard.holds(np.array(ids, dtype=np.int32)) for shard in store.shards)
 
 
 def add_warmup(parser: ArgumentParser) -> None:

@@ -253,17 +253,16 @@ class StopStrings:
         text = self._held + text
         places = [place for each in self._strings if (place := text.find(each)) >= 0]
         self.found = bool(places)
-        end = min(places) if places else len(text) - self._begun(text)
-        self._held = "" if self.found else text[end:]
+        if places:
+            return text[: min(places)]
+        # How many characters at the end may begin a stop string.
+        longest = max((len(each) - 1 for each in self._strings), default=0)
+        counts = range(min(longest, len(text)), 0, -1)
+        begun = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
+        end = len(text) - next(begun, 0)
+        self._held = text[end:]
         return text[:end]
 
     def end(self) -> str:
         """What is still held back when the text has ended."""
         return self._held
-
-    def _begun(self, text: str) -> int:
-        """How many characters at the end of a text may begin a stop string."""
-        longest = max((len(each) - 1 for each in self._strings), default=0)
-        counts = range(min(longest, len(text)), 0, -1)
-        ends = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
-        return next(ends, 0)
