@@ -39,12 +39,12 @@ def main() -> int:
 
 
 def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
-    from . import decoding, fuzzing, kills, stores
+    from . import decoding, kills, mutations, stores
 
     numbers = range(options.first, options.first + options.count)
     if options.command == "mutate":
         kinds = [kind for kind in stores.KINDS if kind.name in (options.kind or [kind.name])]
-        return fuzzing.run_all(numbers, root, kinds, options.seconds)
+        return mutations.run_all(numbers, root, kinds, options.seconds)
     if options.command == "kill":
         return kills.run_all(options.count, root, kills.all_writers(), options.seconds)
     return decoding.run_all(numbers, root, options.seconds)

@@ -11,7 +11,7 @@ import pytest
 
 from hf_refspec.store.files import DatastoreError
 
-from . import fuzzing, kills
+from . import kills, mutations
 from .stores import Kind
 
 
@@ -46,7 +46,7 @@ def test_a_reader_with_a_defect_is_found(tmp_path, name):
         seen.append(folder)
 
     kind = Kind("broken", build, {"read": use})
-    (result,) = fuzzing.run_all([0], tmp_path, [kind], seconds=1)
+    (result,) = mutations.run_all([0], tmp_path, [kind], seconds=1)
     assert result.outcome.name == name.partition(":")[0]
 
 
@@ -84,16 +84,15 @@ def test_a_writer_with_a_defect_is_found(tmp_path, write, outcomes):
 
 
 @pytest.mark.parametrize(
-    ("at", "torn", "left"),
-    [(0, False, b"abcdefghi"), (0, True, b"ab12efghi"), (1, True, b"ab1234ghixy")],
+    ("at", "torn", "left"), [(2, False, b"1234"), (2, True, b"1234xy"), (1, True, b"12")]
 )
 def test_a_write_is_cut_off_before_it_or_in_its_middle(tmp_path, at, torn, left):
-    (tmp_path / "a").write_bytes(b"abcdefghi")
-
     def work() -> None:
-        file = os.open(tmp_path / "a", os.O_RDWR)
-        os.pwrite(file, b"1234", 2)
-        os.pwrite(file, b"xyzw", 9)
+        with open(tmp_path / "a", "wb", buffering=8) as file:
+            file.write(b"1234")
+            file.flush()
+            file.write(b"xyzw")
 
-    assert kills.trace(work, tmp_path, stop=at, torn=torn).killed
+    operations, status = kills.traced(work, stop=at, torn=torn)
+    assert operations == ["open", "write", "write"][: at + torn] and status == signal.SIGKILL
     assert (tmp_path / "a").read_bytes() == left

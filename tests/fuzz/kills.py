@@ -1,15 +1,23 @@
-"""Kills every writer at its file operations, then looks at what is there, and writes again."""
+"""Kills every writer at its file operations, then looks at what is there, and writes again.
+
+A child that writes is killed before the Nth call of a function in C that changes files, or after it
+with half of what it wrote.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from io import IOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +30,15 @@ from hf_refspec.store.sessions import DATABASE
 
 from . import stores
 from .children import Result, Say, in_children
-from .forging import CONFIG, entries
+from .formats import CONFIG, entries
 from .outcomes import AFTER, BEFORE, BETWEEN, Outcome, difference, digest, snapshot
-from .stores import ALONE, KINDS
-from .syscalls import WRITES, trace
+from .stores import ALONE, KINDS, copied
+
+# Names of functions in C that change files or databases, but for methods of plain values.
+OPERATIONS = {"open", "write", "pwrite", "writelines", "tofile", "truncate", "ftruncate", "fsync"}
+OPERATIONS |= {"rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink"}
+OPERATIONS |= {"chmod", "sendfile", "serialize_file", "execute", "executemany", "commit"}
+VALUES = str, bytes, list, set, dict, deque
 
 # Tells that a step of a writer's work must not be lost any more.
 Acknowledge = Callable[[], object]
@@ -78,16 +91,16 @@ def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -
     for writer in writers:
         (root / "before" / writer.name).mkdir(parents=True)
         writer.prepare(root / "before" / writer.name / "store")
-        with copied(root, writer) as path:
+        with copied(root / "before" / writer.name) as path:
             whole[writer.name], found = watched(writer, path)
         kills += found
     print(f"There are {len(kills):,} places to kill at.", flush=True)
 
     def attempt(kill: Kill, say: Say) -> Outcome:
         writer, number, operation, torn = kill
-        call = operation.split()[0] + (", torn" if torn else "")
-        say(writer.name, call, f"at {number}, {operation}{', torn' if torn else ''}")
-        with copied(root, writer) as path:
+        call = operation + (", torn" if torn else "")
+        say(writer.name, call, f"at {number}, {call}")
+        with copied(root / "before" / writer.name) as path:
             acknowledged = killed(kill, path)
             try:
                 return judged(writer, whole[writer.name], path, acknowledged)
@@ -99,40 +112,85 @@ def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -
     yield from in_children(chosen, attempt, seconds, root / "log")
 
 
-@contextmanager
-def copied(root: Path, writer: Writer) -> Iterator[Path]:
-    """A copy of what there is before."""
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        shutil.copytree(root / "before" / writer.name, folder, dirs_exist_ok=True)
-        yield Path(folder) / "store"
-
-
 def watched(writer: Writer, path: Path) -> tuple[Whole, list[Kill]]:
     """What a writer does if it is not killed, and where it can be."""
     before = writer.state(path)
-    traced = trace(lambda: writer.write(path, nothing), below=path.parent)
-    if traced.status != 0:
+    operations, status = traced(lambda: writer.write(path, nothing))
+    if status != 0:
         raise RuntimeError(f"{writer.name} fails though nobody kills it")
     after, files = writer.state(path), snapshot(path.parent)
     again = after, files
     if not writer.is_new:
         writer.write(path, nothing)
         again = writer.state(path), snapshot(path.parent)
-    kills = []
-    for number, operation in enumerate(traced.operations):
-        tears = [False, True] if operation.split()[0] in WRITES else [False]
-        kills += [Kill(writer, number, operation, torn) for torn in tears]
+    kills = [
+        Kill(writer, number, operation, torn)
+        for number, operation in enumerate(operations)
+        for torn in ([False, True] if operation == "write" else [False])
+    ]
     return Whole(writer.states() if writer.states else [before, after], files, again), kills
 
 
 def killed(kill: Kill, path: Path) -> int:
     """Kills the writer; returns how many steps it had acknowledged."""
     reading, writing = os.pipe()
-    work = kill.writer.write
-    trace(lambda: work(path, lambda: os.write(writing, b".")), path.parent, kill.number, kill.torn)
+
+    def work() -> None:
+        # `writev` is no operation that is counted.
+        kill.writer.write(path, lambda: os.writev(writing, [b"."]))
+
+    traced(work, kill.number, kill.torn)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         return len(file.read())
+
+
+def traced(
+    work: Callable[[], object], stop: int | None = None, torn: bool = False
+) -> tuple[list[str], int]:
+    """Runs `work` in a child, which is killed before the operation with the number `stop`, or after
+    it, if that is a write that is to be `torn`: then the second half is taken away. Returns the
+    names of its operations, and the status that it ended with: 0 if all was well."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status, number, size = 1, -1, 0
+
+        def at_call(frame: Any, event: str, called: Any) -> None:
+            nonlocal number, size
+            name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
+            if name not in OPERATIONS or isinstance(owner, VALUES):
+                return
+            tears = torn and isinstance(owner, IOBase)
+            if event == "c_call":
+                number += 1
+                if number == stop and not torn:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if tears:
+                    size = flushed(owner)
+                os.writev(writing, [f"{name}\n".encode()])
+            elif event == "c_return" and number == stop and tears:
+                os.truncate(owner.fileno(), (size + flushed(owner)) // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            threading.setprofile(at_call)
+            sys.setprofile(at_call)
+            work()
+            status = 0
+        finally:
+            sys.setprofile(None)
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        operations = file.read().splitlines()
+    return operations, os.waitpid(child, 0)[1]
+
+
+def flushed(file: IOBase) -> int:
+    """The size of a file when all that was written is in it."""
+    file.flush()
+    return os.fstat(file.fileno()).st_size
 
 
 def judged(writer: Writer, whole: Whole, path: Path, acknowledged: int) -> Outcome:

@@ -1,20 +1,59 @@
-"""What is done to a stored folder before it is opened: one damage, or a few."""
+"""Damages stored folders, one after another, and uses each as a user would."""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .arrays import mutate_header, mutate_lengths, mutate_numbers, mutate_sizes
-from .configs import mutate_config, mutate_tokenizer
-from .databases import mutate_database
-from .forging import BOUNDARIES, CONFIG, Place, forge
+from .children import Result, Say, in_children
+from .formats import (
+    BOUNDARIES,
+    CONFIG,
+    Place,
+    forge,
+    mutate_config,
+    mutate_database,
+    mutate_header,
+    mutate_lengths,
+    mutate_numbers,
+    mutate_sizes,
+    mutate_tokenizer,
+)
+from .outcomes import Outcome, attack, results_of
+from .stores import Kind, copied
 
 HUGE = 200 << 30  # of a sparse file, which takes no room
+# More than any use of a small folder needs, beside what the process has mapped already.
+MEMORY = 2 << 30
+
+
+def run_all(
+    numbers: Sequence[int], root: Path, kinds: Sequence[Kind], seconds: float
+) -> Iterator[Result]:
+    """Does the mutations of these numbers to folders of some kinds, in an empty folder `root`, and
+    yields what becomes of each. Using a damaged folder may take so many seconds."""
+    whole = {}
+    for kind in kinds:
+        kind.build(root / "whole" / kind.name / "store")
+        with copied(root / "whole" / kind.name) as path:  # compiles what is compiled at first use
+            whole[kind.name] = results_of({**kind.readers, **kind.writers}, Place.around(path))
+
+    def attempt(number: int, say: Say) -> Outcome:
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+        kind = kinds[number % len(kinds)]
+        with copied(root / "whole" / kind.name) as path:
+            place = Place.around(path)
+            say(kind.name, *mutate(place, random.Random(number)))
+            return attack(kind.readers, kind.writers, place, whole[kind.name])
+
+    yield from in_children(numbers, attempt, seconds, root / "log")
 
 
 def mutate(place: Place, generator: random.Random) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.folder_config import VERIFIED
 
-from .forging import Place
+from .formats import Place
 
 SAME, OTHER = "same results", "other results"
 REFUSED = "refused"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -50,6 +51,14 @@ class Kind:
     build: Callable[[Path], Any]
     readers: dict[str, Use] = field(default_factory=dict)
     writers: dict[str, Use] = field(default_factory=dict)
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Path]:
+    """The path `store` in a copy of all that is in a folder; it need not be there."""
+    with tempfile.TemporaryDirectory(dir=folder.parent.parent) as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        yield Path(copy) / "store"
 
 
 @cache

@@ -12,10 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from .syscalls import CALLS
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,12 +41,10 @@ def test_nothing_is_read_outside_of_the_arrays_of_a_damaged_datastore(tmp_path):
     output("tests.fuzz", "mutate", "--first", "5000", "--count", "100", *kinds, **checked)
 
 
-@pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")
 def test_killed_writers_lose_and_leave_nothing():
     assert "40 ended" in output("tests.fuzz", "kill", "--count", "40")
 
 
-@pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")
 def test_defects_are_noticed(tmp_path):
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tmp'}"]
     output("pytest", "-q", *options, "tests/fuzz/defects.py")

@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
 from ...extras import require
 from ...store.build.presets import PRESETS, python_stdlib
@@ -124,3 +125,25 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
             f"{name!r} is no folder here and no dataset in the cache, and the Hub cannot "
             f"be reached: {silent}"
         ) from error
+
+
+def quieten_transformers() -> None:
+    """Switches transformers' progress bars and warnings off: they would disturb the output."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def read_text(path: Path, option: str) -> str:
+    """Reads a file of UTF-8 text; errors name the option."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        hint = "; it takes all words up to the next option" if option == "--reference" else ""
+        raise FileNotFoundError(f"{option} {path} does not exist{hint}") from error
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {path} is not a text in UTF-8: {error}") from error
+    if not text.strip():
+        raise ValueError(f"{option} {path} is empty; leave it out")
+    return text

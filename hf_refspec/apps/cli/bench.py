@@ -1,27 +1,43 @@
-"""`hf-refspec check` and `bench`: what drafts of a model cost, and whether they pay for prompts."""
+"""What measures: `hf-refspec check`, what drafts of a model cost; `bench`, whether they pay for
+prompts; `store evaluate`, whether a datastore pays. And `warmup`, which compiles before that."""
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from tqdm import tqdm
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...drafting.blend import Blend
+from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
 from ...generation.check import check
+from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
+from ...index.kernels import all_kernels, compile_all
+from ...retrieval import bm25 as bm25  # these have kernels of their own
+from ...retrieval import flat as flat
+from ...store.build.source import files_of
+from ...store.datastore import Datastore
 from ...store.stored_tokenizer import public_name, vocabulary_size
 from ..bench.drafters import BY_NAME, OF_A_NAME, drafter_named
-from ..bench.measure import measure, recorded_answers, replay
+from ..bench.measure import measure, prompt_inputs, recorded_answers, replay
 from ..bench.plot import plot_speed_ups
 from ..bench.prompts import Chat, read_chats, taking_turns
+from ..shared.comparison import PLAIN, Comparison, Methods
 from ..shared.console import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .answering import quieten_transformers
-from .arguments import add_model, draft_budget, positive
+from ..shared.prompts import text_inputs, tokens_left
+from .arguments import add_model, draft_budget, positive, quieten_transformers
 
 REPLAYED = (8, 16, 64)  # draft tokens
+_BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
+_DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 
 
 def add_check(parser: ArgumentParser) -> None:
@@ -128,4 +144,103 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         "plain one: --prompts measures what it takes.",
         soft_wrap=True,
     )
+    return 0
+
+
+def add_evaluate(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec store evaluate`."""
+    parser.set_defaults(run=_evaluate)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id")
+    add(
+        "texts",
+        nargs="*",
+        type=Path,
+        help="files and folders of texts that are not in the datastore; the model continues their "
+        f"first {_BEGINNING} tokens",
+    )
+    add("--prompts", type=Path, metavar="FILE", help="prompts instead, as hf-refspec bench has")
+    add("--pattern", default="*", help='which files of a folder, for example "*.md"')
+    add_model(parser)
+    add("--limit", type=positive, default=12, metavar="N", help="prompts; 12 by default")
+    add("--max-new-tokens", type=positive, default=96, metavar="N", help="96 by default")
+
+
+def _evaluate(args: Namespace) -> int:
+    """Returns 1 if ids differ in float32."""
+    quieten_transformers()
+    if bool(args.texts) == (args.prompts is not None):
+        raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
+    config = load_config(args.model)  # refuses anything but a language model
+    tokenizer = load_tokenizer(args.model)
+    store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
+    prompts = _prompts(args, tokenizer)
+    console = Terminal()
+    console.print(
+        f"loading {args.model or 'the default model'}, to answer {len(prompts)} prompts plainly, "
+        f"with the default drafter, and with the {store.form} form of {args.store} too",
+        soft_wrap=True,
+    )
+    model = load_model(args.model, args.device_map, args.dtype)
+    warmup()
+
+    def methods() -> Methods:
+        with_store = Blend([*default_sources(), DatastoreDrafts(store)])
+        return {
+            PLAIN: {},
+            _DEFAULT: {"candidate_generator": Blend(default_sources())},
+            _WITH_STORE: {"candidate_generator": with_store},
+        }
+
+    comparison = Comparison(model, methods, do_sample=False)
+    comparison.warm_up()
+    for inputs in tqdm(prompts, "prompts", leave=False, disable=None):
+        hint = "leave it out"
+        left = tokens_left(inputs, config, "a prompt", hint, args.max_new_tokens)
+        comparison.ask(inputs.to(model.device), max_new_tokens=left)
+    console.print(f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}")
+    status = comparison.report(console, {_WITH_STORE: _DEFAULT})
+    special, held = {*tokenizer.all_special_ids}, 0
+    for inputs in prompts:
+        ids = [token for token in inputs["input_ids"][0].tolist() if token not in special]
+        held += any(shard.holds(np.array(ids, dtype=np.int32)) for shard in store.shards)
+    if held:
+        print(f"{held} prompts are in the datastore itself: on other text it gains less")
+    return status
+
+
+def _prompts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[BatchEncoding]:
+    """The prompts of a file, or the beginnings of texts."""
+    if args.prompts is not None:
+        chats = read_chats(args.prompts)[: args.limit]
+        return [prompt_inputs(tokenizer, chat.until(0, [])) for chat in chats]
+    files = [file for path in args.texts for file in files_of(path, args.pattern)]
+    chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
+    texts = [file.read_text(encoding="utf-8", errors="replace")[: 1 << 12] for file in chosen]
+    beginnings = [
+        BatchEncoding(
+            {name: ids[:, :_BEGINNING] for name, ids in text_inputs(tokenizer, text).items()}
+        )
+        for text in texts
+    ]
+    prompts = [each for each in beginnings if each["input_ids"].shape[1] >= _LEAST]
+    if not prompts:
+        raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
+    return prompts
+
+
+def add_warmup(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_warmup)
+    parser.epilog = (
+        "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
+        "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
+    )
+
+
+def _warmup(args: Namespace) -> int:
+    start = time.perf_counter()
+    warmup()
+    compile_all(all_kernels())
+    kernels = all_kernels()
+    print(f"{len(kernels)} kernels are compiled, in {time.perf_counter() - start:.1f} s")
     return 0

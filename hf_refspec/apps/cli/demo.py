@@ -1,19 +1,34 @@
-"""`hf-refspec demo`."""
+"""`hf-refspec demo`: a model answers with drafts and plainly, and says how the drafts came out."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.text import Text
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..demo.run import Demo
+from ...generation.default_drafter import default_sources
+from ...generation.warmup import warmup
+from ..shared.comparison import PLAIN, Comparison, Methods, rate, speedup, verdict
 from ..shared.console import Terminal
+from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer
-from ..shared.prompts import check_chat_template
-from ..shared.scenes import built_in_scenes, scenes_of_file
-from .answering import quieten_transformers, read_text
-from .arguments import add_device_map, positive
+from ..shared.prompts import assistant, chat_inputs, check_chat_template, system
+from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
+from .arguments import add_device_map, positive, quieten_transformers, read_text
+
+DRAFTED = "drafted"
+EXCERPT_LINES = 8
+_SMALL = 1e9  # parameters
+_OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
+_DRAFTS = "Drafts change none of its words, only how soon they come. "
+_COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 
 
 def add_demo(parser: ArgumentParser) -> None:
@@ -41,7 +56,94 @@ def _demo(args: Namespace) -> int:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
     model = load_model(args.model, args.device_map, torch.float32)
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
-    same = Demo(model, tokenizer, args.max_new_tokens, console).run(scenes)
+    demo = Demo(model, tokenizer, args.max_new_tokens, console)
+    with demo.waiting("warming up"):  # loads the kernels, probes and measures the model
+        warmup()
+        demo.comparison.warm_up()
+    demo.print_model()
+    for scene in scenes:
+        demo.show(scene)
+    console.print(demo.comparison.table())
     if args.svg is not None:
         console.save_svg(str(args.svg), title="hf-refspec demo")
-    return 0 if same else 1
+    return int(demo.comparison.equal(DRAFTED) < len(demo.comparison.calls[DRAFTED]))
+
+
+class Demo:
+    """Shows scenes with one model."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_new_tokens: int,
+        console: Console,
+    ) -> None:
+        self.tokenizer, self.console = tokenizer, console
+
+        def methods() -> Methods:
+            return {PLAIN: {}, DRAFTED: {"candidate_generator": LiveDrafts(default_sources())}}
+
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        self.comparison = Comparison(model, methods, **options)
+        self.drafter: LiveDrafts = self.comparison.methods[DRAFTED]["candidate_generator"]
+
+    def show(self, scene: Scene) -> None:
+        """Streams the drafted answer of each turn, and then decodes the same without drafts."""
+        self.console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
+        if scene.document is not None:
+            self._print_document(scene.document)
+        messages = [] if scene.system is None else [system(scene.system)]
+        for name, question, message in scene.turns():
+            messages.append(message)
+            inputs = chat_inputs(self.tokenizer, messages).to(self.comparison.model.device)
+            self.console.print(Text(f"> {without_controls(question)}", "bold"))
+            stream = AnswerStream(self.console, self.tokenizer)
+            self.drafter.listener = stream.put
+            drafted = self.comparison.call(DRAFTED, inputs)
+            self.drafter.listener = None
+            stream.end()
+            with self.waiting("the same without drafts"):
+                plain = self.comparison.call(PLAIN, inputs)
+            self.comparison.record({PLAIN: plain, DRAFTED: drafted})
+            self.console.print(legend(self.drafter.stats))
+            summary = (
+                f"{name}: plain {rate([plain]):.1f} tokens/s, drafted {rate([drafted]):.1f} "
+                f"tokens/s: {speedup([plain], [drafted]):.2f}x; MAT {self.drafter.stats.mat:.2f}; "
+                f"{verdict(plain.ids, drafted.ids)}"
+            )
+            self.console.print(Text(summary, "bold"), end="\n\n")
+            text = self.tokenizer.decode(drafted.ids, skip_special_tokens=True)
+            messages.append(assistant(text))
+
+    def waiting(self, message: str) -> AbstractContextManager[object]:
+        """Shows on a terminal what is going on; a pipe and a picture get none of it."""
+        if not self.console.is_terminal or self.console.record:
+            return nullcontext()
+        # Seldom redrawn: redrawing takes time from the decoding that is measured.
+        return self.console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
+
+    def print_model(self) -> None:
+        """Which model answers, and what to expect of one of its size."""
+        model = self.comparison.model
+        name = Path(model.config.name_or_path).name
+        threads, parameters = torch.get_num_threads(), model.num_parameters()
+        on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
+        colors = self.console.color_system is not None and not self.console.no_color
+        self.console.print(
+            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
+            f"{str(model.dtype).removeprefix('torch.')}, on "
+            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
+            f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
+            f"{_COLORS if colors or self.console.record else ''}\n"
+        )
+
+    def _print_document(self, document: str) -> None:
+        """The first lines of the text in the prompt, and how long it is."""
+        tokens = len(self.tokenizer(document, add_special_tokens=False)["input_ids"])
+        text = Text(without_controls(document.strip()).expandtabs(4), "dim")
+        lines = text.wrap(self.console, self.console.width)
+        for line in lines[:EXCERPT_LINES]:
+            self.console.print(line)
+        more = "… " if len(lines) > EXCERPT_LINES else ""
+        self.console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))

@@ -25,14 +25,14 @@ _STORE: Commands = {
     "compact": ("build the compact form of a datastore", "store.add_compact"),
     "info": ("describe a datastore", "store.add_info"),
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
-    "evaluate": ("measure whether a datastore pays for a model", "evaluate.add_evaluate"),
-    "recycle": ("learn what a model expects next in texts", "evaluate.add_recycle"),
+    "evaluate": ("measure whether a datastore pays for a model", "bench.add_evaluate"),
+    "recycle": ("learn what a model expects next in texts", "ralm.add_recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
         "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
-        "chat": ("talk to a model in the terminal", "chat.add_chat"),
-        "generate": ("generate a text, drafting from references", "generate.add_generate"),
+        "chat": ("talk to a model in the terminal", "answering.add_chat"),
+        "generate": ("generate a text, drafting from references", "answering.add_generate"),
         "space": ("open a page in the browser: plain and drafted by turns", "publish.add_space"),
     },
     "measure": {
@@ -47,7 +47,7 @@ GROUPS: dict[str, Commands] = {
     "serve and publish": {
         "serve": ("serve a model by the OpenAI API", "serve.add_serve"),
         "publish": ('write the repository for custom_generate="user/name"', "publish.add_publish"),
-        "warmup": ("compile all kernels, for the image of a container", "warmup.add_warmup"),
+        "warmup": ("compile all kernels, for the image of a container", "bench.add_warmup"),
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}

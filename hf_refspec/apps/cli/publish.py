@@ -7,11 +7,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ...extras import require
+from ...store.folder import new_folder
 from ...store.hub import push_files
-from ..publish.generate_repository import repository, save
-from ..publish.package import PACKAGE, package
+from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.listening import listen, port
-from .arguments import add_model
+from .arguments import add_model, quieten_transformers
 
 
 def add_space(parser: ArgumentParser) -> None:
@@ -30,17 +30,14 @@ def _space(args: Namespace) -> int:
     require("gradio", "hf-refspec space", "space")
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None:
-        from ..publish.space_repository import files, push
-
-        contents = files(args.push, **given, package=package(args.package))
-        print(push(args.push, contents, args.private))
+        contents = space_repository(args.push, **given, package=package(args.package))
+        print(push_files(args.push, "space", contents, args.private or None).repo_url.url)
         return 0
     for option in ("private", "package"):
         if getattr(args, option):
             raise ValueError(f"--{option} has no effect without --push; add it")
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
-    from .answering import quieten_transformers
 
     quieten_transformers()
     serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
@@ -58,12 +55,15 @@ def add_publish(parser: ArgumentParser) -> None:
 
 def _publish(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
-    contents = repository(args.repo, package(args.package))
+    contents = generate_repository(args.repo, package(args.package))
     if args.out is None:
         print(push_files(args.repo, "model", contents, args.private).repo_url)
         name = args.repo
     else:
-        save(contents, args.out)
+        with new_folder(args.out) as new:
+            for path, content in contents.items():
+                (new / path).parent.mkdir(exist_ok=True)
+                (new / path).write_bytes(content)
         name = str(args.out)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
     return 0

@@ -1,4 +1,5 @@
-"""`hf-refspec ralm` and `knn`: a model answers from texts that it retrieves as it writes."""
+"""`hf-refspec ralm`: a model answers from texts that it retrieves as it writes; `knn build` and
+`store recycle`: what a model expects next in texts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from rich.text import Text
 from transformers import TextStreamer
 
+from ...drafting.token_recycling import TokenRecycling
 from ...ralm.checked_search import RetrievalError
 from ...ralm.iterative import iterative_ralm
 from ...ralm.knn_datastore import KnnDatastore
@@ -19,13 +21,20 @@ from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ...store.build.source import open_source
 from ...store.printable import printable
+from ...store.recycling_table import RecyclingTable
 from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.console import Terminal
-from ..shared.loading import load_model, load_tokenizer
+from ..shared.loading import load, load_model, load_tokenizer
 from ..shared.prompts import question_inputs
-from .answering import quieten_transformers
-from .arguments import add_model, add_source, check_source, load_corpus, positive
+from .arguments import (
+    add_model,
+    add_source,
+    check_source,
+    load_corpus,
+    positive,
+    quieten_transformers,
+)
 
 EXCERPT = 160  # characters of a passage
 
@@ -116,4 +125,40 @@ def _knn_build(args: Namespace) -> int:
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
+    return 0
+
+
+def add_recycle(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_recycle)
+    add_source(parser)
+    add = parser.add_argument
+    add_model(parser)
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
+    add("--license", help="of the corpus, for the card")
+
+
+def _recycle(args: Namespace) -> int:
+    check_source(args)
+    if args.out.exists():
+        raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
+    for path in args.source:  # before the model is loaded
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is neither a file nor a folder")
+    documents, corpus, license = load_corpus(args, streaming=True)
+    quieten_transformers()
+    model, tokenizer = load(args.model, args.device_map, args.dtype)
+    options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
+    table = TokenRecycling.build(
+        model, tokenizer, documents, corpus=corpus, license=args.license or license, **options
+    )
+    table.save_pretrained(args.out)
+    config = RecyclingTable(args.out, tokenizer).config
+    print(args.out)
+    print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")
+    print(f"  corpus      {printable(config.source.get('corpus'))}")
+    print(
+        f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
+        f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
+    )
     return 0

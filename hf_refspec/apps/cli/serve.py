@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ...drafting.compilation import drafting_kernels
 from ...extras import require
 from ..shared.listening import listen, port
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .answering import add_sources, quieten_transformers, sources
-from .arguments import add_model, log_to_stderr, positive
-
-if TYPE_CHECKING:
-    from ..serve.engine import Engine
-    from ..serve.served_model import ServedModel
+from .answering import add_sources, sources
+from .arguments import add_model, log_to_stderr, positive, quieten_transformers
 
 logger = logging.getLogger("hf_refspec")
 
@@ -59,6 +54,8 @@ def _serve(args: Namespace) -> int:
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "hf-refspec serve", "serve")
     from ..serve.app import make_app
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
     from ..serve.server import Server, is_local, url
 
     if args.isolate and args.cache is not None:
@@ -66,30 +63,22 @@ def _serve(args: Namespace) -> int:
     quieten_transformers()
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
-        served, engine = _load(args)
+        load_config(args.model)  # refuses anything but a language model before it loads more
+        tokenizer = load_tokenizer(args.model)
+        drafters = sources(args, tokenizer)
+        drafting_kernels.ready()  # or they are compiled while the model is loaded
+        model = load_model(args.model, args.device_map, args.dtype)
+        limits = args.max_seconds, args.max_waiting
+        engine = Engine(model, tokenizer, drafters, *limits, args.isolate, args.max_rows)
+        engine.start()
+        name = name_for_people(args.model)
+        served = ServedModel(name, tokenizer, model.config, args.max_new_tokens)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
         server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
-        logger.info("%s is served at %s; ctrl-C ends it", served.name, url(listening))
+        logger.info("%s is served at %s; ctrl-C ends it", name, url(listening))
         if hosts is None:
             logger.warning("everyone who can reach %s can use it", url(listening))
         with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
             server.run([listening])
         engine.close(_PASS_SECONDS)
     return 130 if server.force_exit else 0
-
-
-def _load(args: Namespace) -> tuple[ServedModel, Engine]:
-    """The model that the arguments name, and the engine that decodes with it."""
-    from ..serve.engine import Engine
-    from ..serve.served_model import ServedModel
-
-    load_config(args.model)  # refuses anything but a language model before it loads more
-    tokenizer = load_tokenizer(args.model)
-    drafters = sources(args, tokenizer)
-    drafting_kernels.ready()  # or they are compiled while the model is loaded
-    model = load_model(args.model, args.device_map, args.dtype)
-    limits = args.max_seconds, args.max_waiting
-    engine = Engine(model, tokenizer, drafters, *limits, args.isolate, args.max_rows)
-    engine.start()
-    name = name_for_people(args.model)
-    return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine

@@ -1,14 +1,23 @@
-"""The answers, as OpenAI documents them, whole or in chunks."""
+"""The answers, as OpenAI documents them: whole, or streamed in chunks."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
-from .generation import Generation, TokenLogprob
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .engine import Engine
+from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
+from .generation import Generation, Piece, TokenLogprob
+from .protocol import TextRequest
+from .served_model import Prepared
 from .tool_calls import Call, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]
@@ -41,11 +50,12 @@ class Answer(ABC):
 
     kind = chunk_kind = ""
 
-    def __init__(self, model: str, rows: int, includes_usage: bool, logprobs: bool) -> None:
+    def __init__(self, model: str, request: TextRequest) -> None:
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
-        self._choices = [Choice() for _ in range(rows)]
-        self._logprobs = logprobs
-        self._includes_usage = includes_usage
+        self._choices = [Choice() for _ in range(request.n or 1)]
+        self._logprobs = request.logprobs is not None and request.logprobs is not False
+        options = request.stream_options
+        self._includes_usage = bool(options and options.include_usage)
 
     def begin(self) -> list[Event]:
         return []
@@ -185,3 +195,98 @@ def usage(generations: Sequence[Generation]) -> dict[str, Any]:
             "rejected_prediction_tokens": rejected,
         },
     }
+
+
+class Stream:
+    """Submits a request to the engine, and has its answer written in the event loop, piece by
+    piece."""
+
+    def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
+        self._engine = engine
+        self.answer = answer
+        self._constraint = prepared.constraint
+        self._readers = [prepared.reader() for _ in prepared.rows]
+        self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._generations = engine.submit(prepared.rows, self._put)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What is streamed; raises an `ApiError` if a row could not be generated."""
+        for event in self.answer.begin():
+            yield event
+        left = len(self._generations)
+        while left:
+            row, piece = await self._pieces.get()
+            left -= piece is None
+            for event in self._ended(row) if piece is None else self._read(row, piece):
+                yield event
+        for event in self.answer.close(self._generations):
+            yield event
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer. However it ends, so does the generation."""
+        try:
+            async for _ in self.events():
+                pass
+        finally:
+            self.cancel()
+        return self.answer.whole(self._generations)
+
+    def cancel(self) -> None:
+        """Ends the generation: its client has left."""
+        for generation in self._generations:
+            self._engine.cancel(generation)
+
+    def _read(self, row: int, piece: Piece) -> list[Event]:
+        reader = self._readers[row]
+        parts = [piece.text] if reader is None else reader.feed(piece.text)
+        if not parts and piece.logprobs:
+            parts = [""]  # the text is held back
+        events = []
+        for i, part in enumerate(parts):
+            events += self.answer.add(row, part, [] if i else piece.logprobs)
+        return events
+
+    def _ended(self, row: int) -> list[Event]:
+        generation = self._generations[row]
+        if generation.outcome == "error":
+            raise internal_error()
+        if generation.outcome == "grammar":
+            assert self._constraint is not None
+            raise grammar_too_slow(self._constraint.param)
+        if generation.outcome == "cancelled":  # while its client still reads
+            raise shutting_down()
+        reader = self._readers[row]
+        parts = [] if reader is None else reader.end()
+        events = [event for part in parts for event in self.answer.add(row, part, [])]
+        return [*events, *self.answer.end(row, generation)]
+
+    def _put(self, row: int, piece: Piece | None) -> None:  # called in the engine's thread
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, (row, piece))
+        except RuntimeError:  # the event loop is closed
+            self._generations[row].cancelled = True
+
+
+class EventStream(StreamingResponse):
+    """The answer in chunks, as server-sent events. However it ends, so does the generation."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(_lines(stream), media_type="text/event-stream")
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
+
+
+async def _lines(stream: Stream) -> AsyncIterator[str]:
+    try:
+        async for event in stream.events():
+            yield f"data: {json.dumps(event)}\n\n"
+    except ApiError as error:
+        yield f"data: {json.dumps(error.body)}\n\n"
+        return
+    yield "data: [DONE]\n\n"

@@ -1,27 +1,38 @@
-"""The routes, and their documentation at `/docs`."""
+"""The routes, with their documentation at `/docs`, and how bodies are received. A body is measured
+as it arrives; it is parsed and tokenised outside of the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from .answers import Answer, ChatAnswer, CompletionAnswer
+from .answers import Answer, ChatAnswer, CompletionAnswer, EventStream, Stream
 from .engine import Engine
-from .errors import answer_errors
-from .parsing import Reader, RequestT, parsed, read_body
-from .protocol import ChatRequest, CompletionRequest, TextRequest
+from .errors import ApiError, answer_errors, not_json, too_many
+from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import Prepared, ServedModel
-from .stream import EventStream, Stream, unless_left
 
+_BODY_SECONDS = 60  # for a body to arrive
+# How many times the limit is read and discarded: a client that is still sending would see a broken
+# connection instead of the answer.
+_DISCARDED = 10
+_MOST_UNREAD = 64  # complete requests that wait to be parsed
 _PLACE = "#/components/schemas/"
+
+GivenT = TypeVar("GivenT")
+ResultT = TypeVar("ResultT")
 
 
 def make_app(
@@ -42,7 +53,7 @@ def make_app(
         http: Request,
         kind: type[RequestT],
         prepare: Callable[[RequestT], Prepared],
-        answer: Callable[[RequestT], Answer],
+        answer: type[Answer],
     ) -> Response:
         def read(body: bytes) -> tuple[RequestT, Prepared]:
             request = parsed(kind, body)
@@ -52,28 +63,19 @@ def make_app(
 
         async def response() -> Response:
             request, prepared = await reader.read(read, body)
-            stream = Stream(engine, await served.constrained(prepared), answer(request))
+            prepared = await served.constrained(prepared)
+            stream = Stream(engine, prepared, answer(served.name, request))
             return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
 
         return await unless_left(http, response())
 
-    def choices(request: TextRequest) -> tuple[str, int, bool]:
-        options = request.stream_options
-        return served.name, request.n or 1, bool(options and options.include_usage)
-
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat_completions(http: Request) -> Response:
-        def answer(request: ChatRequest) -> Answer:
-            return ChatAnswer(*choices(request), bool(request.logprobs))
-
-        return await answered(http, ChatRequest, served.chat, answer)
+        return await answered(http, ChatRequest, served.chat, ChatAnswer)
 
     @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
     async def completions(http: Request) -> Response:
-        def answer(request: CompletionRequest) -> Answer:
-            return CompletionAnswer(*choices(request), request.logprobs is not None)
-
-        return await answered(http, CompletionRequest, served.completion, answer)
+        return await answered(http, CompletionRequest, served.completion, CompletionAnswer)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -104,3 +106,70 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
     """The documentation of a body, which the route reads itself."""
     schema = {"$ref": _PLACE + kind.__name__}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def read_body(http: Request, max_bytes: int) -> bytes:
+    """Receives a body of JSON; refuses one that is too large or arrives too slowly."""
+    # A page in a browser may send other types to any server without asking first.
+    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise not_json()
+    body, size = bytearray(), 0
+
+    async def receive() -> None:
+        nonlocal size
+        async with aclosing(http.stream()) as parts:
+            async for part in parts:
+                size += len(part)
+                if size <= max_bytes:
+                    body.extend(part)
+                elif size >= _DISCARDED * max_bytes:
+                    break
+
+    try:
+        await asyncio.wait_for(receive(), _BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS} s") from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body broke off") from None
+    if size > max_bytes:
+        raise ApiError(413, f"the body has more than {max_bytes:,} bytes, this server's limit")
+    return bytes(body)
+
+
+class Reader:
+    """A thread that parses and tokenises one request at a time: several threads would only take
+    turns with each other and with the event loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "reader")
+        self._waiting = 0
+
+    async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
+        """Calls a function with a body, or what it says, unless too many requests wait for that."""
+        if self._waiting == _MOST_UNREAD:
+            raise too_many(f"{_MOST_UNREAD} requests wait to be read", 1)
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, function, given)
+        finally:
+            self._waiting -= 1
+
+
+async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:
+    """Awaits a response, whose work is cancelled when the client leaves."""
+    work = asyncio.create_task(response)
+
+    async def client_leaves() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(client_leaves())
+    try:
+        await asyncio.wait([work, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        leaving.cancel()
+        work.cancel()

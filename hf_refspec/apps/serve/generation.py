@@ -22,7 +22,7 @@ from transformers import (
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import PART_OF_CHARACTER, TextStream
-from .grammar_budget import BudgetedProcessor, GrammarBudget, GrammarTooSlow
+from .grammars import GrammarBudget
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class Generation(StoppingCriteria):
         """What records the log probabilities, what the request asks for, what constrains it."""
         request = self.request
         asked = [*([] if self._recorder is None else [self._recorder]), *request.processors]
-        if request.grammar is not None:
-            asked.append(BudgetedProcessor(request.grammar.processor(), request.grammar_budget))
-        return LogitsProcessorList([_OfOneRequest(self, asked)] if asked else [])
+        if not asked and request.grammar is None:
+            return LogitsProcessorList()
+        return LogitsProcessorList([_OfOneRequest(self, asked)])
 
     def begin(self, max_seconds: float) -> None:
         """It is decoded from now on, for so long at most."""
@@ -186,21 +186,28 @@ class Generation(StoppingCriteria):
 
 
 class _OfOneRequest(LogitsProcessor):
-    """A request's processors. If one fails, or leaves no token, the request ends, and those that
-    are decoded with it go on."""
+    """A request's processors, and its grammar's. If one fails, leaves no token or has spent its
+    budget, the request ends, and those that are decoded with it go on."""
 
     def __init__(self, generation: Generation, processors: list[LogitsProcessor]) -> None:
         self._generation = generation
         self._processors = LogitsProcessorList(processors)
+        grammar = generation.request.grammar
+        self._grammar = None if grammar is None else grammar.processor()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        budget = self._generation.request.grammar_budget
         try:
             processed = self._processors(input_ids, scores)
+            if self._grammar is not None:
+                budget.add_token()
+                if budget.is_spent():
+                    self._generation.outcome = "grammar"
+                    return scores
+                with budget:
+                    processed = self._grammar(input_ids, processed)
             if processed.max() == -torch.inf:
                 raise ValueError("no token may follow")
-        except GrammarTooSlow:
-            self._generation.outcome = "grammar"
-            return scores
         except Exception:
             logger.exception("A logits processor failed.")
             self._generation.outcome = "error"
@@ -246,17 +253,16 @@ class StopStrings:
         text = self._held + text
         places = [place for each in self._strings if (place := text.find(each)) >= 0]
         self.found = bool(places)
-        end = min(places) if places else len(text) - self._begun(text)
-        self._held = "" if self.found else text[end:]
+        if places:
+            return text[: min(places)]
+        # How many characters at the end may begin a stop string.
+        longest = max((len(each) - 1 for each in self._strings), default=0)
+        counts = range(min(longest, len(text)), 0, -1)
+        begun = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
+        end = len(text) - next(begun, 0)
+        self._held = text[end:]
         return text[:end]
 
     def end(self) -> str:
         """What is still held back when the text has ended."""
         return self._held
-
-    def _begun(self, text: str) -> int:
-        """How many characters at the end of a text may begin a stop string."""
-        longest = max((len(each) - 1 for each in self._strings), default=0)
-        counts = range(min(longest, len(text)), 0, -1)
-        ends = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
-        return next(ends, 0)

@@ -1,6 +1,8 @@
-"""What an answer must look like: a JSON schema, calls of tools, or either, as a grammar. Each is
-compiled in a process that may be ended first: the intersection of a dozen regular expressions may
-take any time and memory, and nothing ends a compilation but the end of its process.
+"""What an answer must look like: a JSON schema, calls of tools, or either, as a grammar.
+
+Each is compiled in a process that may be ended first: the intersection of a dozen regular
+expressions may take any time and memory, and nothing ends a compilation but the end of its process.
+Masks and drafts of a compiled grammar have a budget of time.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +25,8 @@ from .errors import ApiError, too_many
 from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
 from .tool_calls import CLOSE, OPEN
 
-_SECONDS = 3  # for one grammar
+_SECONDS = 3  # to compile one grammar
+_BUDGET, _BUDGET_A_TOKEN = 1.0, 0.01  # seconds; ordinary grammars take a millisecond for each token
 _STARTING_SECONDS = 30
 _MOST_WAITING = 64  # grammars that wait to be compiled
 
@@ -173,3 +177,33 @@ class GrammarCompiler:
                 if process.returncode is None:
                     process.kill()
         return answer
+
+
+class GrammarBudget:
+    """The time that masks and drafts of a request's grammar may take, for all of its rows together:
+    a second, and 10 ms for each token. It counts what `with` encloses, and may be exceeded by one
+    step of the grammar, which nothing interrupts.
+
+    Args:
+        clock: By default it counts only what this thread computes, however busy the machine is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = thread_time) -> None:
+        self._clock = clock
+        self._left = _BUDGET
+        self._began: float | None = None  # None while nothing is counted
+
+    def add_token(self) -> None:
+        self._left += _BUDGET_A_TOKEN
+
+    def is_spent(self) -> bool:
+        running = 0.0 if self._began is None else self._clock() - self._began
+        return self._left < running
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._began is not None:
+            self._left -= self._clock() - self._began
+        self._began = None

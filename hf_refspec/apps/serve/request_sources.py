@@ -7,7 +7,7 @@ import numpy as np
 from ...drafting.blend import NO_PATH, Source
 from ...drafting.observation import Observation
 from ...drafting.tree import DraftTree
-from .grammar_budget import GrammarBudget
+from .grammars import GrammarBudget
 
 
 class _Nothing(Source):

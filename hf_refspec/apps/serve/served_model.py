@@ -1,37 +1,46 @@
-"""Checks a request against the model, and prepares it for generation."""
+"""Checks a request against the model, and prepares it for generation: ids, options of `generate`,
+logits processors, and what constrains the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from time import thread_time
+from typing import Any
 
 import numpy as np
 import torch
 from jinja2 import TemplateError
-from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    BatchEncoding,
+    LogitsProcessor,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError
 from .generation import GenerationRequest
-from .grammar_budget import GrammarBudget
-from .grammars import Constraint, GrammarCompiler, constraint
+from .grammars import Constraint, GrammarBudget, GrammarCompiler, constraint
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
-from .sampling import logits_processors, sampling_options
-from .token_bound import TokenBound
-from .tool_calls import OutputReader, PlainText, ToolFormat
+from .tool_calls import CallReader, template_messages
 
+# Logits divided by less are no longer finite; the most probable token is chosen instead.
+_LEAST_TEMPERATURE = 1e-5
+_CUT_WORD = 128  # tokens
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's rows, what reads the text of each, and what constrains them."""
+    """A request's rows, what finds calls in the text of each, and what constrains them."""
 
     rows: list[GenerationRequest]
-    reader: Callable[[], OutputReader] = PlainText
+    reader: Callable[[], CallReader | None] = lambda: None
     constraint: Constraint | None = None  # that has not been compiled yet
 
 
@@ -61,11 +70,11 @@ class ServedModel:
         )
         if not tools:
             return Prepared(_rows(row, request), constraint=constrained)
-        common = constrained is not None or self._format.template is None
+        own = getattr(self.tokenizer, "response_template", None)
+        common = constrained is not None or own is None
         row = replace(row, keeps_special_tokens=not common)
-        return Prepared(
-            _rows(row, request), lambda: self._format.reader(text, tools, common), constrained
-        )
+        reader = partial(CallReader, self.tokenizer, text, tools, common)
+        return Prepared(_rows(row, request), reader, constrained)
 
     async def constrained(self, prepared: Prepared) -> Prepared:
         """Compiles what constrains a request, if anything does, or raises an `ApiError`."""
@@ -80,7 +89,7 @@ class ServedModel:
         """The chat in the model's template."""
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
-            messages, shown = self._format.messages(request.messages, tools)
+            messages, shown = template_messages(self.tokenizer, request.messages, tools)
             return str(
                 self.tokenizer.apply_chat_template(
                     messages, tools=shown, add_generation_prompt=True, tokenize=False
@@ -119,21 +128,19 @@ class ServedModel:
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer)
 
-    @cached_property
-    def _format(self) -> ToolFormat:
-        return ToolFormat(self.tokenizer)
-
-    @cached_property
-    def _bound(self) -> TokenBound:
-        return TokenBound(self.tokenizer)
-
     def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """Tokenises a text, unless it is certainly too long."""
-        self._check_length(self._bound.of(text), param, "tokens or more")
-        encoded = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
-        ids: list[int] = encoded["input_ids"]
-        self._check_length(len(ids), param)
-        return ids
+        """Tokenises a text: longer and longer beginnings of it, until one is too long."""
+        longest = context_length(self.config)
+        size = len(text) if longest is None else 4 * longest
+        while True:
+            part = self.tokenizer(text[:size], add_special_tokens=add_special_tokens, verbose=False)
+            ids: list[int] = part["input_ids"]
+            if size >= len(text):
+                self._check_length(len(ids), param)
+                return ids
+            # Where a word is cut, its beginning may have more tokens than all of it.
+            self._check_length(len(ids) - _CUT_WORD, param, "tokens or more")
+            size *= 2
 
     def _check_length(self, length: int, param: str, unit: str = "tokens") -> None:
         longest = context_length(self.config)
@@ -158,8 +165,8 @@ class ServedModel:
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
-            {"max_new_tokens": fitting, **sampling_options(request)},
-            logits_processors(request, len(ids)),
+            {"max_new_tokens": fitting, **_sampling_options(request)},
+            _logits_processors(request, len(ids)),
             request.seed,
             [stop] if isinstance(stop, str) else stop,
             np.array(predicted) if predicted else None,
@@ -170,3 +177,49 @@ def _rows(row: GenerationRequest, request: TextRequest) -> list[GenerationReques
     """As many rows as the request wants, each with a seed of its own."""
     seeds = [None if row.seed is None else row.seed + i for i in range(request.n or 1)]
     return [replace(row, seed=seed) for seed in seeds]
+
+
+def _sampling_options(request: TextRequest) -> dict[str, Any]:
+    """The options for `generate`; none if the request leaves them to the model."""
+    asked = {"temperature": request.temperature, "top_p": request.top_p, "min_p": request.min_p}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if request.top_k is not None:
+        given["top_k"] = max(request.top_k, 0)
+    if given.get("temperature", 1) < _LEAST_TEMPERATURE:
+        given = {"do_sample": False}
+    elif given:
+        given["do_sample"] = True
+    if request.repetition_penalty is not None:
+        given["repetition_penalty"] = 1.0  # the model's own; the request's is a processor
+    return given
+
+
+def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
+    """What changes the logits before they are sampled from. They go by the ids alone, so that
+    several rows may share them."""
+    processors: list[LogitsProcessor] = []
+    if request.logit_bias:
+        biases = [[[token], float(bias)] for token, bias in request.logit_bias.items()]
+        processors.append(SequenceBiasLogitsProcessor(biases))
+    if (penalty := request.repetition_penalty) not in (None, 1):
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+    frequency, presence = request.frequency_penalty or 0, request.presence_penalty or 0
+    if frequency or presence:
+        processors.append(OutputPenalties(frequency, presence, prompt_length))
+    return processors
+
+
+class OutputPenalties(LogitsProcessor):
+    """OpenAI's penalties: a token's logit falls by `frequency` for each time that the answer has it
+    so far, and by `presence` if it has it at all. The prompt does not count."""
+
+    def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
+        self._frequency, self._presence = frequency, presence
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, ids in zip(scores, input_ids[:, self._prompt_length :], strict=True):
+            tokens, counts = ids.unique(return_counts=True)
+            row[tokens] -= self._frequency * counts + self._presence
+        return scores

@@ -11,12 +11,13 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .protocol import ChatMessage, Tool, ToolCall, text_of
+from .protocol import ChatMessage, Tool, text_of
 
 _ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
@@ -71,36 +72,18 @@ class Reasoning:
 Part = str | Reasoning | Call
 
 
-class OutputReader(Protocol):
-    """Reads a text as it comes: what it says, and what it calls."""
-
-    def feed(self, text: str) -> list[Part]: ...
-
-    def end(self) -> list[Part]: ...
-
-
-class PlainText:
-    """All of it is the answer."""
-
-    def feed(self, text: str) -> list[Part]:
-        return [text]
-
-    def end(self) -> list[Part]:
-        return []
-
-
 class CallReader:
-    """Finds calls by transformers' response parser. What is meant to be one and is not stays
-    text."""
+    """Finds calls in an answer to a prompt, as it comes, by transformers' response parser. Calls
+    have the tokenizer's `response_template`, or, where there is none or they are `forced`, the
+    common form. What is meant to be a call and is not stays text."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        template: dict[str, Any],
-        prompt: str,
-        tools: list[dict[str, Any]],
+        self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Sequence[Tool], forced: bool
     ) -> None:
-        self._parser = tokenizer.get_response_parser(template, prefix=prompt, tools=tools)
+        own = None if forced else getattr(tokenizer, "response_template", None)
+        shown = [each.model_dump(exclude_none=True) for each in tools]
+        template, prefix = (_HERMES, "") if own is None else (own, prompt)
+        self._parser = tokenizer.get_response_parser(template, prefix=prefix, tools=shown)
         self._body = ""  # of the call that is being read
         self._failed = False
 
@@ -154,44 +137,26 @@ def calls_in(value: Any) -> list[Part]:
     return calls
 
 
-class ToolFormat:
-    """How the tokenizer's chat template shows tools and calls, and how calls are read."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self.template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-
-    def messages(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """Messages and tools for the chat template. If it knows no tools, the system message lists
-        them, and calls and their results are texts."""
-        shown = [each.model_dump(exclude_none=True) for each in tools]
-        template = self._tokenizer.get_chat_template(tools=shown or None)
-        if re.search(r"\btools\b", template):
-            return _with_calls(messages), shown or None
-        plain = [{"role": _role(each), "content": _as_text(each)} for each in messages]
-        if shown:
-            listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in shown)
-            if plain[0]["role"] != "system":
-                plain.insert(0, {"role": "system", "content": ""})
-            text = f"{plain[0]['content']}\n\n{_TOOLS_TEXT.format(tools=listed)}"
-            plain[0]["content"] = text.lstrip()
-        return plain, None
-
-    def reader(self, prompt: str, tools: Sequence[Tool], forced: bool) -> OutputReader:
-        """What reads an answer to a prompt, whose calls have the model's own form, or, where they
-        are `forced`, the common one."""
-        own = None if forced else self.template
-        shown = [each.model_dump(exclude_none=True) for each in tools]
-        if own is None:
-            return CallReader(self._tokenizer, _HERMES, "", shown)
-        return CallReader(self._tokenizer, own, prompt, shown)
-
-
-def _role(message: ChatMessage) -> str:
-    """For templates that know no tools, whose roles may be checked."""
-    return "user" if message.role == "tool" else _ROLES.get(message.role, message.role)
+def template_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools for the chat template. If it knows no tools, the system message lists
+    them, and calls and their results are texts."""
+    shown = [each.model_dump(exclude_none=True) for each in tools]
+    template = tokenizer.get_chat_template(tools=shown or None)
+    if re.search(r"\btools\b", template):
+        return _with_calls(messages), shown or None
+    plain = []
+    for each in messages:  # the roles may be checked
+        role = "user" if each.role == "tool" else _ROLES.get(each.role, each.role)
+        plain.append({"role": role, "content": _as_text(each)})
+    if shown:
+        listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in shown)
+        if plain[0]["role"] != "system":
+            plain.insert(0, {"role": "system", "content": ""})
+        text = f"{plain[0]['content']}\n\n{_TOOLS_TEXT.format(tools=listed)}"
+        plain[0]["content"] = text.lstrip()
+    return plain, None
 
 
 def _as_text(message: ChatMessage) -> str:
@@ -216,20 +181,14 @@ def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         about["content"] = text_of(each.content)
         if each.tool_calls:
             names |= {call.id: call.function.name for call in each.tool_calls}
-            about["tool_calls"] = [_described(call) for call in each.tool_calls]
+            about["tool_calls"] = [call.model_dump() for call in each.tool_calls]
+            for call in about["tool_calls"]:
+                with suppress(ValueError, RecursionError):  # otherwise it stays as it is
+                    arguments = json.loads(call["function"]["arguments"] or "{}")
+                    if isinstance(arguments, dict):
+                        call["function"]["arguments"] = arguments
         if each.role == "tool":
             about["tool_call_id"] = each.tool_call_id
             about |= {"name": names[each.tool_call_id]} if each.tool_call_id in names else {}
         described.append(about)
     return described
-
-
-def _described(call: ToolCall) -> dict[str, Any]:
-    about = call.model_dump()
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        return about
-    if isinstance(arguments, dict):
-        about["function"]["arguments"] = arguments
-    return about

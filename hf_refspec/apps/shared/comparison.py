@@ -154,17 +154,23 @@ class Comparison:
             given = {**self.options, **options, "max_new_tokens": _WARM_UP_TOKENS}
             decode(self.model, inputs, **given)
 
+    def call(self, name: str, inputs: BatchEncoding, **options: Any) -> Decoded:
+        """Decodes a prompt by one method; every method has the same random numbers."""
+        torch.manual_seed(len(self.calls[self.first]))
+        return decode(self.model, inputs, **{**self.options, **options, **self.methods[name]})
+
+    def record(self, calls: Mapping[str, Decoded]) -> None:
+        """Adds a prompt with the calls of all methods."""
+        for name, call in calls.items():
+            self.calls[name].append(call)
+
     def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
         """Decodes a prompt by all methods, in another order for each prompt; returns the first
         method's call. When it raises, as on ctrl-C, no call of this prompt counts."""
-        number = len(self.calls[self.first])
-        found: dict[str, Decoded] = {}
-        for name in random.Random(number).sample(list(self.methods), len(self.methods)):
-            torch.manual_seed(number)
-            given = {**self.options, **options, **self.methods[name]}
-            found[name] = decode(self.model, inputs, **given)
-        for name, call in found.items():
-            self.calls[name].append(call)
+        order = random.Random(len(self.calls[self.first]))
+        names = order.sample(list(self.methods), len(self.methods))
+        found = {name: self.call(name, inputs, **options) for name in names}
+        self.record(found)
         return found[self.first]
 
     def mat(self, name: str) -> float:

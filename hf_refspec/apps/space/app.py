@@ -14,8 +14,7 @@ from ...drafting.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
-from .conversation import Conversation
-from .host import Host, python_datastores
+from .conversation import Conversation, Host, python_datastores
 from .page import page
 
 _LARGEST_BODY = 1 << 20  # bytes

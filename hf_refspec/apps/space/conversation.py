@@ -1,15 +1,114 @@
-"""A visitor's conversation with the model."""
+"""What answers the visitors, one after another, and the conversation of each of them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from huggingface_hub import constants
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.drafter import Drafter
+from ...generation.default_drafter import default_sources
+from ...smollm2 import HUB_ID
+from ...store.build.presets import PRESETS, python_stdlib
+from ...store.datastore import Datastore
+from ...store.stored_tokenizer import tokenizer_fingerprint
+from ...version import __version__
 from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
-from .host import AUTO, Host
 from .race import Race
+
+logger = logging.getLogger("hf_refspec")
+
+AUTO = "auto"
+_TOKENS = 500_000
+_NGRAMS = 2_000  # of each length
+
+
+class Line:
+    """The races that wait, behind the one that runs."""
+
+    def __init__(self) -> None:
+        self._races: list[Race] = []  # the first one runs
+
+    @contextmanager
+    def place(self, race: Race) -> Iterator[None]:
+        """Holds the last place for a race, until it has run."""
+        self._races.append(race)
+        try:
+            yield
+        finally:
+            self._races.remove(race)
+
+    def wait(self, race: Race) -> str:
+        """What a race waits for; empty when it is its turn."""
+        before = self._races.index(race)
+        if not before:
+            return ""
+        return (
+            f"{before} answers come before yours." if before > 1 else "1 answer comes before yours."
+        )
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model with a name for people, a tokenizer with a chat template, perhaps a datastore to
+    draft from, and others to choose."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    datastore: Datastore | None = None
+    choices: Sequence[Datastore] = ()
+    name: str = HUB_ID
+    line: Line = field(default_factory=Line)
+
+    def sources(self) -> dict[str, list[Drafter]]:
+        """What a visitor can choose to draft from: the default sources with the datastore, or one
+        of the `choices` alone."""
+        mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
+        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
+        for store in self.choices:
+            if store.form == "full":
+                found["REST"] = [DatastoreDrafts(store, mode="rest")]
+            else:
+                found["CREST"] = [DatastoreDrafts(store)]
+        return found
+
+
+def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
+    """Opens both forms, as published, of a small datastore that every machine has the text for:
+    part of Python's standard library. They are built once for each tokenizer (seconds) and kept in
+    HF_HOME; empty, with a warning, where they cannot be."""
+    about = PRESETS["python-stdlib"]
+    try:
+        name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"
+        folder = Path(constants.HF_HOME, "hf_refspec", name)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            logger.info("Building a datastore of the %s, once (seconds) ...", about.corpus)
+            Datastore.build(
+                python_stdlib(),
+                tokenizer,
+                folder,
+                max_tokens=_TOKENS,
+                corpus=about.corpus,
+                license=about.license,
+                progress=False,
+            )
+        full = Datastore(folder, form="full")
+        if full.config.ngrams is None:
+            full.compact(mode="rest", ngrams_per_order=_NGRAMS, progress=False)
+        return [full, Datastore(folder, form="compact")]
+    except (OSError, ValueError) as error:
+        logger.warning("There are no drafts by REST and CREST on the page: %s", error)
+        return []
 
 
 @dataclass

@@ -14,10 +14,8 @@ import torch
 
 from ...store.files import DatastoreError
 from ..shared.scenes import FROM_THE_TEXT, NOTICE, QUERIES, TEMPERATURE
-from .conversation import Conversation
-from .host import AUTO, Host
-from .race_view import conversation_html
-from .tree_view import step_html
+from .conversation import AUTO, Conversation, Host
+from .views import conversation_html, step_html
 
 logger = logging.getLogger("hf_refspec")
 

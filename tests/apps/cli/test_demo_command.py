@@ -1,10 +1,74 @@
-"""`hf-refspec demo` from the command line."""
+"""`hf-refspec demo`: each answer is shown once, drafted, and compared with the plain one."""
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from transformers import LlamaForCausalLM
+
+from hf_refspec.apps.cli.demo import DRAFTED, Demo
 from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
+
+
+def show(model, tokenizer, scenes, max_new_tokens, **terminal):
+    """Shows scenes; returns the drafted calls and what was printed."""
+    printed = io.StringIO()
+    demo = Demo(model, tokenizer, max_new_tokens, Terminal(file=printed, **terminal))
+    for scene in scenes:
+        demo.show(scene)
+    return demo.comparison.calls[DRAFTED], printed.getvalue()
+
+
+def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
+    assert main(["demo", "--device", "cpu", "--max-new-tokens", "10"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "SmolLM2-135M-Instruct, 135 million parameters, float32" in printed
+    assert printed.count("; ids identical") == 4 and printed.count("4 of 4") == 2
+    assert "document: plain " in printed and "chat 2: plain " in printed
+
+
+def test_a_document_is_shown_and_colours_are_for_terminals(byte_llama, tokenizer):
+    scene = Scene("repeat", "a repetition", ("abcabcabc",), "a text of one line")
+    options = {"force_terminal": True, "color_system": "standard", "width": 80}
+    for terminal, colored in ((options, True), ({}, False)):
+        _, printed = show(byte_llama, tokenizer, [scene], 40, **terminal)
+        assert "a text of one line" in printed and ("\x1b[32m" in printed) == colored
+
+
+def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
+    chat = Scene("chat", "a chat", ("one", "two"))
+    calls, _ = show(byte_llama, tokenizer, [chat], 8)
+    [alone], _ = show(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
+    assert calls[1].ids != alone.ids
+
+
+def test_ids_that_differ_are_told_with_their_position(folder, capsys, monkeypatch):
+    generate = LlamaForCausalLM.generate
+
+    def changed(model, **options):
+        ids = generate(model, **options)
+        ids[0, options["input_ids"].shape[1] + 3] ^= "candidate_generator" in options
+        return ids
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", changed)
+    assert main(["demo", "--model", folder, "--max-new-tokens", "8"]) == 1
+    assert "IDS DIFFER from position 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
+    text = "".join(f"line {i}\n" for i in range(200))
+    scenes = scenes_of_file(text, "notes.txt", tokenizer)
+    assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
+    for scene in scenes:
+        assert scene.document is not None and text.startswith(scene.document)
+        assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
+        assert scene.document.endswith("\n")
+    code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)
+    assert code[0].document == "```python\ndef f(): pass\n```"
+    assert scenes_of_file("x" * 1000, "one_line.txt", tokenizer)[0].document == "x" * FILE_TOKENS
 
 
 def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
@@ -14,7 +78,7 @@ def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
     arguments = ["--model", folder, "--file", str(file), "--max-new-tokens", "20"]
     assert main(["demo", *arguments, "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "An edit of area.py" in printed and "2 of 2" in printed
+    assert "An edit of area.py" in printed and printed.count("2 of 2") == 2
     assert "\x1b[" not in printed  # not a terminal
     drawn = picture.read_text(encoding="utf-8")
     assert drawn.startswith("<svg") and "area.py" in drawn and "ReferenceCopy" in drawn

@@ -14,13 +14,13 @@ from hub_server import TOKEN, running_hub
 
 import hf_refspec as rs
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.publish.generate_repository import repository
+from hf_refspec.apps.publish.repositories import generate_repository
 
 PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"
 
 
 def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
-    written = repository("owner/refspec")
+    written = generate_repository("owner/refspec")
     requirements = written["custom_generate/requirements.txt"].decode()
     assert requirements == f"hf_refspec>={rs.__version__}\n"
     card = written["README.md"].decode()

@@ -15,7 +15,7 @@ from hub_server import hub_in_place
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.publish.space_repository import files, push
+from hf_refspec.apps.publish.repositories import space_repository
 
 pytest.importorskip("gradio")
 REPO = "owner/page"
@@ -32,13 +32,13 @@ def test_a_push_writes_a_space_in_one_commit(hub, capsys):
     assert capsys.readouterr().out.strip() == f"{hub.endpoint}/spaces/{REPO}"
     repo = hub.repos[REPO]
     assert repo.sdk == "gradio" and not repo.private and len(repo.commits) == 2
-    expected = files(REPO, "org/model", "bfloat16")
+    expected = space_repository(REPO, "org/model", "bfloat16")
     assert {name: repo.files()[name] for name in expected} == expected
     assert b"serve(model='org/model', dtype='bfloat16')" in expected["app.py"]
 
 
 def test_the_files_tell_the_hub_how_to_run_it():
-    written = files(REPO, datastore="org/store")
+    written = space_repository(REPO, datastore="org/store")
     torch = version("torch").partition("+")[0]
     assert written["requirements.txt"].decode().splitlines()[1:] == [
         "--extra-index-url https://download.pytorch.org/whl/cpu",
@@ -73,8 +73,8 @@ def test_a_requirement_gets_the_extra(hub):
 
 
 def test_a_second_push_replaces_the_files_and_the_space_stays_private(hub):
-    push(REPO, files(REPO), private=True)
-    push(REPO, files(REPO, dtype="bfloat16"))
+    assert main(["space", "--push", REPO, "--private"]) == 0
+    assert main(["space", "--push", REPO, "--dtype", "bfloat16"]) == 0
     assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
     assert hub.repos[REPO].private
 
@@ -95,7 +95,7 @@ def test_a_folder_of_this_machine_and_options_without_a_push_are_refused(
 
 
 def test_the_written_app_serves_the_page(tmp_path):
-    (tmp_path / "app.py").write_bytes(files(REPO)["app.py"])
+    (tmp_path / "app.py").write_bytes(space_repository(REPO)["app.py"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     environment = {

@@ -15,8 +15,7 @@ from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve import grammars
-from hf_refspec.apps.serve.grammar_budget import GrammarBudget
-from hf_refspec.apps.serve.grammars import Constraint, GrammarCompiler
+from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
 from hf_refspec.apps.serve.request_sources import Grammar
 from hf_refspec.drafting.calls import drafter_call
 

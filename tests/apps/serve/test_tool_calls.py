@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.apps.serve.protocol import ChatMessage, Tool
-from hf_refspec.apps.serve.tool_calls import Call, ToolFormat
+from hf_refspec.apps.serve.tool_calls import Call, CallReader, template_messages
 
 TOOL = Tool.model_validate({"type": "function", "function": {"name": "f"}})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -27,7 +27,7 @@ def messages() -> list[ChatMessage]:
 
 
 def read(tokenizer, pieces):
-    reader = ToolFormat(tokenizer).reader("", [TOOL], True)
+    reader = CallReader(tokenizer, "", [TOOL], forced=True)
     parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
     text = "".join(part for part in parts if isinstance(part, str))
     return text, [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
@@ -54,7 +54,7 @@ def test_several_calls_may_stand_in_a_list(tokenizer):
 
 
 def test_a_template_that_knows_no_tools_gets_texts(tokenizer):
-    shown, tools = ToolFormat(tokenizer).messages(messages(), [TOOL])
+    shown, tools = template_messages(tokenizer, messages(), [TOOL])
     assert tools is None and [each["role"] for each in shown] == [
         "system", "user", "assistant", "user"
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_template_that_knows_no_tools_gets_texts(tokenizer):
 
 def test_a_template_that_knows_tools_gets_objects(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}")
-    shown, tools = ToolFormat(tokenizer).messages(messages(), [TOOL])
+    shown, tools = template_messages(tokenizer, messages(), [TOOL])
     assert tools == [{"type": "function", "function": {"name": "f"}}]
     assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert shown[2] == {
@@ -86,7 +86,7 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
         },
     }  # fmt: skip
     monkeypatch.setattr(tokenizer, "response_template", template, raising=False)
-    reader = ToolFormat(tokenizer).reader("user: x\nassistant: ", [TOOL], False)
+    reader = CallReader(tokenizer, "user: x\nassistant: ", [TOOL], forced=False)
     call = json.dumps({"name": "f", "arguments": {"a": 1}})
     parts = [*reader.feed(f"well [[{call}]]"), *reader.feed("[[{nonsense]]"), *reader.end()]
     assert parts[0] == "well " and isinstance(parts[1], Call) and "{nonsense" in parts[2]

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_refspec.apps.space.conversation import Conversation
-from hf_refspec.apps.space.host import Host
+from hf_refspec.apps.space.conversation import Conversation, Host
 
 
 @pytest.fixture(scope="session")

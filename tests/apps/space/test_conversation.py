@@ -8,8 +8,7 @@ from huggingface_hub import constants
 
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user
-from hf_refspec.apps.space.conversation import Conversation
-from hf_refspec.apps.space.host import Host, Line, python_datastores
+from hf_refspec.apps.space.conversation import Conversation, Host, Line, python_datastores
 
 
 def test_the_document_stands_before_the_first_message_and_answers_stay(host, run):

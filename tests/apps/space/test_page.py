@@ -18,8 +18,7 @@ import torch
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user, with_document
-from hf_refspec.apps.space.conversation import Conversation
-from hf_refspec.apps.space.host import Host
+from hf_refspec.apps.space.conversation import Conversation, Host
 from hf_refspec.store.files import DatastoreError
 
 pytest.importorskip("gradio")

@@ -1,20 +1,33 @@
-"""The page as a Space on the Hugging Face Hub."""
+"""The repositories on the Hub that publish the package: the one for
+`generate(custom_generate="user/name")`, as transformers asks for it, and the page as a Space.
+
+Each gets hf_refspec by a requirement of pip, or as a wheel in it.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import suppress
 from importlib.metadata import distributions, version
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, TypeAlias
 
-from huggingface_hub import SpaceCardData
-from packaging.requirements import Requirement
+from huggingface_hub import ModelCardData, SpaceCardData
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from ...smollm2 import HUB_ID
 from ...store.card import TAGS
-from ...store.hub import push_files
-from .package import FROM_INDEX, Package
+from ...version import __version__
 
+Package: TypeAlias = Requirement | Path
+FROM_INDEX = Requirement(f"hf_refspec=={__version__}")
+PACKAGE = (
+    f"what installs hf_refspec: a wheel, which is copied, or a requirement; default: {FROM_INDEX}"
+)
 _README = """\
 ---
 {metadata}
@@ -48,7 +61,54 @@ torch=={version}
 """
 
 
-def files(
+def package(text: str | None) -> Package:
+    """Reads the path of a wheel of hf_refspec, or a requirement of it."""
+    if text is None:
+        return FROM_INDEX
+    if Path(text).is_file():
+        if [each.name for each in distributions(path=[text])] == ["hf_refspec"]:
+            return Path(text)
+    else:
+        with suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            if canonicalize_name(requirement.name) == "hf-refspec":
+                return requirement
+    raise ValueError(
+        f"--package {text} is neither a wheel of hf_refspec nor a requirement of it; give the path "
+        'of a wheel, or a requirement such as "hf_refspec @ git+https://host/repository"'
+    )
+
+
+def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str, bytes]:
+    """The repository's files by path; its card names `repo_id`, and how to install `package`."""
+    here = files(__package__)
+    card = Template((here / "card.md").read_text(encoding="utf-8"))
+    if isinstance(package, Path):
+        install = f"hf download {repo_id} {package.name} --local-dir .\npip install {package.name}"
+        wheel = {package.name: package.read_bytes()}
+    else:
+        install, wheel = f'pip install "{package}"', {}
+    data = ModelCardData(
+        library_name="transformers",
+        license="apache-2.0",
+        pipeline_tag="text-generation",
+        tags=["custom_generate", *TAGS],
+    )
+    texts = {
+        "README.md": card.substitute(
+            metadata=data.to_yaml(),
+            title=repo_id.split("/")[-1],
+            repo=json.dumps(repo_id),
+            install=install,
+        ),
+        "custom_generate/generate.py": (here / "generate.py").read_text(encoding="utf-8"),
+        # transformers compares it with what is installed, and reads names and versions only.
+        "custom_generate/requirements.txt": f"hf_refspec>={__version__}\n",
+    }
+    return {path: text.encode() for path, text in texts.items()} | wheel
+
+
+def space_repository(
     repo_id: str,
     model: str | None = None,
     dtype: str | None = None,
@@ -106,8 +166,3 @@ def _requirements(package: Package) -> str:
         requirement.extras.add("space")
         lines.append(str(requirement))
     return _TORCH.format(version=torch) + "\n".join(lines) + "\n"
-
-
-def push(repo_id: str, contents: dict[str, bytes], private: bool = False) -> str:
-    """Writes a Space in one commit, creates it if need be, and returns its address."""
-    return push_files(repo_id, "space", contents, private or None).repo_url.url

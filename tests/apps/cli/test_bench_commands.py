@@ -1,4 +1,4 @@
-"""`hf-refspec bench`: what is measured, what is said of it, and what is refused."""
+"""`hf-refspec bench` and `store evaluate`: what they measure and print, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
@@ -117,3 +120,87 @@ def test_bad_input_exits_with_2_and_one_line(
     asked.write_text('{"text": "cat"}\n')
     given = [each.format(prompts=prompts, asked=asked) for each in arguments]
     assert message in refused("bench", "--model", folder, *given)
+
+
+TEXTS = {f"{i}.txt": f"text {i}: the cat sat on the mat, the cat sat on the hat\n" for i in "abcde"}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, tokenizer) -> Datastore:
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    options = {"num_proc": 1, "progress": False}
+    return Datastore.build(list(TEXTS.values())[:2], tokenizer, folder, **options)
+
+
+@pytest.fixture
+def evaluate(monkeypatch, folder, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def evaluate(*arguments) -> tuple[int, str, str]:
+        options = ["--model", folder, "--max-new-tokens", "12"]
+        status = main(["store", "evaluate", *map(str, arguments), *options])
+        printed = capsys.readouterr()
+        return status, " ".join(printed.out.split()), printed.err
+
+    return evaluate
+
+
+def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts):
+    status, printed, _ = evaluate(store.path, texts)
+    assert status == 0
+    assert "to answer 5 prompts plainly" in printed and "the full form of " in printed
+    for name in ("plain", "default drafter", "with the datastore"):
+        assert re.search(rf"{name} \d+\.\d \d+\.\d \d+\.\d\dx \d\.\d\d 5 of 5", printed)
+    verdict = "with the datastore against default drafter "
+    assert re.search(verdict + "(pays|does not pay|too few prompts to say): ", printed)
+    assert "2 prompts are in the datastore itself" in printed
+
+
+def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
+    compact = store.compact(tmp_path / "compact", progress=False)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')
+    status, printed, _ = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
+    assert status == 0
+    assert "the compact form of" in printed and "too few prompts to say" in printed
+    assert "in the datastore itself" not in printed
+
+
+EVALUATE_REFUSED = {
+    "a missing store": (["{missing}", "{texts}"], "does not exist; name a folder"),
+    "missing texts": (["{store}", "{missing}"], "{missing} is neither a file nor a folder"),
+    "texts and prompts": (["{store}", "{texts}", "--prompts", "{text}"], "give one of: texts"),
+    "neither": (["{store}"], "give one of: texts that are not in the datastore, --prompts FILE"),
+    "missing prompts": (
+        ["{store}", "--prompts", "{missing}"],
+        "{missing} is no file",
+    ),
+    "texts that are too short": (["{store}", "{short}"], "no text has the 8 tokens"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), EVALUATE_REFUSED.values(), ids=EVALUATE_REFUSED)
+def test_bad_input_is_one_line(arguments, message, evaluate, store, texts, tmp_path):
+    (tmp_path / "short").write_text("abc")
+    places = {
+        **{name: tmp_path / name for name in ("missing", "short")},
+        **{"store": store.path, "texts": texts, "text": texts / "a.txt"},
+    }
+    status, printed, refused = evaluate(*(argument.format(**places) for argument in arguments))
+    assert (status, printed) == (2, "")
+    assert message.format(**places) in refused and refused.count("\n") == 1
+
+
+def test_a_store_of_another_tokenizer_is_refused(evaluate, tmp_path, texts):
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
+    Datastore.build([[0, 0]], words, tmp_path / "store", num_proc=1, progress=False)
+    status, _, refused = evaluate(tmp_path / "store", texts)
+    assert status == 2
+    assert "was made for another tokenizer" in refused

@@ -1,1 +1,0 @@
-"""The demo: a small model answers plainly and drafted."""
