@@ -12,7 +12,6 @@ from ..check_count import check_count
 from .draft_tree import TreeArrays
 from .recycling import COMMONEST, COUNT, MOST_CONTEXT, count_tokens, enter, learn, new_table
 from .recycling_tree import Pooling, recycling_tree
-from .static_tree import static_tree
 
 # Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
@@ -125,6 +124,8 @@ class NextTokens:
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:
         """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
+        from .static_tree import static_tree  # loaded only where it is asked for
+
         with self._lock:
             return static_tree(self._table, last, budget)
 
