@@ -18,6 +18,7 @@ from pkgutil import iter_modules
 from filelock import FileLock
 
 from .. import index
+from ..index.draft_tree import tree_depths
 from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
 
 logger = logging.getLogger("hf_refspec")
@@ -48,6 +49,9 @@ class DraftingKernels:
 
     def compile(self) -> None:
         """Loads them, and compiles those that numba's cache lacks: half a minute, once."""
+        names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
+        for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
+            import_module(name)
         kernels = _imported()
         try:
             compile_all(kernels, cached_only=True)
@@ -57,9 +61,10 @@ class DraftingKernels:
         self.loaded = True
 
     def ready(self) -> bool:
-        """Whether they are loaded. Loads them from numba's cache, in half a second; has another
-        process compile those that it lacks."""
+        """Whether they are loaded, those of all modules that are imported by now. Loads them from
+        numba's cache, in half a second; has another process compile all if it lacks any."""
         if self.loaded:
+            compile_all(_imported())  # of what was imported since
             return True
         if not self._loading.acquire(blocking=False):  # another thread does
             return False
@@ -91,17 +96,14 @@ drafting_kernels = DraftingKernels()
 
 
 def compile_in_background() -> None:
-    """What the other process does. Of several that start together one compiles; the others wait,
-    and find its work done."""
-    with FileLock(_imported()[0].cache_path / "hf_refspec.lock"):
+    """Runs in the other process. Of several that start together one compiles; the others wait, and
+    find its work done."""
+    with FileLock(tree_depths.cache_path / "hf_refspec.lock"):
         drafting_kernels.compile()
 
 
 def _imported() -> list[Kernel]:
-    """The kernels, after importing the modules that have some."""
-    names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
-    for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
-        import_module(name)
+    """The kernels of the modules that are imported by now."""
     return [each for each in all_kernels() if each.drafts]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
 from .blend import NO_PATH, Source
@@ -21,6 +20,7 @@ from .tree import DraftTree
 Mode: TypeAlias = Literal["tree", "llma"]
 
 _BOUNDARY = np.array([-1])
+LLMA_LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
 
 
 class ReferenceCopy(Source):
@@ -77,7 +77,7 @@ class ReferenceCopy(Source):
         self._copies_prompt = include_prompt if mode == "tree" else references is None
         self._copies_output = include_prompt and mode == "tree"
 
-        longest_match = LONGEST_MATCH if mode == "tree" else llma_match.LONGEST_MATCH
+        longest_match = LONGEST_MATCH if mode == "tree" else LLMA_LONGEST_MATCH
         self._context_length = max(longest_match, match_length)
         self._context = np.empty(0, dtype=np.int32)
         self._anchor = -1
@@ -117,7 +117,9 @@ class ReferenceCopy(Source):
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text, n = self._text.text, self.match_length
         if self.mode == "llma":
-            return DraftTree.chain(llma_match.llma_span(text, context, n, length))
+            from ..index.llma_match import llma_span  # loaded only where it is asked for
+
+            return DraftTree.chain(llma_span(text, context, n, length))
         chain = self.call.chain and len(path) == 0
         tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
         if len(path) == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -26,8 +25,6 @@ from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from ..store.recycling_table import RecyclingTable
 
 Mode: TypeAlias = Literal["contexts", "published"]
 
@@ -53,16 +50,6 @@ _PROMPT_FRACTION = 0.05
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
-@dataclass
-class _Origin:
-    """Where a table's content is from, as far as it is known."""
-
-    model: str | None = None  # its public name
-    tokenizer: PreTrainedTokenizerBase | None = None  # the model's
-    source: dict[str, Any] = field(default_factory=dict)  # the corpus, for people and for the card
-    path: Path | None = None  # the folder that it was loaded from
-
-
 class TokenRecycling(Source):
     """Drafts what the target itself expected after the same last tokens, earlier on.
 
@@ -77,8 +64,8 @@ class TokenRecycling(Source):
         top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context.
         context (`int`, *optional*, defaults to 3): n, the longest contexts, from 1 to 3 tokens.
         max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept; then
-            those that were not verified for longest are given up. Each takes 8 k + 28 to 8 k + 36
-            bytes once it is there: 24 MB at most by default.
+            the eighth of them that was not verified for longest is given up. Each takes 8 k + 28 to
+            8 k + 36 bytes once it is there: 24 MB at most by default.
         mode (`"contexts"` or `"published"`, *optional*, defaults to `"contexts"`): `"published"` is
             the algorithm of "Turning Trash into Treasure: Accelerating Inference of Large Language
             Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
@@ -108,22 +95,14 @@ class TokenRecycling(Source):
             table = NextTokens(8, 1, max_contexts)
         self.mode = mode
         self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
-        self._own(table, _Origin())
+        self._own(table)
 
-    def _own(self, table: NextTokens, origin: _Origin) -> None:
-        self._table, self._origin = table, origin
+    def _own(self, table: NextTokens, **origin: Any) -> None:
+        self._table = table
+        self._origin = origin  # the name of the model, the tokenizer, the corpus, and the folder
         self.top_k = self.observed_top_k = table.top_k
+        self.context, self.max_contexts = table.context, table.max_contexts
         self._forget_call()
-
-    @property
-    def context(self) -> int:
-        """The longest contexts."""
-        return self._table.context
-
-    @property
-    def max_contexts(self) -> int:
-        """The most contexts that are kept."""
-        return self._table.max_contexts
 
     def __len__(self) -> int:
         """How many contexts there are now."""
@@ -138,7 +117,7 @@ class TokenRecycling(Source):
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
         the table was loaded) if that is below k, or not the vocabulary of the table's model."""
-        table, path = self._table, self._origin.path
+        table, path = self._table, self._origin.get("path")
         if table.top_k > vocab_size:
             raise ValueError(
                 f"top_k is {table.top_k}, but the target model's vocabulary has only {vocab_size} "
@@ -242,7 +221,8 @@ class TokenRecycling(Source):
         read = documents, max_tokens, column, pattern, progress
         source = learn_corpus(drafter._table, model, tokenizer, *read)
         about = {"corpus": corpus or source.name, "license": license or source.license}
-        drafter._origin = _Origin(public_name(model), tokenizer, about)
+        named = {"model": public_name(model), "tokenizer": tokenizer, "source": about}
+        drafter._own(drafter._table, **named)
         return drafter
 
     @classmethod
@@ -270,15 +250,13 @@ class TokenRecycling(Source):
         """
         from ..store.recycling_table import RecyclingTable
 
-        stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
         check_count("max_contexts", max_contexts)
+        stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
         config = stored.config
-        entries = stored.entries(max_contexts)  # checked before memory is allocated for them
-        table = NextTokens(config.top_k, config.context, max_contexts)
-        table.enter(entries)
-        table.vocab_size = config.vocab_size
+        table = stored.table(max_contexts)
         drafter = cls(1, 1, 1)
-        drafter._own(table, _Origin(config.model, tokenizer, config.source, stored.path))
+        origin = {"model": config.model, "source": config.source, "path": stored.path}
+        drafter._own(table, tokenizer=tokenizer, **origin)
         return drafter
 
     def save_pretrained(
@@ -300,35 +278,30 @@ class TokenRecycling(Source):
             ValueError: If nothing is learned yet, or the tokenizer or model is needed.
             OSError: If it cannot be written.
         """
-        self._save(path, tokenizer, model)
-
-    def _save(
-        self,
-        path: str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase | None,
-        model: PreTrainedModel | None,
-    ) -> RecyclingTable:
         from ..store.recycling_table import RecyclingTable
         from ..store.stored_tokenizer import public_name
 
-        table, origin = self._table, self._origin
-        tokenizer = origin.tokenizer if tokenizer is None else tokenizer
-        name = origin.model if model is None else public_name(model)
-        if tokenizer is None or name is None:
-            missing = "tokenizer" if tokenizer is None else "model"
-            raise ValueError(
-                f"{missing} is not known, as this TokenRecycling was neither built nor loaded; "
-                f"give the target model's {missing}="
-            )
-        vocab_size = table.vocab_size if model is None else text_config(model).vocab_size
-        if table.vocab_size not in (None, vocab_size):
+        known = dict(self._origin)
+        if tokenizer is not None:
+            known["tokenizer"] = tokenizer
+        vocab_size = self._table.vocab_size
+        if model is not None:
+            known["model"], vocab_size = public_name(model), text_config(model).vocab_size
+        for name in ("tokenizer", "model"):
+            if known.get(name) is None:
+                raise ValueError(
+                    f"{name} is not known, as this TokenRecycling was neither built nor loaded; "
+                    f"give the target model's {name}="
+                )
+        if self._table.vocab_size not in (None, vocab_size):
             raise ValueError(
                 f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
-                f"from one with {table.vocab_size}; give the target model"
+                f"from one with {self._table.vocab_size}; give the target model"
             )
-        if len(table) == 0 or table.vocab_size is None:
+        if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
-        return RecyclingTable.write(path, table, tokenizer, name, table.vocab_size, origin.source)
+        about = known["tokenizer"], known["model"], known.get("source", {})
+        RecyclingTable.write(path, self._table, *about)
 
     def push_to_hub(
         self,
@@ -350,8 +323,12 @@ class TokenRecycling(Source):
             ValueError: As [`~TokenRecycling.save_pretrained`].
             OSError: If the repo cannot be written.
         """
+        from ..store.recycling_table import RecyclingTable
+
         with TemporaryDirectory() as folder:
-            stored = self._save(Path(folder, "table"), tokenizer, model)
+            self.save_pretrained(Path(folder, "table"), tokenizer, model)
+            made_for = tokenizer or self._origin["tokenizer"]
+            stored = RecyclingTable(Path(folder, "table"), made_for)
             return stored.push_to_hub(repo_id, **options)
 
 

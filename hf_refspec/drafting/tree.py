@@ -98,25 +98,6 @@ class DraftTree:
         path = best_path(self.parents, self.probs)
         return DraftTree.chain(self.tokens[path], self.probs[path])
 
-    def best_path_first(self) -> DraftTree:
-        """The same tree, with the nodes of its [`~DraftTree.best_chain`] in front."""
-        if self.is_chain:
-            return self
-        path = best_path(self.parents, self.probs)
-        order = np.concatenate((path, np.setdiff1d(np.arange(len(self)), path)))
-        new_index = np.argsort(order).astype(np.int32)
-        parents = self.parents[order]
-        parents = np.where(parents < 0, parents, new_index[parents])
-        return DraftTree(self.tokens[order], parents, self.probs[order])
-
-    def chosen_path(self, chosen: Sequence[int]) -> list[int]:
-        """The nodes that agree with the tokens which the target has chosen: `chosen[0]` after the
-        root, `chosen[1 + i]` after node i."""
-        children, path, node = self.children(), [], ROOT
-        while (node := children.get((node, chosen[node + 1]), ROOT)) != ROOT:
-            path.append(node)
-        return path
-
     def path(self, node: int) -> np.ndarray:
         """The tokens from the root to a node, int64 of shape `(depth,)`."""
         tokens: list[int] = []

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 
-from ..drafting.datastore_check import check_datastores
 from ..transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
@@ -95,7 +94,10 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
     given, tokenizer = kwargs.get("candidate_generator"), kwargs.get("tokenizer")
-    check_datastores(given, model, tokenizer, memo_of(model))
+    if given != "auto":
+        from ..drafting.datastore_check import check_datastores  # which the default has none of
+
+        check_datastores(given, model, tokenizer, memo_of(model))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from .kernels import kernel
 from .token_buffer import common_suffix, latest_of
 
-LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
-
 
 @kernel("int32[:](LinkedText, int32[::1], int64, int64)")
 def llma_span(text, context, match_length, copy_length):

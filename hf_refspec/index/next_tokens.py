@@ -10,9 +10,8 @@ import numpy as np
 
 from ..check_count import check_count
 from .draft_tree import TreeArrays
-from .recycling import COMMONEST, MOST_CONTEXT, Table, by_age, count_tokens, enter, learn, new_table
+from .recycling import COMMONEST, COUNT, MOST_CONTEXT, count_tokens, enter, learn, new_table
 from .recycling_tree import Pooling, recycling_tree
-from .static_tree import static_tree
 
 # Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
@@ -57,14 +56,14 @@ class NextTokens:
         self.context = context
         self.max_contexts = max_contexts
         self.vocab_size: int | None = None
-        self._table: Table = new_table(max_contexts, top_k)
+        self._table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
         self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
         self._lock = threading.Lock()  # kernels run without Python's own
 
     def __len__(self) -> int:
-        return int(self._table.state[0])
+        return int(self._table.state[COUNT])
 
     def learn(
         self,
@@ -77,8 +76,11 @@ class NextTokens:
         """Enters what the target expects after a text and each node of a tree below it, see
         [`~index.recycling.learn`]."""
         limits = self.context, self.vocab_size or _ANY_VOCABULARY
+        lesson = before, tokens, parents, best_tokens, best_probs
+        entered, contexts = 0, self.context * (1 + len(tokens))
         with self._lock:
-            learn(self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+            while (entered := learn(self._table, *limits, *lesson, entered)) < contexts:
+                self._enter(self._entries(), self.max_contexts * 7 // 8)
 
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
@@ -122,26 +124,32 @@ class NextTokens:
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:
         """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
+        from .static_tree import static_tree  # loaded only where it is asked for
+
         with self._lock:
             return static_tree(self._table, last, budget)
 
     def entries(self) -> Entries:
         """All entries, the oldest first."""
-        table = self._table
         with self._lock:
-            order = by_age(table)
-            held = table.contexts[order], table.tokens[order], table.probs[order]
-            return Entries(*held, self._counts.copy())
+            return self._entries()
 
-    def _enter(self, entries: Entries) -> None:
-        kept = slice(max(len(entries) - self.max_contexts, 0), None)
+    def _entries(self) -> Entries:
+        table = self._table
+        order = np.argsort(table.ages[: len(self)])
+        held = table.contexts[order], table.tokens[order], table.probs[order]
+        return Entries(*held, self._counts.copy())
+
+    def _enter(self, entries: Entries, most: int) -> None:
+        """Replaces all entries by the newest `most` of others."""
+        kept = slice(max(len(entries) - most, 0), None)
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
         enter(self._table, *map(np.ascontiguousarray, held))
 
     def enter(self, entries: Entries) -> None:
-        """Enters what another table held, its newest `max_contexts`."""
+        """Begins with what another table held, its newest `max_contexts`."""
         with self._lock:
-            self._enter(entries)
+            self._enter(entries, self.max_contexts)
             total = max(float(entries.counts.sum()), 1.0)
             self._counts = entries.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
             self._counted = 1.0 + float(self._counts.sum())
@@ -159,4 +167,4 @@ class NextTokens:
         vars(self).update(state)
         self._lock = threading.Lock()
         self._table = new_table(self.max_contexts, self.top_k)
-        self._enter(entries)
+        self._enter(entries, self.max_contexts)

@@ -1,9 +1,8 @@
 """The table of Token Recycling: what the target model expected after the last 1 to n tokens.
 
 An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
-their probabilities when it was last verified. Entries are found by open addressing, keep their
-whole context, and are linked by age: one that is learned again becomes the newest, and a full table
-drops its oldest.
+their probabilities when it was last verified. Entries are found by open addressing, and keep their
+whole context and their age. A full table gives up an eighth of its entries, the oldest.
 
 The hash has a random key, which is never stored: no table or text can be written whose contexts
 collide. The content of a table does not depend on it.
@@ -24,9 +23,9 @@ from .kernels import kernel, kernel_type
 MOST_CONTEXT = 3
 # How many of the commonest tokens are kept in order.
 COMMONEST = 8
-# The numbers of `state`: how many entries there are, the oldest and the newest of them, and the
-# first of the `1 + MOST_CONTEXT` that are the key of the hash.
-COUNT, OLDEST, NEWEST, KEY = 0, 1, 2, 3
+# The numbers of `state`: how many entries there are, the age of the newest, and the first of the
+# `1 + MOST_CONTEXT` that are the key of the hash.
+COUNT, NEWEST, KEY = 0, 1, 2
 
 
 class Table(NamedTuple):
@@ -38,14 +37,13 @@ class Table(NamedTuple):
     contexts: np.ndarray  # int32, (C, MOST_CONTEXT)
     tokens: np.ndarray  # int32, (C, k)
     probs: np.ndarray  # float32, (C, k)
-    older: np.ndarray  # int32, (C,), the entry before each by age; -1 at the end
-    newer: np.ndarray  # int32, (C,)
+    ages: np.ndarray  # int64, (C,), larger for entries that were learned later
     slots: np.ndarray  # int32, a hash table of entries, each plus 1; 0 is free
-    state: np.ndarray  # int64, (4 + MOST_CONTEXT,), see `COUNT`
+    state: np.ndarray  # int64, (3 + MOST_CONTEXT,), see `COUNT`
 
 
-_ROWS, _NUMBERS = ["int32[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"], ["int32[::1]"] * 3
-kernel_type("Table", Table, *_ROWS, *_NUMBERS, "int64[::1]")
+_ROWS = "int32[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"
+kernel_type("Table", Table, *_ROWS, "int64[::1]", "int32[::1]", "int64[::1]")
 
 
 def new_table(capacity: int, top_k: int) -> Table:
@@ -54,10 +52,9 @@ def new_table(capacity: int, top_k: int) -> Table:
         np.zeros((capacity, MOST_CONTEXT), dtype=np.int32),
         np.zeros((capacity, top_k), dtype=np.int32),
         np.zeros((capacity, top_k), dtype=np.float32),
-        np.zeros(capacity, dtype=np.int32),
-        np.zeros(capacity, dtype=np.int32),
+        np.zeros(capacity, dtype=np.int64),
         np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.int32),
-        np.array([0, -1, -1, *np.frombuffer(os.urandom(8 * (1 + MOST_CONTEXT)), np.int64)]),
+        np.array([0, 0, *np.frombuffer(os.urandom(8 * (1 + MOST_CONTEXT)), np.int64)]),
     )
 
 
@@ -88,9 +85,10 @@ def _home(table, context):
 
 
 @kernel(
-    "void(Table, int64, int64, int32[::1], int64[::1], int32[::1], int32[:, ::1], float32[:, ::1])"
+    "int64(Table, int64, int64, int32[::1], int64[::1], int32[::1], int32[:, ::1], float32[:, ::1],"
+    "int64)"
 )
-def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best_probs):
+def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best_probs, start):
     """Enters what the target expects after a text and after each node of a tree below it.
 
     It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
@@ -103,6 +101,10 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
         before: The last tokens of the text, as many as there are up to MOST_CONTEXT.
         tokens, parents: The T nodes, parents first; -1 is the text.
         best_tokens, best_probs: The best next tokens, (1 + T, k): after the text, and each node.
+        start: The first of the (1 + T) n contexts to enter.
+
+    Returns:
+        The first context that it had no room for, (1 + T) n if it has entered all.
     """
     path = np.full((1 + len(parents), MOST_CONTEXT), -1, dtype=np.int32)
     for i in range(len(before)):
@@ -111,21 +113,33 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
         path[1 + node, 0] = tokens[node]
         for i in range(1, MOST_CONTEXT):
             path[1 + node, i] = path[1 + parents[node], i - 1]
-    for node in range(len(path)):
-        if not best_probs[node, 0] > 0:
-            continue
+    context = np.empty(MOST_CONTEXT, dtype=np.int32)
+    for number in range(start, longest * len(path)):
+        node, length = number // longest, 1 + number % longest
         known = path[node]
-        for length in range(1, longest + 1):
-            if known[length - 1] < 0:
-                break
-            second = known[1] if length > 1 else np.int32(-1)
-            third = known[2] if length > 2 else np.int32(-1)
-            entry = _entry(table, (known[0], second, third))
-            _write(table, entry, best_tokens[node], best_probs[node], vocab_size)
+        if not best_probs[node, 0] > 0 or known[length - 1] < 0:
+            continue
+        for i in range(MOST_CONTEXT):
+            context[i] = known[i] if i < length else -1
+        if not _write(table, context, best_tokens[node], best_probs[node], vocab_size):
+            return number
+    return longest * len(path)
 
 
 @uncounted
-def _write(table, entry, best_tokens, best_probs, vocab_size):
+def _write(table, context, best_tokens, best_probs, vocab_size):
+    """Writes an entry, which becomes the newest; returns whether there was room for it."""
+    entry = find(table, context)
+    if entry < 0:
+        entry = table.state[COUNT]
+        if entry == len(table.contexts):
+            return False
+        table.state[COUNT] += 1
+        for i in range(MOST_CONTEXT):
+            table.contexts[entry, i] = context[i]
+        _place(table, entry)
+    table.state[NEWEST] += 1
+    table.ages[entry] = table.state[NEWEST]
     tokens, probs = table.tokens[entry], table.probs[entry]
     for i in range(len(tokens)):
         usable = i < len(best_tokens) and 0 <= best_tokens[i] < vocab_size
@@ -133,89 +147,25 @@ def _write(table, entry, best_tokens, best_probs, vocab_size):
             tokens[i], probs[i] = best_tokens[i], best_probs[i]
         else:
             tokens[i], probs[i] = -1, 0
+    return True
 
 
 @uncounted
-def _entry(table, context):
-    """Finds or creates the entry of a context, and makes it the newest."""
-    entry = find(table, context)
-    if entry >= 0:
-        _unlink(table, entry)
-    else:
-        if table.state[COUNT] < len(table.contexts):
-            entry = np.int64(table.state[COUNT])
-            table.state[COUNT] += 1
-        else:
-            entry = np.int64(table.state[OLDEST])
-            _unlink(table, entry)
-            _forget(table, entry)
-        for i in range(MOST_CONTEXT):
-            table.contexts[entry, i] = context[i]
-        slot = _home(table, context)
-        while table.slots[slot] != 0:
-            slot = (slot + 1) & (len(table.slots) - 1)
-        table.slots[slot] = entry + 1
-    newest = table.state[NEWEST]
-    table.older[entry], table.newer[entry] = newest, -1
-    if newest >= 0:
-        table.newer[newest] = entry
-    else:
-        table.state[OLDEST] = entry
-    table.state[NEWEST] = entry
-    return entry
-
-
-@uncounted
-def _unlink(table, entry):
-    """Removes an entry from the list by age."""
-    before, after = table.older[entry], table.newer[entry]
-    if before >= 0:
-        table.newer[before] = after
-    else:
-        table.state[OLDEST] = after
-    if after >= 0:
-        table.older[after] = before
-    else:
-        table.state[NEWEST] = before
-
-
-@uncounted
-def _forget(table, entry):
-    """Removes an entry from the hash table, and moves those back that it had displaced."""
-    contexts, slots = table.contexts, table.slots
-    mask = len(slots) - 1
-    hole = _home(table, contexts[entry])
-    while slots[hole] != entry + 1:
-        hole = (hole + 1) & mask
-    slot = hole
-    while True:
-        slot = (slot + 1) & mask
-        if slots[slot] == 0:
-            break
-        home = _home(table, contexts[slots[slot] - 1])
-        if ((slot - home) & mask) >= ((slot - hole) & mask):
-            slots[hole] = slots[slot]
-            hole = slot
-    slots[hole] = 0
+def _place(table, entry):
+    """Puts an entry into the hash table."""
+    slot = _home(table, table.contexts[entry])
+    while table.slots[slot] != 0:
+        slot = (slot + 1) & (len(table.slots) - 1)
+    table.slots[slot] = entry + 1
 
 
 @kernel("void(Table, int32[:, ::1], int32[:, ::1], float32[:, ::1])")
 def enter(table, contexts, tokens, probs):
-    """Enters what another table held, (C, MOST_CONTEXT) and (C, k), the oldest first."""
+    """Replaces all entries by others, (C, MOST_CONTEXT) and (C, k), the oldest first."""
+    table.state[COUNT] = 0
+    table.slots[:] = 0
     for i in range(len(contexts)):
-        context = contexts[i, 0], contexts[i, 1], contexts[i, 2]
-        _write(table, _entry(table, context), tokens[i], probs[i], 1 << 31)
-
-
-@kernel("int32[::1](Table)")
-def by_age(table):
-    """All entries, the oldest first."""
-    entries = np.empty(table.state[COUNT], dtype=np.int32)
-    entry = table.state[OLDEST]
-    for i in range(len(entries)):
-        entries[i] = entry
-        entry = table.newer[entry]
-    return entries
+        _write(table, contexts[i], tokens[i], probs[i], 1 << 31)
 
 
 @kernel("void(float32[::1], int32[::1], int64[::1])")

@@ -61,6 +61,9 @@ class _Known(NamedTuple):
     best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
     best_probs: np.ndarray  # float32
     number: np.ndarray  # int64 of shape (1,), how many proposals there are so far
+    # Of the present node: its last tokens, the last one first, and the entries of its contexts.
+    context: np.ndarray  # int32 of shape (MOST_CONTEXT,)
+    entries: np.ndarray  # int64
 
 
 @kernel(
@@ -103,7 +106,8 @@ def recycling_tree(
         best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
     best = best_tokens, best_probs
     number = np.ones(1, dtype=np.int64)  # grow() needs a first one; it proposes nothing
-    found = _Known(table, longest, text, commonest, counts, counted, pooling, *best, number)
+    notes = number, np.empty(MOST_CONTEXT, np.int32), np.empty(MOST_CONTEXT, np.int64)
+    found = _Known(table, longest, text, commonest, counts, counted, pooling, *best, *notes)
     each = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
     return grow(found, 1, 1 + (1 + budget) * each, budget, chain)
 
@@ -140,30 +144,21 @@ def _propose(found, growth, node):
     Returns:
         The first proposal, and the length of the longest context that is known.
     """
-    table, none = found.table, np.int32(-1)
-    second = third = none
-    last, place = _token_before(found, growth, node)
-    if last >= 0:
-        second, place = _token_before(found, growth, place)
-    if second >= 0:
-        third, place = _token_before(found, growth, place)
-    start, known = found.number[0], 0
-    one = two = three = np.int64(-1)
-    if last >= 0:
-        one = find(table, (last, none, none))
-        known = 1 if one >= 0 else known
-    if second >= 0 and found.longest > 1:
-        two = find(table, (last, second, none))
-        known = 2 if two >= 0 else known
-    if third >= 0 and found.longest > 2:
-        three = find(table, (last, second, third))
-        known = 3 if three >= 0 else known
-    exponents, number = found.pooling.exponents[known], start
-    for length in range(1, MOST_CONTEXT + 1):
-        entry = one if length == 1 else two if length == 2 else three
-        if entry >= 0:
-            tokens, probs = table.tokens[entry], table.probs[entry]
-            number = _add(growth, number, tokens, probs, exponents[length - 1])
+    context, entries, place, known = found.context, found.entries, np.int64(node), 0
+    for i in range(MOST_CONTEXT):
+        context[i] = entries[i] = -1
+    for i in range(found.longest):
+        context[i], place = _token_before(found, growth, place)
+        if context[i] < 0:
+            break
+        entries[i] = find(found.table, context)
+        known = i + 1 if entries[i] >= 0 else known
+    exponents, start = found.pooling.exponents[known], found.number[0]
+    number = start
+    for i in range(MOST_CONTEXT):
+        if entries[i] >= 0:
+            tokens, probs = found.table.tokens[entries[i]], found.table.probs[entries[i]]
+            number = _add(growth, number, tokens, probs, exponents[i])
     before = node + 1 if node < 0 else growth.parents[node] + 2
     tokens, probs = found.best_tokens[before], found.best_probs[before]
     number = _add(growth, number, tokens, probs, exponents[MOST_CONTEXT + 1])

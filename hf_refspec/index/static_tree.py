@@ -8,7 +8,7 @@ import numpy as np
 
 from .draft_tree import TREE
 from .kernels import kernel
-from .recycling import find
+from .recycling import MOST_CONTEXT, find
 
 # How many children each node has, the root first and then level by level: the template "2.2.2" of
 # the authors' code (github.com/Luowaterbi/TokenRecycling), 80 nodes in 6 levels. The i-th child of
@@ -37,6 +37,7 @@ def static_tree(table, last, budget):
     # The node at each place of the template, -2 for none.
     node_at = np.full(len(_CHILDREN), -2, dtype=np.int32)
     node_at[0] = -1
+    context = np.full(MOST_CONTEXT, -1, dtype=np.int32)
     size, next_place = 0, 1
     for place in range(len(_CHILDREN)):
         first = next_place
@@ -44,8 +45,8 @@ def static_tree(table, last, budget):
         node = node_at[place]
         if node == -2 or _CHILDREN[place] == 0:
             continue
-        token = np.int32(last if node < 0 else tokens[node])
-        entry = find(table, (token, np.int32(-1), np.int32(-1)))
+        context[0] = last if node < 0 else tokens[node]
+        entry = find(table, context)
         if entry < 0:
             continue
         estimate = 1.0 if node < 0 else estimates[node]

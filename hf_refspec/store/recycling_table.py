@@ -75,13 +75,22 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         table: NextTokens,
         tokenizer: PreTrainedTokenizerBase,
         model: str,
-        vocab_size: int,
         source: dict[str, Any],
     ) -> RecyclingTable:
         """Writes a table with the public name of its model into a new folder, whole or not at
         all."""
-        entries = table.entries()
+        entries, vocab_size = table.entries(), table.vocab_size
+        assert vocab_size is not None  # something is learned
         with new_folder(Path(path)) as folder:
+            ids = token_dtype(vocab_size)
+            contexts, tokens = (
+                np.where(each < 0, vocab_size, each).astype(ids)
+                for each in (entries.contexts, entries.tokens)
+            )
+            counts = np.zeros(vocab_size, dtype=np.float32)
+            counts[: len(entries.counts)] = entries.counts[:vocab_size]
+            arrays = {"counts": counts, "contexts": contexts, "tokens": tokens}
+            arrays["probs"] = entries.probs.astype(np.float16)
             RecyclingTableConfig.made_for(
                 tokenizer,
                 model=model,
@@ -89,14 +98,14 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
                 context=table.context,
                 top_k=table.top_k,
                 contexts=len(entries),
-                table_file=write_arrays(folder / "table.safetensors", _stored(entries, vocab_size)),
+                table_file=write_arrays(folder / "table.safetensors", arrays),
                 source=source | {"hf_refspec": __version__},
             ).write(folder)
         return cls(path, tokenizer)
 
-    def entries(self, most: int | None = None) -> Entries:
-        """Reads and checks all entries, or only the newest `most`; raises a DatastoreError for a
-        token, context, probability or count that is impossible."""
+    def table(self, max_contexts: int) -> NextTokens:
+        """A table to learn into, with the newest `max_contexts` entries; raises a DatastoreError if
+        a token, context, probability or count is impossible."""
         config = self.config
         rows, ids = config.contexts, token_dtype(config.vocab_size)
         expected = {
@@ -107,7 +116,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         }
         with self._reading():
             arrays = read_arrays(self.path, config.table_file, expected)
-            first = 0 if most is None else max(rows - most, 0)
+            first = max(rows - max_contexts, 0)
             contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
             probs = arrays["probs"][first:].astype(np.float32)
             self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
@@ -117,7 +126,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             counts = arrays["counts"].copy()
             sound = (counts >= 0) & np.isfinite(counts)
             self._check(sound.all(), "a count is not a number from 0 on")
-            return Entries(contexts, tokens, probs, counts)
+        # Memory is allocated once all of this is checked.
+        table = NextTokens(config.top_k, config.context, max_contexts)
+        table.enter(Entries(contexts, tokens, probs, counts))
+        table.vocab_size = config.vocab_size
+        return table
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""
@@ -132,16 +145,3 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     def _check(self, sound: np.bool_, reason: str) -> None:
         if not sound:  # NaN neither
             raise self._damaged(self.config.table_file, reason)
-
-
-def _stored(entries: Entries, vocab_size: int) -> dict[str, np.ndarray]:
-    """The arrays of the file."""
-    dtype = token_dtype(vocab_size)
-    contexts, tokens = (
-        np.where(ids < 0, vocab_size, ids).astype(dtype)
-        for ids in (entries.contexts, entries.tokens)
-    )
-    counts = np.zeros(vocab_size, dtype=np.float32)
-    counts[: len(entries.counts)] = entries.counts[:vocab_size]
-    probs = entries.probs.astype(np.float16)
-    return {"counts": counts, "contexts": contexts, "tokens": tokens, "probs": probs}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hf_refspec.drafting.compilation import DraftingKernels, _imported
+from hf_refspec.drafting.compilation import DraftingKernels
 from hf_refspec.index import kernels
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
@@ -89,5 +89,5 @@ def test_the_kernels_of_retrievers_are_no_part_of_it(monkeypatch):
     )
     DraftingKernels().compile()
     assert set(compiled) == {each for each in kernels.all_kernels() if each.drafts}
-    names = {each.python.__name__ for each in _imported()}
+    names = {each.python.__name__ for each in compiled}
     assert names > {"copy_tree", "llma_span", "grow_trie", "look_up", "merge_trees", "calibrate"}

@@ -158,7 +158,7 @@ def test_threads_may_learn_into_one_table():
     for thread in threads:
         thread.join()
     assert not failed
-    assert len(drafter) == 50
+    assert 50 * 7 // 8 <= len(drafter) <= 50  # a full table gives up an eighth
 
 
 def test_bad_arguments_are_refused_by_name():

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
-from trees import draft_trees, nodes_of
+from trees import draft_trees
 
 from hf_refspec.drafting.tree import DraftTree
 
@@ -57,25 +56,6 @@ def test_along_the_tokens_of_a_path_and_others_are_its_nodes(tree):
     for node in range(len(tree)):
         nodes = tree.along([*tree.path(node).tolist(), 4])  # no node has the token 4
         assert nodes == np.flatnonzero(tree.ancestors()[node]).tolist()
-
-
-@given(tree=draft_trees(4, 12))
-def test_the_best_path_first_is_the_same_tree(tree):
-    first = tree.best_path_first()
-    chain = tree.best_chain().tokens.tolist()
-    assert first.tokens[: len(chain)].tolist() == chain
-    assert first.parents[: len(chain)].tolist() == list(range(-1, len(chain) - 1))
-    assert nodes_of(first.checked(4)) == nodes_of(tree)
-
-
-@given(tree=draft_trees(4, 12), seed=st.integers(0, 99))
-def test_the_chosen_path_agrees_with_all_choices(tree, seed):
-    chosen = np.random.default_rng(seed).integers(0, 4, 1 + len(tree)).tolist()
-    path = tree.chosen_path(chosen)
-    parents = [-1, *path]
-    for parent, node in zip(parents, path, strict=False):
-        assert tree.parents[node] == parent and tree.tokens[node] == chosen[1 + parent]
-    assert (parents[-1], chosen[1 + parents[-1]]) not in tree.children()
 
 
 def test_truncated_drops_deeper_nodes_and_keeps_the_others_linked():

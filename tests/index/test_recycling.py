@@ -49,7 +49,8 @@ class Twin:
             for length in range(1, min(self.context, len(text)) + 1):
                 self.held.pop(text[-length:], None)
                 if len(self.held) == self.max_contexts:
-                    self.held.popitem(last=False)
+                    while len(self.held) > self.max_contexts * 7 // 8:
+                        self.held.popitem(last=False)
                 self.held[text[-length:]] = best
 
 

@@ -191,8 +191,9 @@ def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, toke
     entries = Entries(np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32))
     table = NextTokens(257, 3, 1)
     table.enter(entries)
+    table.vocab_size = len(tokenizer)
     with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
-        RecyclingTable.write(tmp_path / "table", table, tokenizer, "m", len(tokenizer), {})
+        RecyclingTable.write(tmp_path / "table", table, tokenizer, "m", {})
     assert not (tmp_path / "table").exists()
 
 
