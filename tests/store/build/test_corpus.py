@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_refspec.store.build import engine
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.source import batches
+from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.folder import LOCK
@@ -239,6 +240,21 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     new = StoreConfig.read(store)
     assert new.shards[:-1] == old.shards
     assert set(after) == {"config.json", *(file.name for file in new.files())}
+
+
+def test_a_config_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path, tokenizer, store):
+    config, victim = store / "config.json", tmp_path / "victim"
+    config.rename(victim)
+    config.symlink_to(victim)
+    before = victim.read_bytes()
+    opened = Datastore(store)
+    opened.save_pretrained(tmp_path / "copy")
+    opened.verify()
+    extend_store(store, ["more"], tokenizer, **QUIET)
+    assert victim.read_bytes() == before
+    for folder, texts in ((store, [*filter(None, TEXTS), "more"]), (tmp_path / "copy", TEXTS)):
+        assert not (folder / "config.json").is_symlink()
+        assert sorted(texts_of(folder, tokenizer)) == sorted(filter(None, texts))
 
 
 def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
