@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from architectures import VOCAB_SIZE
 from bag_of_tokens import BagOfTokens
 from calls import ListStreamer
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
-from hf_refspec.retrieval.retriever import Retrieved
 
 BOS = 1
 PROMPT = torch.tensor([[BOS, 5, 9, 12, 7, 5, 9, 33, 12, 7]])
