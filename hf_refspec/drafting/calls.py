@@ -69,7 +69,7 @@ def drafter_call(
         RuntimeError: if another call is using this drafter.
         ValueError: if it drafts from ids outside of the vocabulary.
     """
-    with _owned(drafter), ExitStack() as rows:
+    with owned(drafter), ExitStack() as rows:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         yield [
             rows.enter_context(_row(each, prompt_ids, vocab_size, sampling))
@@ -85,6 +85,7 @@ def _row(
 ) -> Iterator[Drafter]:
     awaiting = AwaitingKernels(drafter, prompt_ids, vocab_size)
     drafter.stats, drafter.call = SpeculationStats(), Call(sampling)
+    drafter._assisted_ids = None
     check_vocabulary(drafter, vocab_size)
     try:
         yield begun(awaiting) if drafting_kernels.loaded else awaiting
@@ -103,7 +104,8 @@ def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
 
 
 @contextmanager
-def _owned(drafter: Drafter) -> Iterator[None]:
+def owned(drafter: Drafter) -> Iterator[None]:
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has it."""
     with ExitStack() as stack:
         for each in dict.fromkeys([drafter, *_sources(drafter)]):
             if not each._in_use.acquire(blocking=False):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import GenerationConfig
 
+from .assisted import AssistedDrafter
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
 from .payoff import Prices
@@ -63,7 +64,7 @@ class Call:
     prices: Callable[[], Prices] = Prices
 
 
-class Drafter:
+class Drafter(AssistedDrafter):
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
@@ -81,6 +82,8 @@ class Drafter:
             needs; 0 if none.
         prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
             fraction of the prefill; 0 if none is needed.
+
+    It is a `CandidateGenerator` of transformers too, see [`~drafting.assisted.AssistedDrafter`].
     """
 
     decides_length: bool = False

@@ -17,6 +17,7 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import text_config
+from .assisted import ANY_VOCABULARY
 from .blend import NO_PATH, Source
 from .drafter import Sampling, last_tokens
 from .observation import Observation
@@ -109,7 +110,8 @@ class TokenRecycling(Source):
         return len(self._table)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._take_vocabulary(vocab_size)
+        if vocab_size != ANY_VOCABULARY:
+            self._take_vocabulary(vocab_size)
         self._forget_call()
         self._text = prompt_ids[-MOST_CONTEXT:].astype(np.int32)
         self._pooling = _pooling(self.call.sampling)

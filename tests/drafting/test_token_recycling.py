@@ -181,3 +181,9 @@ def test_a_vocabulary_smaller_than_k_or_another_one_is_refused():
         TokenRecycling().begin(PROMPT, 5)
     with pytest.raises(ValueError, match="vocabulary of 40 tokens, but the target model's has 50"):
         taught().begin(PROMPT, 50)
+
+
+def test_inside_assisted_decoding_it_drafts_what_it_knows():
+    drafter = taught()
+    ids, _ = drafter.get_candidates(torch.tensor([[5, 6, 7]]))
+    assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]
