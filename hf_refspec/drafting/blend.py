@@ -12,6 +12,7 @@ from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source
 from .drafter import Drafter, checked_draft
 from .observation import Observation
+from .source import NO_PATH, Source
 from .stats import SourceStats
 from .tree import DraftTree, merged
 
@@ -21,43 +22,6 @@ if TYPE_CHECKING:
 # At how many places others go on with a draft, how probable these must be, and how many nodes each
 # may add. More cost time at each draft.
 _PLACES, _LEAST_PROB, _NODES = 4, 0.1, 16
-
-
-NO_PATH = np.empty(0, dtype=np.int64)
-
-
-class Source(Drafter):
-    """A drafter with further uses in a blend.
-
-    Attributes:
-        costly (`bool`): Whether it runs a model to draft: it is asked after the others.
-        prunes (`bool`): Whether it knows what cannot follow: it prunes the others' trees, and
-            continues them.
-        known ([`DraftTree`]): What the sources before a costly one have drafted.
-    """
-
-    costly: bool = False
-    prunes: bool = False
-    known: DraftTree = DraftTree.empty()
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        """Drafts what may follow the text and a path that another source has drafted, at most
-        `budget` nodes. Called between `draft` and `observe`; by default nothing follows.
-
-        Args:
-            path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
-        """
-        return DraftTree.empty()
-
-    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        """Another source's tree without the nodes that cannot follow the text and a path. Called
-        between `draft` and `observe` where it `prunes`; by default nothing is taken away.
-
-        Args:
-            tree ([`DraftTree`]): The draft of the other source behind the path.
-            path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
-        """
-        return tree
 
 
 class _Draft(NamedTuple):
@@ -104,6 +68,9 @@ class Blend(Drafter):
             priors = (0.0 if each else PRIOR_EXPONENT for each in costly)
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
+
+    def _sources(self) -> list[Drafter]:
+        return [self, *self.drafters]
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.drafters))
@@ -225,3 +192,6 @@ def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
         np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
         np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
     )
+
+
+Drafter._blended = Blend

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling
+from .drafter import Call, Drafter, Sampling, check_vocabulary, owned
 from .observation import Observation
 from .payoff import Prices
 from .stats import SpeculationStats
@@ -93,31 +93,3 @@ def _row(
         if awaiting.has_begun:
             drafter.end()
         drafter.call.prices = Prices  # they hold the call's budget
-
-
-def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
-    """Refuses a target model before a call does any work: asks each source that has a
-    `check_vocabulary(vocab_size)` of its own, which raises a ValueError."""
-    for source in _sources(drafter):
-        if hasattr(source, "check_vocabulary"):
-            source.check_vocabulary(vocab_size)
-
-
-@contextmanager
-def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has it."""
-    with ExitStack() as stack:
-        for each in dict.fromkeys([drafter, *_sources(drafter)]):
-            if not each._in_use.acquire(blocking=False):
-                raise RuntimeError(
-                    f"this {type(each).__name__} is in use by another call; make one drafter per "
-                    "thread, or fork() it"
-                )
-            stack.callback(each._in_use.release)
-        yield
-
-
-def _sources(drafter: Drafter) -> list[Drafter]:
-    """Those of a blend, or the drafter itself."""
-    sources: list[Drafter] = getattr(drafter, "drafters", [drafter])
-    return sources

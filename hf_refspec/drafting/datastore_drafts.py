@@ -13,9 +13,9 @@ from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .blend import NO_PATH, Source
 from .drafter import last_tokens
 from .observation import Observation
+from .source import NO_PATH, Source
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
-from .blend import Source
 from .calibration import Calibration
 from .draft_path import DraftPath
 from .observation import Observation
 from .payoff import Payoff, Prices
+from .source import Source
 from .token_ids import Reference, to_ids
 from .top_tokens import TopTokens
 from .tree import ROOT, DraftTree, merged

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .blend import NO_PATH, Source
 from .drafter import last_tokens
 from .observation import Observation
+from .source import NO_PATH, Source
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
 

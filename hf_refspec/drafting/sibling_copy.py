@@ -9,9 +9,9 @@ import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.side_by_side import SideBySide
-from .blend import NO_PATH, Source
 from .drafter import last_tokens
 from .observation import Observation
+from .source import NO_PATH, Source
 from .tree import DraftTree
 
 

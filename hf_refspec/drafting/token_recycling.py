@@ -17,10 +17,9 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import text_config
-from .assisted import ANY_VOCABULARY
-from .blend import NO_PATH, Source
-from .drafter import Sampling, last_tokens
+from .drafter import ANY_VOCABULARY, Sampling, last_tokens
 from .observation import Observation
+from .source import NO_PATH, Source
 from .stats import SpeculationStats
 from .tree import ROOT, DraftTree
 

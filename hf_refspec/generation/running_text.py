@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator
 
-from ..drafting.calls import check_vocabulary, drafter_call
+from ..drafting.calls import drafter_call
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling
+from ..drafting.drafter import Drafter, Sampling, check_vocabulary
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..verification.cache import is_padded

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.blend import Source
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.drafter import checked_draft
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.payoff import Prices
+from hf_refspec.drafting.source import Source
 from hf_refspec.drafting.tree import merged
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...drafting.blend import NO_PATH, Source
 from ...drafting.observation import Observation
+from ...drafting.source import NO_PATH, Source
 from ...drafting.tree import DraftTree
 from .grammars import GrammarBudget
 

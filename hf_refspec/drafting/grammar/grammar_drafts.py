@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..blend import NO_PATH, Source
 from ..observation import Observation
+from ..source import NO_PATH, Source
 from ..tree import ROOT, DraftTree
 from .processor import CompiledGrammar, GrammarProcessor, llguidance, unpacked_mask
 from .schemas import JSON_FORM, as_schema, call_schema

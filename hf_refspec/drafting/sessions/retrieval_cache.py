@@ -14,9 +14,9 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..blend import NO_PATH, Source
 from ..drafter import last_tokens
 from ..observation import Observation
+from ..source import NO_PATH, Source
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
