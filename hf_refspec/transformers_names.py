@@ -18,7 +18,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from .version import untested_transformers
 
 try:
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
     from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
     from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 except ImportError as error:
@@ -43,7 +43,8 @@ USUAL_ARGUMENTS = {
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 STATIC_CACHES = frozenset(ALL_STATIC_CACHE_IMPLEMENTATIONS)
-# Of a cache, a layer that holds a running state.
+# Of a cache, a layer that holds the last tokens of a text, and one that holds a running state.
+SlidingLayer = DynamicSlidingWindowLayer
 RunningStateLayer = LinearAttentionCacheLayerMixin
 
 _GENERATION = "transformers.generation.utils"

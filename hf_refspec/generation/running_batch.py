@@ -304,7 +304,8 @@ class RunningBatch:
         text leaves or step runs."""
         found = []
         for i, text in enumerate(self._packed):
-            if text._in_pieces and (verifier := self._packed_verifier) is not None:
+            verifier = self._packed_verifier
+            if text._in_pieces and verifier is not None and verifier.keeps_all:
                 entries = verifier.cached_entries(i)
                 ids = text._ids[: entries[0][0].shape[2]]
                 found.append((text, CachedText(ids, entries, text._state)))

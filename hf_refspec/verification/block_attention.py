@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from .in_place import first_visible
 from .row_blocks import RowEntries
 
 # Rows of a block attend in one call if its work is at most `_PADDED` times that of one call a row.
@@ -22,12 +24,14 @@ class RowPass:
 
     Attributes:
         visible (`np.ndarray`, bool of shape `(S, S)`): What its S tokens see of each other.
-        hidden (`torch.Tensor`, *optional*): Which of its first tokens none of them sees.
+        steps (`np.ndarray`, int64 of shape `(S,)`): How many places each stands behind the row.
+        hidden (`np.ndarray`, *optional*): Which of its first entries none of them sees.
     """
 
     entries: RowEntries
     visible: np.ndarray
-    hidden: torch.Tensor | None
+    steps: np.ndarray
+    hidden: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -37,14 +41,16 @@ class RowPass:
     def end(self) -> int:
         return self.entries.length + self.size
 
-    def mask(self) -> torch.Tensor | None:
-        """Which of all its entries each token sees, bool `(S, end)`; `None` hides nothing."""
-        if self.hidden is None and self.size == 1:
-            return None
-        mask = torch.ones((self.size, self.end), dtype=torch.bool)
-        mask[:, self.entries.length :] = torch.from_numpy(self.visible)
+    def sees(self, start: int, window: int | None) -> np.ndarray:
+        """Which of its entries from `start` on each token sees, bool `(S, end - start)`."""
+        length = self.entries.length
+        mask = np.ones((self.size, self.end - start), dtype=np.bool_)
+        mask[:, length - start :] = self.visible
         if self.hidden is not None:
-            mask[:, : len(self.hidden)] &= ~self.hidden.cpu()
+            mask[:, : max(len(self.hidden) - start, 0)] &= ~self.hidden[start:]
+        if window is not None:
+            places = np.concatenate([np.arange(start - length, 0), self.steps])
+            mask &= self.steps[:, None] - places < window
         return mask
 
 
@@ -81,23 +87,37 @@ class BlockPass:
                 torch.from_numpy(wanted.ravel()).to(device),
                 torch.from_numpy(own).to(device),
             )
-        self._masks: list[torch.Tensor | None] = (
-            [self._mask_of_all()] if self._together else [row.mask() for row in rows]
-        )
-        # So many heads share keys, for which masks are repeated, on this device and in this type:
-        # layers may be on several.
-        self._masked_for: tuple[int, torch.device, torch.dtype] | None = None
+        # By window, heads that share keys, device and type: layers may differ in each.
+        self._masks: dict[tuple[Any, ...], list[torch.Tensor | None]] = {}
 
-    def _mask_of_all(self) -> torch.Tensor | None:
+    def _masks_for(
+        self, window: int | None, groups: int, query: torch.Tensor, together: bool
+    ) -> list[torch.Tensor | None]:
+        """The mask of each row, or of all together, as attention takes it."""
+        key = window, groups, query.device, query.dtype, together
+        if key not in self._masks:
+            masks = (
+                [self._mask_of_all(window)] if together else [_mask(r, window) for r in self._rows]
+            )
+            self._masks[key] = [_repeated(mask, groups, query) for mask in masks]
+        return self._masks[key]
+
+    def _begin(self, window: int | None) -> int:
+        """The first entry that any row sees."""
+        return min(first_visible(row.entries.length, window) for row in self._rows)
+
+    def _mask_of_all(self, window: int | None) -> np.ndarray | None:
         """Which entries of its row each token sees, bool `(rows, S, length)`."""
         if self._most == 1 and all(row.end == self._length for row in self._rows):
             return None
-        mask = np.zeros((len(self._rows), self._most, self._length), dtype=np.bool_)
+        start = self._begin(window)
+        mask = np.zeros((len(self._rows), self._most, self._length - start), dtype=np.bool_)
         for own, row in zip(mask, self._rows, strict=True):
-            own[:, : row.entries.length] = True
-            own[: row.size, row.entries.length : row.end] = row.visible
-            own[row.size :] = own[row.size - 1]
-        return torch.from_numpy(mask)
+            own[:, : row.entries.length - start] = True
+            if row.size:
+                own[: row.size, : row.end - start] = row.sees(start, window)
+                own[row.size :] = own[row.size - 1]
+        return mask
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys and values `(1, heads, S, head_dim)` of the pass behind the rows."""
@@ -105,59 +125,61 @@ class BlockPass:
             at, slots = self._at.to(entries.device), self._slots.to(entries.device)
             entries.transpose(1, 2)[at, slots] = new[0, :, self.tokens].transpose(0, 1)
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
+    ) -> torch.Tensor:
         """Attention of the queries `(1, heads, S, head_dim)` of the rows to their own entries."""
         keys, values = self._block.layers[layer]
         # Where each row has a single token, the heads that share keys may stand in the place of
         # tokens.
         per_token = query.shape[2] // self.size
         groups = query.shape[1] // keys.shape[1]
-        masked_for = groups, query.device, query.dtype
-        if masked_for != self._masked_for:
-            self._repeated = [_repeated(mask, groups, query) for mask in self._masks]
-            self._masked_for = masked_for
         if self._together and per_token == 1:
-            return self._attend_together(keys, values, query, scale)
-        masks = self._repeated
-        if self._together:
-            masks = [_repeated(row.mask(), groups, query) for row in self._rows]
+            [mask] = self._masks_for(window, groups, query, together=True)
+            seen = slice(self._begin(window), self._length)
+            return self._attend_together(keys[:, :, seen], values[:, :, seen], query, scale, mask)
+        masks = self._masks_for(window, groups, query, together=False)
         queries = query.split([per_token * size for size in self._sizes], dim=2)
-        parts = zip(queries, self._rows, masks, strict=True)
-        return torch.cat(
-            [
-                _attended(
-                    q,
-                    keys[row.entries.at, :, : row.end][None],
-                    values[row.entries.at, :, : row.end][None],
-                    mask,
-                    scale,
-                )
-                for q, row, mask in parts
-                if q.shape[2]
-            ],
-            dim=2,
-        )
+        parts = []
+        for own, row, mask in zip(queries, self._rows, masks, strict=True):
+            if row.size:
+                at, seen = row.entries.at, slice(first_visible(row.entries.length, window), row.end)
+                states = keys[at : at + 1, :, seen], values[at : at + 1, :, seen]
+                parts.append(_attended(own, *states, mask, scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _attend_together(
-        self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, scale: float | None
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         count, heads = len(self._rows), query.shape[1]
         if self._padded is not None:
             query = query.index_select(2, self._padded[0].to(query.device))
         query = query.view(heads, count, self._most, -1).transpose(0, 1)  # (rows, heads, S, ...)
-        keys, values = keys[:count, :, : self._length], values[:count, :, : self._length]
-        attended = _attended(query, keys, values, self._repeated[0], scale)
+        attended = _attended(query, keys[:count], values[:count], mask, scale)
         attended = attended.transpose(0, 1).reshape(1, heads, count * self._most, -1)
         if self._padded is None:
             return attended
         return attended.index_select(2, self._padded[1].to(query.device))
 
 
-def _repeated(mask: torch.Tensor | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+def _mask(row: RowPass, window: int | None) -> np.ndarray | None:
+    """Which entries the tokens of a row see; `None` hides nothing."""
+    if row.hidden is None and row.size == 1:
+        return None
+    return row.sees(first_visible(row.entries.length, window), window)
+
+
+def _repeated(seen: np.ndarray | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
     """A mask `(S, length)` or `(rows, S, length)` as it is added to the scores of such queries,
     `(..., groups * S, length)`: their heads that share keys stand one behind another."""
-    if mask is None:
+    if seen is None:
         return None
+    mask = torch.from_numpy(seen)
     repeated = mask.repeat(groups, 1) if mask.ndim == 2 else mask.repeat(1, groups, 1)[:, None]
     hidden = ~repeated.to(like.device, non_blocking=True)
     return like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)

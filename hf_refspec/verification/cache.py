@@ -1,9 +1,8 @@
 """The key-value cache of a target model, and how it keeps the accepted tokens of a pass and drops
 the others.
 
-[`MovedEntries`] moves entries to where they belong and crops the rest, [`CroppedEntries`] crops the
-end, [`RunningState`] restores the state from before the pass. For static caches see
-`static_cache.py`.
+[`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Entries
+that are written in place are in `in_place.py`, those of static caches in `static_cache.py`.
 """
 
 from __future__ import annotations
@@ -155,9 +154,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class EntriesMark:
-    """What a cache held: its width where it can be cropped, else the states of its layers."""
+    """What a cache held: its width where it can be cropped, else the states of its layers; of rows
+    that are written in place the length of each."""
 
     width: int | None = None
+    lengths: list[int] | None = None
     layers: list[dict[str, Any]] | None = None
 
 
@@ -189,6 +190,14 @@ class Entries:
     def select(self, rows: list[int], cached: list[int]) -> None:
         """Drops all rows but these; `cached` are theirs."""
         raise NotImplementedError
+
+    def crop(self, length: int, excess: int) -> bool:
+        """Drops `excess` tokens of a single row, all but the first `length`; returns `False` if
+        that is impossible."""
+        if self.cache is None or not keeps_every_position(self.cache):
+            return False
+        self.cache.crop(-max(excess, 0))
+        return True
 
     def close(self, cached: list[int]) -> None:
         """Ends the call: crops the cache to these tokens of each row and restores its layers."""
@@ -256,46 +265,6 @@ class RunningState(Entries):
         if self._before is not None:
             restore(self.cache, self._before)
         return done.cached
-
-
-class MovedEntries(Entries):
-    """Entries of any number of rows, one for each position: the accepted ones move down to the end
-    of their row, and what lies past the longest row is cropped. Rows that are shorter end in holes,
-    which no query sees."""
-
-    def begin(self, prompt_length: int) -> None:
-        self.given = int(self.cache.get_seq_length()) - prompt_length
-
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        cached = done.cached_after(paths)
-        if done.size == 1 and None not in paths and min(done.cached) == max(done.cached):
-            return cached  # all tokens stand where they belong
-        ends = np.array(done.cached) + self.given
-        start = self.cache.get_seq_length() - done.size
-        kept = done.kept(paths)
-        longest = max(kept, key=len)
-        in_place = (ends == start).all() and all(nodes == longest[: len(nodes)] for nodes in kept)
-        if not (in_place and longest == list(range(len(longest)))):
-            sources = np.full((len(paths), len(longest)), start)
-            for row, nodes in enumerate(kept):
-                sources[row, : len(nodes)] += np.array(nodes, dtype=np.int64)
-            # A row that keeps fewer moves something into its holes, which changes nothing.
-            move_entries(self.cache, sources, ends[:, None] + np.arange(len(longest)))
-        crop_layers(self.cache, max(cached) + self.given)
-        return cached
-
-    def undo(self, done: Pass) -> list[int]:
-        crop_layers(self.cache, max(done.cached) + self.given)
-        return done.cached
-
-    def select(self, rows: list[int], cached: list[int]) -> None:
-        self.cache.batch_select_indices(torch.tensor(rows))
-        crop_layers(self.cache, max(cached) + self.given)
-
-    def close(self, cached: list[int]) -> None:
-        # Where no row ended with a token of its own, all may hold one past the returned ids.
-        if cached:
-            crop_layers(self.cache, max(cached) + self.given)
 
 
 def move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None:

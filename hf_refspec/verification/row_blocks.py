@@ -6,8 +6,8 @@ Rows of like length stand in one block, so that they can attend in one call:
                           p p x x r d d d _ _        r  root, d  draft nodes
     block of 576 tokens   p p p p p p p p x x r d _ _ _ _ _
 
-A row that outgrows its block moves to the next longer one, and the last row of a block takes the
-place of one that leaves. No other row is touched.
+A row that outgrows its block moves to the next longer one. Rows of a block stand in the order in
+which they came.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Block:
         self.rows.append(row)
 
     def remove(self, at: int) -> None:
-        """Takes out the row at a place."""
-        end, last = len(self.rows) - 1, self.rows.pop()
-        if at < end:
-            for layer in self.layers:
-                for entries in layer:
-                    entries[at, :, : last.length] = entries[end, :, : last.length]
-            last.at = at
-            self.rows[at] = last
+        """Takes out the row at a place; those behind it move up."""
+        del self.rows[at]
+        end = len(self.rows)
+        for layer in self.layers if at < end else []:
+            for entries in layer:
+                entries[at:end] = entries[at + 1 : end + 1].clone()
+        for row in self.rows[at:]:
+            row.at -= 1
         if not self.rows:
             self.layers = []
 

@@ -25,7 +25,14 @@ from .cache import Pass, find_cache
 from .compiled import CompiledForward
 from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
 from .token_sequence import TokenSequence
-from .tree import MaskedInputs, as_attention_takes, from_roots, laid_out, takes_masks
+from .tree import (
+    MaskedInputs,
+    as_attention_takes,
+    from_roots,
+    laid_out,
+    masks_by_kind,
+    takes_masks,
+)
 from .verifier import Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
@@ -112,7 +119,16 @@ class StaticVerifier(Verifier):
         *on_device, visible_on_device = self._uploaded([*numbers, *moves], visible)
         token_ids, token_places, slots.targets, *moved = on_device
         slots.moved_from, slots.moved_to = moved or (None, None)
-        masks = self._masks(token_places, visible_on_device)
+        masks = {
+            kind: as_attention_takes(self.model, mask)
+            for kind, mask in masks_by_kind(
+                self._windows,
+                self._is_text,
+                slots.targets,
+                token_places + entries.given,
+                visible_on_device,
+            ).items()
+        }
         [mask, *_] = masks.values()
         model_inputs = self._inputs.of_pass(token_ids, token_places, mask, kept=0)  # all
         if "" not in masks:  # one for each type of layer
@@ -161,24 +177,6 @@ class StaticVerifier(Verifier):
             for part, each in zip(parts, numbers, strict=True)
         ]
         return [*longs, last.view(torch.bool).view(visible.shape)]
-
-    def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Masks `(R, 1, S, length)` as attention takes them, by type of layer, for tokens at these
-        places of their rows `(R, S)` that see these of each other `(R, S, S)`."""
-        (rows, size), length = places.shape, self.entries.length
-        columns = torch.arange(length, device=places.device)
-        targets = self.entries.slots.targets
-        past = (columns < targets[:, :1]) & self._is_text  # (R, length)
-        masks = {}
-        for kind, window in self._windows.items():
-            mask, among = past[:, None, None].expand(rows, 1, size, length), visible[:, None]
-            if window is not None:
-                distances = places[..., None] - (columns - self.entries.given)
-                mask = mask & (distances < window)[:, None]
-                among = among & (places[..., None] - places[:, None] < window)[:, None]
-            index = targets[:, None, None].expand(rows, 1, size, size)
-            masks[kind] = as_attention_takes(self.model, mask.scatter(3, index, among))
-        return masks
 
 
 def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:

@@ -1,16 +1,15 @@
 """All branches of a draft tree in one forward pass (tree attention; REST, arXiv 2311.08252, 3.3).
 
-Rows accept different numbers of tokens, so that soon no two of them are equally long. The cache
-stays a rectangle all the same:
+Rows accept different numbers of tokens, so that soon no two of them are equally long. Each writes
+behind its own last token, see `in_place.py`:
 
-    row 0   . . p p p | x x x x x        .  left padding of the prompt
-    row 1   p p p p p | x x _ _ _        p  prompt, x output, in order
-    row 2   . p p p p | x x x _ _        _  hole: no query sees it
+    row 0   . . p p p x x x x x r d d    .  left padding of the prompt   r  root
+    row 1   p p p p p x x r d _ _ _ _    p  prompt, x  output            d  draft nodes
 
-After every pass the accepted entries move down to the end of their own row, and what then lies past
-the longest row is cropped, see [`MovedEntries`]. So holes do not gather: a row has as many as it is
-shorter than the longest, and the cache is never wider than that. A 4D attention mask hides padding
-and holes from every query, and `position_ids` count each row's own tokens.
+A 4D attention mask shows each node its ancestors and hides padding, what is behind a row (_), and
+what is outside of a sliding window; `position_ids` count each row's own tokens. torch's attention
+would repeat all keys under such a mask, for heads that share them: a single row attends as packed
+rows do, see `packed_attention.py`, where its model can.
 """
 
 from __future__ import annotations
@@ -25,22 +24,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from ..text_config import attends_locally, length_dependent_rope, text_config
-from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
-from .cache import (
-    Entries,
-    MovedEntries,
-    Pass,
-    caches_images,
-    find_cache,
-    keeps_every_position,
-    new_cache,
+from ..text_config import attention_windows, length_dependent_rope, text_config
+from ..transformers_names import (
+    CACHE_NAMES,
+    attention_implementation,
+    cache_name,
+    has_compiled_call,
 )
+from .block_attention import RowPass
+from .cache import Pass, caches_images, find_cache, new_cache
+from .in_place import InPlaceEntries, RunningPass, SideBySide, first_visible, fits_in_place
+from .model_memo import memo_of
+from .packed_attention import PackedMask, PackedPass, UnpackableError
 from .prompt_states import last_token, records_prompt
 from .token_sequence import TokenSequence
 from .verifier import Verifier
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+_UNPACKABLE = "attends to something else than it caches"
 
 
 class TreeVerifier(Verifier):
@@ -49,13 +50,15 @@ class TreeVerifier(Verifier):
     name = "tree"
     takes_trees = True
     most_rows = sys.maxsize
-    entries_type: type[Entries] = MovedEntries
+    entries_type: type[InPlaceEntries] = InPlaceEntries
+
+    entries: InPlaceEntries
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-        """Needs a cache whose entries can be moved, see also [`takes_masks`].
+        """Needs a cache whose layers keep the text or a sliding window, see also [`takes_masks`].
 
-        The configuration is asked too: a model with sliding windows may be given a cache that
+        The configuration is asked too: a model with chunked attention may be given a cache that
         keeps everything, and would still need another mask; and where rotary frequencies depend on
         the length of the text, some models count the nodes of a tree as that (Phi-3).
         """
@@ -63,11 +66,14 @@ class TreeVerifier(Verifier):
         return (
             cache is not None
             and takes_masks(model, model_kwargs)
-            and not cache.offloading
-            and keeps_every_position(cache)
-            and keeps_every_position(new_cache(model))
-            and not attends_locally(text_config(model))
+            and fits_in_place(cache)
+            and fits_in_place(new_cache(model))
+            and attention_windows(text_config(model)) is not None
         )
+
+    def _entries(self, cache: Any) -> InPlaceEntries:
+        layers = new_cache(self.model).layers
+        return self.entries_type(cache, [getattr(each, "sliding_window", None) for each in layers])
 
     def select(self, rows: list[int]) -> None:
         self.cached = [self.cached[i] for i in rows]
@@ -77,46 +83,87 @@ class TreeVerifier(Verifier):
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, self.cached)
+        self._windows = attention_windows(text_config(self.model)) or {}
+        self._packs = attends_packed(self.model) and _UNPACKABLE not in memo_of(self.model)
+        self._compared = False  # whether a packed pass has attended to what it wrote
 
     def _run(self, now: Pass) -> torch.Tensor:
         pending, cached, inputs = now.pending, now.cached, self._inputs
+        side_by_side = SideBySide(self.entries, now.size)
         if min(pending) == now.size and min(cached) == max(cached) and not inputs.is_padded:
             # No draft: the very step of plain decoding, or several tokens of it at once.
             tokens = np.array([row.tail(now.size) for row in now.rows])
             places = np.arange(cached[0], cached[0] + now.size)[None]
-            return self._logits(tokens, places, None, kept=1)
+            return self._logits(side_by_side, tokens, places, None, kept=1)
         tokens, places, visible = laid_out(now, now.size)
-        mask = self._attention_mask(torch.from_numpy(visible))
-        if min(pending) == max(pending):
-            return self._logits(tokens, places, mask, kept=now.size - pending[0] + 1)
-        return from_roots(now, self._logits(tokens, places, mask, kept=now.size))
+        kept = now.size - pending[0] + 1 if min(pending) == max(pending) else now.size
+        if len(now.rows) == 1 and self._packs:
+            steps = places[0] - cached[0]
+            row = RowPass(self.entries.rows[0], visible[0], steps, self._hidden(0))
+            packed = self._packed([row])
+            try:
+                mask = PackedMask.of(packed, inputs.prompt_mask.device)
+                return self._logits(packed, tokens, places, mask, kept)
+            except UnpackableError:
+                self._packs, memo_of(self.model)[_UNPACKABLE] = False, True
+        logits = self._logits(side_by_side, tokens, places, self._masks(places, visible), kept)
+        return logits if kept < now.size else from_roots(now, logits)
+
+    def _packed(self, rows: list[RowPass], unused: int = 0) -> PackedPass:
+        device = self._inputs.prompt_mask.device
+        packed = PackedPass(rows, device, self.entries.windows, unused, not self._compared)
+        self._compared = True
+        return packed
 
     def _logits(
-        self, tokens: np.ndarray, places: np.ndarray, mask: torch.Tensor | None, kept: int
+        self, running: RunningPass, tokens: np.ndarray, places: np.ndarray, mask: Any, kept: int
     ) -> torch.Tensor:
         """One forward pass over tokens `(R, S)` that stand at these indices of their rows; returns
         the logits of the last `kept`. Without a mask nothing is hidden."""
+        self.entries.running = running
         device = self._inputs.prompt_mask.device
         ids = torch.from_numpy(tokens).to(device, non_blocking=True)
         places_on_device = torch.from_numpy(places).to(device, non_blocking=True)
         model_inputs = self._inputs.of_pass(ids, places_on_device, mask, kept)
         if self.prompt_states is not None and records_prompt(self.model, self.model_kwargs):
             model_inputs["logits_to_keep"] = last_token(self.prompt_states)
-        return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
+        logits: torch.Tensor = self.model(**model_inputs, return_dict=True).logits[:, -kept:]
+        running.check_attended()
+        return logits
 
-    def _attention_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """The cache less padding and holes, and of the new tokens what `visible` says, `(R, S, S)`,
-        as a mask of shape `(R, 1, S, cached + S)`."""
-        prompt_mask = self._inputs.prompt_mask
+    def _masks(self, places: np.ndarray, visible: np.ndarray) -> Any:
+        """The mask of tokens at these places of their rows `(R, S)` that see these of each other
+        `(R, S, S)`, of shape `(R, 1, S, width)`; where the configuration names types of layers, one
+        for each."""
+        prompt_mask, entries = self._inputs.prompt_mask, self.entries
         device, prefilled = prompt_mask.device, prompt_mask.shape[1]
-        visible = visible.to(device, non_blocking=True)
-        rows, size, _ = visible.shape
-        width = self.cache.get_seq_length()
-        ends = torch.tensor(self.cached).to(device, non_blocking=True) + self.entries.given
-        past = torch.arange(width, device=device) < ends[:, None]  # (R, cached)
-        past[:, :prefilled] &= prompt_mask[:, :width]
-        mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)
-        return as_attention_takes(self.model, mask[:, None])
+        ends = torch.tensor([[row.length] for row in entries.rows])
+        size = places.shape[1]
+        is_text = prompt_mask.new_ones((len(ends), entries.length + size))
+        is_text[:, :prefilled] = prompt_mask[:, : is_text.shape[1]]
+        masks = masks_by_kind(
+            self._windows,
+            is_text,
+            (ends + torch.arange(size)).to(device, non_blocking=True),
+            torch.from_numpy(places + entries.given).to(device, non_blocking=True),
+            torch.from_numpy(visible).to(device, non_blocking=True),
+        )
+        begin = int(ends.min())
+        as_taken = {
+            kind: as_attention_takes(
+                self.model, mask[..., first_visible(begin, self._windows[kind]) :]
+            )
+            for kind, mask in masks.items()
+        }
+        return as_taken.get("", as_taken)
+
+    def _hidden(self, index: int) -> np.ndarray | None:
+        """Which entries of a row's prompt are hidden, if any are behind what it skips."""
+        skipped = self.entries.rows[index].skipped
+        if not self._inputs.hides(index, skipped):
+            return None
+        hidden: np.ndarray = ~self._inputs.prompt_mask[index, skipped:].numpy(force=True)
+        return hidden
 
 
 class MaskedInputs:
@@ -176,9 +223,9 @@ class MaskedInputs:
         self._find_padding()
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
-    def hides(self, index: int) -> bool:
-        """Whether some tokens of a row are hidden that do not stand before all others."""
-        return self._hidden[index] > self.padding[index]
+    def hides(self, index: int, skipped: int) -> bool:
+        """Whether some tokens of a row are hidden beside the `skipped` ones."""
+        return self._hidden[index] > skipped
 
     @property
     def is_padded(self) -> bool:
@@ -234,6 +281,41 @@ def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         and not caches_images(config, model_kwargs)
         and not length_dependent_rope(config)
     )
+
+
+def attends_packed(model: PreTrainedModel) -> bool:
+    """Whether attention of a model may be asked by its mask: torch's, in transformers' own forward
+    pass, which does not know rows by their number."""
+    return (
+        attention_implementation(model) == "sdpa"
+        and type(model).forward.__module__.startswith("transformers.")
+        and not has_compiled_call(model)
+    )
+
+
+def masks_by_kind(
+    windows: Mapping[str, int | None],
+    is_text: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor,
+    visible: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """By type of layer, which of all slots tokens see that are written into these `slots` `(R, S)`,
+    bool `(R, 1, S, length)`: those before them that are text `(R, length)`, and of each other the
+    `visible` ones `(R, S, S)`; of both none that is outside of the window. A token in its place
+    would stand in the slot `places` `(R, S)`."""
+    (rows, size), length = places.shape, is_text.shape[1]
+    columns = torch.arange(length, device=places.device)
+    past = (columns < slots[:, :1]) & is_text  # (R, length)
+    index = slots[:, None, None].expand(rows, 1, size, size)
+    masks = {}
+    for kind, window in windows.items():
+        mask, among = past[:, None, None].expand(rows, 1, size, length), visible[:, None]
+        if window is not None:
+            mask = mask & (places[..., None] - columns < window)[:, None]
+            among = among & (places[..., None] - places[:, None] < window)[:, None]
+        masks[kind] = mask.scatter(3, index, among)
+    return masks
 
 
 def as_attention_takes(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ others, see `cache.py`:
 
 | verifier | layout | cache |
 | --- | --- | --- |
-| [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | moved |
-| [`PackedVerifier`] | the same, several rows one behind another | one for each row |
+| [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | in place |
+| [`PackedVerifier`] | the same, several rows one behind another | in place |
 | [`StaticVerifier`] | the same, padded to a few widths that can be compiled | slots |
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
@@ -33,7 +33,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..transformers_names import cache_name, prefill
-from .cache import Entries, EntriesMark, Pass, find_cache, keeps_every_position
+from .cache import Entries, EntriesMark, Pass, find_cache
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -171,10 +171,8 @@ class Verifier:
     def crop(self, length: int) -> bool:
         """Drops all but the first `length` tokens of a single row; returns `False` if its cache
         cannot be cropped."""
-        if self.cache is None or not keeps_every_position(self.cache):
+        if not self.entries.crop(length, self.cached[0] - length):
             return False
-        if (excess := self.cached[0] - length) > 0:
-            self.cache.crop(-excess)
         self.cached = [length]
         return True
 

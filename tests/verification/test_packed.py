@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.verification.block_attention import RowPass
-from hf_refspec.verification.packed import PackedMask, PackedPass
+from hf_refspec.verification.packed_attention import PackedMask, PackedPass, UnpackableError
 from hf_refspec.verification.row_blocks import RowBlocks, RowEntries
 
 ONE = np.ones((1, 1), dtype=np.bool_)
@@ -34,19 +34,25 @@ def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> l
         row = RowEntries(0, length)
         states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
         blocks.add(row, states, room=len(each), capacity=len(lengths))
-        unseen = torch.arange(length) < hidden if hidden and i == 0 else None
-        rows.append(RowPass(row, each, unseen))
+        unseen = np.arange(length) < hidden if hidden and i == 0 else None
+        rows.append(RowPass(row, each, each.sum(axis=1) - 1, unseen))
     blocks_of_rows = [id(block) for block in blocks.blocks()]
     return sorted(rows, key=lambda row: blocks_of_rows.index(id(row.entries.block)))
 
 
-def alone(row: RowPass, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def alone(
+    row: RowPass, query: torch.Tensor, keys: torch.Tensor, window: int | None
+) -> torch.Tensor:
     """Attention of the tokens of a row to its entries, and to each other by what they see."""
     [(own_keys, own_values)] = row.entries.first(row.entries.length)
     mask = torch.ones(row.size, row.end, dtype=torch.bool)
     mask[:, row.entries.length :] = torch.from_numpy(row.visible)
     if row.hidden is not None:
-        mask[:, : row.entries.length] &= ~row.hidden
+        mask[:, : row.entries.length] &= ~torch.from_numpy(row.hidden)
+    if window is not None:
+        length = row.entries.length
+        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.steps]))
+        mask &= places[length:, None] - places < window
     repeated = query.shape[1] // keys.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -56,14 +62,14 @@ def alone(row: RowPass, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
     )
 
 
-def check(rows: list[RowPass], heads: int, unused: int = 0) -> None:
+def check(rows: list[RowPass], heads: int, unused: int = 0, window: int | None = None) -> None:
     """`unused` tokens of the pass belong to no row."""
     size = sum(row.size for row in rows) + unused
     query, keys = torch.randn(1, heads, size, 4), torch.randn(1, 2, size, 4)
-    packed, expected, begin = PackedPass(rows, torch.device("cpu"), unused), [], 0
+    packed, expected, begin = PackedPass(rows, torch.device("cpu"), [window], unused), [], 0
     for row in rows:
         end = begin + row.size
-        expected.append(alone(row, query[:, :, begin:end], keys[:, :, begin:end]))
+        expected.append(alone(row, query[:, :, begin:end], keys[:, :, begin:end], window))
         begin = end
     packed.update(0, keys, -keys)
     given = PackedMask.of(packed, torch.device("cpu")).to(torch.float32)  # as models may cast it
@@ -74,12 +80,13 @@ def check(rows: list[RowPass], heads: int, unused: int = 0) -> None:
 
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("hidden", [0, 2])
+@pytest.mark.parametrize("window", [None, 2, 6])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lengths", [(5, 7, 6, 9), (250, 3, 400, 256), (8, 8, 8, 8)])
-def test_packed_rows_attend_to_their_own_entries_alone(heads, hidden, shape, lengths):
+def test_packed_rows_attend_to_their_own_entries_alone(heads, hidden, window, shape, lengths):
     torch.manual_seed(0)
     visible = SHAPES[shape]
-    check(rows_of(list(lengths[: len(visible)]), visible, hidden), heads)
+    check(rows_of(list(lengths[: len(visible)]), visible, hidden), heads, window=window)
 
 
 @settings(max_examples=50)
@@ -95,7 +102,15 @@ def test_any_rows_attend_to_their_own_entries_alone(rows, seed, unused):
         check(rows_of([*lengths], [*visible]), heads=4, unused=unused)
 
 
-def test_attention_that_comes_before_the_cache_is_an_error():
-    packed = PackedPass(rows_of([1], [ONE]), torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="without having written to the cache"):
-        packed.attend(torch.zeros(1, 2, 1, 4), None)
+def test_layers_that_attend_to_something_else_than_they_cache_are_noticed():
+    query, keys = torch.zeros(1, 2, 1, 4), torch.randn(1, 2, 1, 4)
+    packed = PackedPass(rows_of([1], [ONE]), torch.device("cpu"), [None], compares=True)
+    with pytest.raises(UnpackableError, match="without having written to the cache"):
+        packed.attend(query, keys, keys, None)
+    packed.update(0, keys, keys)
+    with pytest.raises(UnpackableError, match="other keys"):
+        packed.attend(query, keys, keys + 1, None)
+    with pytest.raises(UnpackableError, match="without attending"):
+        packed.update(1, keys, keys)
+    with pytest.raises(UnpackableError, match="calculates with the mask"):
+        PackedMask.of(packed, torch.device("cpu")) * 2
