@@ -85,10 +85,9 @@ FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
         {"additional_vocab_size": 2, "cross_layer_interval": 1, "alpha_initializer": "ones"},
     ),
 }
-CHAINS = ["gemma3"]  # a sliding window
 # mllama's layers cache the image, and idefics needs an image in every pass.
 PLAIN = ["mllama", "idefics"]
-TREES = [family for family in FAMILIES if family not in {*CHAINS, *PLAIN}]
+TREES = [family for family in FAMILIES if family not in PLAIN]
 
 
 def build(family: str, rows: int, image: int = IMAGE) -> tuple[PreTrainedModel, Inputs]:
@@ -138,7 +137,7 @@ def built(family: str, rows: int) -> tuple[PreTrainedModel, Inputs, torch.Tensor
     return model, inputs, model.generate(**inputs, **OPTIONS)
 
 
-@pytest.mark.parametrize("family", [*TREES, *CHAINS])
+@pytest.mark.parametrize("family", TREES)
 def test_a_text_about_an_image_equals_plain_decoding(family):
     model, inputs, plain = built(family, 1)
     other = {**inputs, "pixel_values": 3 * inputs["pixel_values"] + 1}
@@ -153,16 +152,16 @@ def test_a_text_about_an_image_equals_plain_decoding(family):
     assert model.generate(**inputs, **options).tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize("family", [*TREES, *CHAINS])
+@pytest.mark.parametrize("family", TREES)
 def test_texts_about_several_images_equal_plain_decoding(family):
     model, inputs, plain = built(family, 2)
     drafter = Prophets(inputs, plain, [0.9, 0.5])
     options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
     assert model.generate(**inputs, **options).tolist() == plain.tolist()
-    assert (drafter.stats.mat > 1.5) == (family in TREES)
+    assert drafter.stats.mat > 1.5
 
 
-@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("family", ["gemma3"])  # a sliding window
 def test_the_cache_goes_on_with_its_image(family):
     model, inputs, plain = built(family, 1)
     texts = []
