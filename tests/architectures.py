@@ -138,6 +138,7 @@ PLAIN = {
     "jamba": "several tokens restart the state",
     "mamba": "several tokens restart the state",
     "minimax": "a cache of its own kind",
+    "moshi": "several tokens see more than the window",
     "nemotron_h": "single steps do not clamp the time step",
     "prophetnet": "takes one token a step",
     "recurrent_gemma": "the state is in the modules",

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import SpeculationStats
-from ..text_config import text_config
+from ..text_config import attends_locally, text_config
 from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
 from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
@@ -79,7 +79,13 @@ def select_verifier(
         probed = (kind, model, rows, model_kwargs)
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
-        later = probes_later and kind is TreeVerifier and _takes_usual_steps(model, model_kwargs)
+        # Windows may be applied in a manner of the model's own (Dory), where chains are tried next.
+        later = (
+            probes_later
+            and kind is TreeVerifier
+            and _takes_usual_steps(model, model_kwargs)
+            and not attends_locally(text_config(model))
+        )
         untried = plain and (not drafts or (later and _key(*probed) not in memo_of_state(model)))
         finding = Finding(True) if untried else known_finding(*probed, config=config, stats=stats)
         if finding.exact:
