@@ -201,7 +201,7 @@ class _OfOneRequest(LogitsProcessor):
             processed = self._processors(input_ids, scores)
             if self._grammar is not None:
                 budget.add_token()
-                if budget.is_spent():
+                if budget.left <= 0:
                     self._generation.outcome = "grammar"
                     return scores
                 with budget:

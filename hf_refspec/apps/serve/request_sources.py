@@ -50,7 +50,7 @@ class Prediction(RequestSource):
 
 
 class Grammar(RequestSource):
-    """Drafts what a schema or the form of a call forces, until the request's `budget` is spent."""
+    """Drafts what a schema or the form of a call forces, while the request's `budget` allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,18 +60,18 @@ class Grammar(RequestSource):
         return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        if self.budget.is_spent():
+        if self.budget.ends_drafts():
             return DraftTree.empty()
         with self.budget:
             return super().continue_path(path, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        if self.budget.is_spent():
+        if self.budget.ends_drafts():
             return tree
         with self.budget:
             return super().prune(tree, path)
 
     def observe(self, observation: Observation) -> None:
-        if not self.budget.is_spent():
+        if not self.budget.ends_drafts():
             with self.budget:
                 super().observe(observation)
