@@ -233,7 +233,7 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     old = StoreConfig.read(store)
     before.pop("config.json")
     more = some_texts(3, seed=3)
-    assert extend_store(store, more, tokenizer, progress=False, num_proc=1) == store
+    extend_store(store, more, tokenizer, progress=False, num_proc=1)
     assert texts_of(store, tokenizer) == [text for text in [*TEXTS, *more] if text]
     after = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
     assert after.items() >= before.items()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from stored import content_of, flip_last_bit, in_a_child
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
-from hf_refspec.store.build.merge import GROWTH, due_to_join
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
 from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.shards import GROWTH, due_to_join
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 
@@ -27,7 +27,8 @@ def store(tmp_path, tokenizer) -> Path:
     """One large shard, and one small one."""
     texts = ["def self return é \n x " * (i % 5) for i in range(30)]
     path = build_store(texts, tokenizer, tmp_path / "store", **QUIET)
-    return extend_store(path, [[7, 8, 9]], tokenizer, **QUIET)
+    extend_store(path, [[7, 8, 9]], tokenizer, **QUIET)
+    return path
 
 
 def sizes_of(folder: Path) -> list[int]:
