@@ -26,9 +26,8 @@ from ..store.build.source import Source, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
-from ..store.folder_config import FolderConfig, token_dtype
-from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
+from ..store.schema import Named
+from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
 from ..version import __version__
 from .passages import cut_passages, decode, embedded
@@ -40,7 +39,7 @@ _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
 SOURCES = Named("a file of sources", r"sources\.safetensors")
 EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
-_LARGEST = 2**62
+_COUNT = range(1, 2**62 + 1)
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class KnowledgeBaseConfig(FolderConfig):
     FILES = (PASSAGES, SOURCES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
 
-    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
-    chunk_length: Annotated[int, Range(1, 2**31 - 1)]
-    passages: Annotated[int, Range(1, _LARGEST)]
-    tokens: Annotated[int, Range(1, _LARGEST)]
-    dimension: Annotated[int, Range(0, 2**31 - 1)]
+    vocab_size: Annotated[int, range(1, 2**31)]
+    chunk_length: Annotated[int, range(1, 2**31)]
+    passages: Annotated[int, _COUNT]
+    tokens: Annotated[int, _COUNT]
+    dimension: Annotated[int, range(2**31)]
     passages_file: Annotated[FileEntry, PASSAGES]
     sources_file: Annotated[FileEntry, SOURCES]
     embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None

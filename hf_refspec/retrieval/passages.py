@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..store.build.engine import encode
 from ..store.build.source import Source, batches
-from ..store.folder_config import token_dtype
+from ..store.stored_folder import token_dtype
 from ..store.stored_tokenizer import load_backend, vocabulary_size
 from .text_encoder import TextEncoder
 

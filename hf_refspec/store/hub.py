@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from huggingface_hub import (
     CommitInfo,
@@ -26,10 +26,12 @@ from huggingface_hub.errors import (
 
 from ..version import __version__
 from .card import card
-from .files import CONFIG, DatastoreError, check_file, open_file, unreadable
-from .folder_config import FolderConfig
+from .files import CONFIG, DatastoreError, open_file, unreadable
 from .names import is_here, is_only_cached
 from .printable import one_line
+
+if TYPE_CHECKING:
+    from .stored_folder import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 C = TypeVar("C", bound="FolderConfig")
@@ -99,7 +101,7 @@ def push(
     """Checks a folder and publishes it, see [`StoredFolder.push_to_hub`]; the commit also removes
     the files of an older version."""
     folder = Path(folder)
-    config = kind.opened(folder, lambda config: _checked(folder, config))
+    config = kind.opened(folder, lambda config: config.check_files(folder))
     card_text = _read_card(folder)
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
@@ -116,12 +118,6 @@ def push(
     message = commit_message or f"Upload the {kind.NOUN}"
     what = f"the {kind.NOUN} in {folder}"
     return commit(what, repo_id, "dataset", operations, message, token, **target)
-
-
-def _checked(folder: Path, config: C) -> C:
-    for entry in config.files():
-        check_file(folder, entry)
-    return config
 
 
 def _read_card(folder: Path) -> bytes | None:
