@@ -117,7 +117,7 @@ def push(
 
     message = commit_message or f"Upload the {kind.NOUN}"
     what = f"the {kind.NOUN} in {folder}"
-    return commit(what, repo_id, "dataset", operations, message, token, **target)
+    return _commit(what, repo_id, "dataset", operations, message, token, **target)
 
 
 def _read_card(folder: Path) -> bytes | None:
@@ -150,15 +150,15 @@ def push_files(
     private: bool | None = None,
     token: str | bool | None = None,
 ) -> CommitInfo:
-    """Writes files, by their paths, into a repo in one commit; its other files stay. Arguments and
-    errors as of [`commit`]."""
+    """Writes files, by their paths, into a repo in one commit; its other files stay."""
     additions = [CommitOperationAdd(path, content) for path, content in files.items()]
     message = f"Written by hf_refspec {__version__}"
-    what = f"the {repo_type}"
-    return commit(what, repo_id, repo_type, lambda *_: additions, message, token, private)
+    return _commit(
+        f"the {repo_type}", repo_id, repo_type, lambda *_: additions, message, token, private
+    )
 
 
-def commit(
+def _commit(
     what: str,
     repo_id: str,
     repo_type: RepoType,
@@ -202,15 +202,12 @@ def commit(
             repo_type=repo_type,
         )
     except Exception as error:  # of several libraries
+        hint = "a push is one commit, so nothing is half done: push again"
+        if isinstance(error, HFValidationError):
+            hint = 'this is not a name for a repo ("organisation/name")'
+        elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            hint = "the Hub does not let you write there: use another token, or run `hf auth login`"
         raise OSError(
             f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "
-            f"{_hint(error)}"
+            f"{hint}"
         ) from error
-
-
-def _hint(error: Exception) -> str:
-    if isinstance(error, HFValidationError):
-        return 'this is not a name for a repo ("organisation/name")'
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return "the Hub does not let you write there: use another token, or run `hf auth login`"
-    return "a push is one commit, so nothing is half done: push again"

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from trees import nodes_of
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import mixed_trie, rest_trie
-from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
-from hf_refspec.index.rest_trie import all_matches, grow_trie
+from hf_refspec.index import rest_trie
+from hf_refspec.index.rest_trie import (
+    LEAST_WEIGHT,
+    PSEUDO_COUNT,
+    all_matches,
+    grow_trie,
+    mixed_matches,
+)
 from hf_refspec.index.suffix_array import Continuations, IndexedText, build_suffix_array
 
 VOCAB_SIZE = 3
@@ -55,7 +60,7 @@ def grown_by(grow):
     return grown
 
 
-rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
+rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(rest_trie.mixed_tree)
 
 
 def sampled(texts, context, min_match, budget, most, length):

@@ -16,8 +16,7 @@ from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.retrieval.passages import even_parts
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase, even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays

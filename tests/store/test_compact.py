@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
-from hf_refspec.index.mixed_trie import mixed_tree
-from hf_refspec.index.rest_trie import all_matches, trie_tree
+from hf_refspec.index.rest_trie import all_matches, mixed_tree, trie_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,

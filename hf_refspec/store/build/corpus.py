@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError
+from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import (
     groups_due,
@@ -33,7 +33,7 @@ from ..shards import (
     split_documents,
     write_part,
 )
-from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size, write_tokenizer
+from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size
 from .engine import Engine, TokenBatch, in_order, open_engine, usable_cores
 from .source import Source, open_source
 
@@ -127,7 +127,8 @@ def build_store(
             "hf_refspec": __version__,
             "documents": sum(shard.documents for shard in shards),
         }
-        tokenizer_file = write_tokenizer(folder, tokenizer)
+        content = tokenizer.backend_tokenizer.to_str().encode()
+        tokenizer_file = write_bytes(folder / "tokenizer.json", content)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
         config.write(folder)
         sweep(folder, ARRAY_FILES, config.files())
