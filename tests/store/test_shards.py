@@ -11,7 +11,7 @@ import pytest
 from datastores import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import content_of, flip_last_bit, in_a_child
+from stored import content_of, flip_last_bit
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
 from hf_refspec.store.datastore import Datastore
@@ -59,12 +59,8 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     as_merged = content_of(store)
     merged.merge(progress=False)
     assert content_of(store) == as_merged
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_merging_takes_a_thread_at_least(store, number):
-    with pytest.raises(ValueError, match=f"num_proc must be at least 1, but is {number}"):
-        Datastore(store).merge(num_proc=number)
+    with pytest.raises(ValueError, match="num_proc must be at least 1, but is 0"):
+        merged.merge(num_proc=0)
 
 
 @pytest.mark.parametrize("kind", ["tokens_file", "suffixes_file"])
@@ -74,13 +70,6 @@ def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
     before = content_of(store)
     with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
         merge_store(store, show=False)
-    assert content_of(store) == before
-
-
-def test_a_full_disk_leaves_what_was_to_be_merged(tokenizer, store):
-    before = content_of(store)
-    error = in_a_child(lambda: merge_store(store, show=False), 3000)
-    assert isinstance(error, OSError) and "File too large" in str(error)
     assert content_of(store) == before
 
 
