@@ -66,13 +66,8 @@ def rest_tree(
 ) -> TreeArrays:
     """REST's draft tree: the most frequent nodes of the trie of the longest match's continuations.
 
-    Args:
-        texts, context, min_match: See [`all_matches`].
-        budget (`int`): The most nodes.
-        max_continuations (`int`): How many continuations are read of each text, as in the authors'
-            code the first ones in the order of the suffix array.
-        continuation_length (`int`): How many tokens of each.
-    """
+    Of each text, `max_continuations` are read, `continuation_length` tokens each: as in the
+    authors' code the first ones in the order of the suffix array. See [`all_matches`]."""
     longest = [
         _first(match, max_continuations) for match in all_matches(texts, context, min_match)[:1]
     ]
@@ -166,20 +161,14 @@ class _Orders(NamedTuple):
 
 @kernel(f"{TREE}(Continuations, int64, float64, int64)")
 def grow_trie(read, order_count, pseudo_count, budget):
-    """Grows a draft tree from what followed matches of several lengths, best node first.
+    """Grows a draft tree from what followed matches of several lengths (orders, 0 the longest),
+    best node first.
 
-    At every node each match length (order) that still has continuations there estimates the next
-    token by their frequencies. The longest with n continuations counts with probability
-    n / (n + pseudo_count) and backs off to the next shorter one with the remainder, as prediction
-    by partial matching does; the remainder of the shortest is lost, so that probabilities fall
-    where little is known.
-
-    Args:
-        read: From `sample_continuations`.
-        order_count: The number of orders; 0 is the longest match.
-        pseudo_count: With 0.0 the longest match alone decides.
-        budget: The most nodes.
-    """
+    At every node each order that still has continuations there estimates the next token by their
+    frequencies. The longest with n continuations counts with probability n / (n + pseudo_count) and
+    backs off to the next shorter one with the remainder, as prediction by partial matching does;
+    the remainder of the shortest is lost, so that probabilities fall where little is known. With a
+    pseudo-count of 0 the longest match alone decides."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
     return grow(found, len(read.rows), len(read.rows), budget, False)
