@@ -13,11 +13,11 @@ import requests
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec import Drafter, DraftTree
+from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.apps.serve.server import Server, url
-from hf_refspec.apps.shared.listening import listen
 from hf_refspec.generation.default_drafter import default_sources
 
 NAME = "tiny"

@@ -120,9 +120,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     while isinstance(place, dict):
         name, *rest = rest
         place = place[name][1]
-    module, _, add_arguments = place.partition(".")
+    module, _, function = place.partition(".")
     parser = argparse.ArgumentParser(name)
-    getattr(import_module(f"hf_refspec.apps.cli.{module}"), add_arguments)(parser)
+    getattr(import_module(f"hf_refspec.apps.cli.{module}"), f"add_{function}")(parser)
     return parser.parse_args(rest)
 
 

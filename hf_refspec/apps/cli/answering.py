@@ -40,7 +40,6 @@ from ..shared.prompts import (
     assistant,
     chat_inputs,
     check_chat_template,
-    question_inputs,
     system,
     text_inputs,
     tokens_left,
@@ -56,7 +55,6 @@ _HELP = """\
 
 
 def add_generate(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_generate)
     add = parser.add_argument
     add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")
     add("--prompt-file", type=Path, metavar="FILE")
@@ -64,7 +62,6 @@ def add_generate(parser: ArgumentParser) -> None:
 
 
 def add_chat(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_chat)
     parser.add_argument("--system", metavar="TEXT", help="the system message of the chat")
     _add_answering(parser, max_new_tokens=512)
 
@@ -153,7 +150,7 @@ def _decoding_options(args: Namespace) -> dict[str, Any]:
     return options
 
 
-def _generate(args: Namespace) -> int:
+def generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = _decoding_options(args)
@@ -166,7 +163,7 @@ def _generate(args: Namespace) -> int:
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
     # The chat template is for prompts that are in none already.
     templated = any(token in prompt for token in special)
-    inputs = (text_inputs if templated else question_inputs)(tokenizer, prompt)
+    inputs = text_inputs(tokenizer, prompt) if templated else chat_inputs(tokenizer, [user(prompt)])
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
     max_new_tokens = tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
@@ -202,7 +199,7 @@ def _prompt(args: Namespace) -> str:
     return prompt
 
 
-def _chat(args: Namespace) -> int:
+def chat(args: Namespace) -> int:
     """Answers until the end of the input."""
     quieten_transformers()
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -33,6 +35,29 @@ def positive(text: str) -> int:
 def draft_budget(text: str) -> int | str:
     """Reads how many draft tokens to verify in a pass: an integer of at least 1, or auto."""
     return text if text == "auto" else positive(text)
+
+
+def port(text: str) -> int:
+    """Reads the number of a port."""
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number < 1 << 16:
+        raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
+    return number
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Takes a port, 0 for any that is free, so that nobody else can; errors name the option."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"--port {port} is in use; stop what listens there, or choose another"
+        elif error.errno == errno.EACCES:
+            why = f"--port {port} is not yours to take; choose one above 1023"
+        else:
+            why = f"--host {host} is no address of this machine: {error.strerror}"
+        raise OSError(why) from error
 
 
 def add_model(parser: ArgumentParser) -> None:

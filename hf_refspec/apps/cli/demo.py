@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
-from ..shared.comparison import PLAIN, Comparison, Methods, rate, speedup, verdict
+from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
 from ..shared.console import Terminal
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer
@@ -32,7 +32,6 @@ _COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 
 
 def add_demo(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_demo)
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
     add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
@@ -41,7 +40,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
 
-def _demo(args: Namespace) -> int:
+def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
     quieten_transformers()
     if args.svg is not None and not args.svg.parent.is_dir():
@@ -107,10 +106,12 @@ class Demo:
                 plain = self.comparison.call(PLAIN, inputs)
             self.comparison.record({PLAIN: plain, DRAFTED: drafted})
             self.console.print(legend(self.drafter.stats))
+            place = first_difference(plain.ids, drafted.ids)
+            verdict = "ids identical" if place is None else f"IDS DIFFER from position {place}"
             summary = (
                 f"{name}: plain {rate([plain]):.1f} tokens/s, drafted {rate([drafted]):.1f} "
                 f"tokens/s: {speedup([plain], [drafted]):.2f}x; MAT {self.drafter.stats.mat:.2f}; "
-                f"{verdict(plain.ids, drafted.ids)}"
+                f"{verdict}"
             )
             self.console.print(Text(summary, "bold"), end="\n\n")
             text = self.tokenizer.decode(drafted.ids, skip_special_tokens=True)

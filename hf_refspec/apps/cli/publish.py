@@ -10,12 +10,10 @@ from ...extras import require
 from ...store.folder import new_folder
 from ...store.hub import push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
-from ..shared.listening import listen, port
-from .arguments import add_model, quieten_transformers
+from .arguments import add_model, listen, port, quieten_transformers
 
 
 def add_space(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_space)
     add = parser.add_argument
     add_model(parser)
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
@@ -26,7 +24,7 @@ def add_space(parser: ArgumentParser) -> None:
     add("--package", metavar="PACKAGE", help=f"with --push: {PACKAGE}")
 
 
-def _space(args: Namespace) -> int:
+def space(args: Namespace) -> int:
     require("gradio", "hf-refspec space", "space")
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None:
@@ -45,7 +43,6 @@ def _space(args: Namespace) -> int:
 
 
 def add_publish(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_publish)
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
     add("--private", action="store_true", default=None, help="make a new repository private")
@@ -53,7 +50,7 @@ def add_publish(parser: ArgumentParser) -> None:
     add("--package", metavar="PACKAGE", help=PACKAGE)
 
 
-def _publish(args: Namespace) -> int:
+def publish(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
     contents = generate_repository(args.repo, package(args.package))
     if args.out is None:

@@ -26,7 +26,7 @@ from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.console import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
-from ..shared.prompts import question_inputs
+from ..shared.prompts import chat_inputs, user
 from .arguments import (
     add_model,
     add_source,
@@ -40,7 +40,6 @@ EXCERPT = 160  # characters of a passage
 
 
 def add_ralm(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_ralm)
     add_source(parser)
     add = parser.add_argument
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
@@ -53,7 +52,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     )
 
 
-def _ralm(args: Namespace) -> int:
+def ralm(args: Namespace) -> int:
     """Prints answers and how they came about; returns 1 if speculation has changed one."""
     quieten_transformers()
     check_source(args)
@@ -68,18 +67,14 @@ def _ralm(args: Namespace) -> int:
         corpus = printable(base.config.source["corpus"])
         length = base.config.chunk_length
         print(f"{len(base):,} passages of at most {length} tokens out of {corpus}", flush=True)
-        options = {
-            "custom_generate": iterative_ralm,
-            "retriever": SparseRetriever(base),
-            "tokenizer": tokenizer,
-            "max_new_tokens": args.max_new_tokens,
-        }
+        options = {"custom_generate": iterative_ralm, "retriever": SparseRetriever(base)}
+        options |= {"tokenizer": tokenizer, "max_new_tokens": args.max_new_tokens}
         methods: Methods = {"baseline": {"speculation": None}, "speculated": {}}
         comparison = Comparison(model, lambda: methods, **options)
         try:
             for question in args.question:
                 console.print(Text(f"\n── {question}", "dim"))
-                inputs = question_inputs(tokenizer, question).to(model.device)
+                inputs = chat_inputs(tokenizer, [user(question)]).to(model.device)
                 stats = RetrievalStats()
                 streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
                 torch.manual_seed(len(comparison.calls["baseline"]))
@@ -104,13 +99,12 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStat
 
 
 def add_knn_build(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_knn_build)
     add_source(parser)
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
 
 
-def _knn_build(args: Namespace) -> int:
+def knn_build(args: Namespace) -> int:
     """Builds a kNN datastore, all of it or nothing, and prints its size."""
     quieten_transformers()
     if args.out.exists():
@@ -129,7 +123,6 @@ def _knn_build(args: Namespace) -> int:
 
 
 def add_recycle(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_recycle)
     add_source(parser)
     add = parser.add_argument
     add_model(parser)
@@ -138,7 +131,7 @@ def add_recycle(parser: ArgumentParser) -> None:
     add("--license", help="of the corpus, for the card")
 
 
-def _recycle(args: Namespace) -> int:
+def recycle(args: Namespace) -> int:
     check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")

@@ -8,10 +8,9 @@ from contextlib import suppress
 
 from ...drafting.compilation import drafting_kernels
 from ...extras import require
-from ..shared.listening import listen, port
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
-from .arguments import add_model, log_to_stderr, positive, quieten_transformers
+from .arguments import add_model, listen, log_to_stderr, port, positive, quieten_transformers
 
 logger = logging.getLogger("hf_refspec")
 
@@ -25,7 +24,6 @@ _LIMITS = (
 
 
 def add_serve(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_serve)
     add = parser.add_argument
     add_model(parser)
     add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
@@ -49,7 +47,7 @@ def add_serve(parser: ArgumentParser) -> None:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 
 
-def _serve(args: Namespace) -> int:
+def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "hf-refspec serve", "serve")

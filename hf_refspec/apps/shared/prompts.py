@@ -53,7 +53,10 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat in the model's template, up to where its answer begins: ids and mask, `(1, n)`."""
+    """A chat in the model's template, up to where its answer begins, or without one as a text: ids
+    and mask, `(1, n)`."""
+    if tokenizer.chat_template is None:
+        return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
     return tokenizer.apply_chat_template(
         list(messages),
         add_generation_prompt=True,
@@ -61,13 +64,6 @@ def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message])
         return_dict=True,
         tokenizer_kwargs={"return_token_type_ids": False},
     )
-
-
-def question_inputs(tokenizer: PreTrainedTokenizerBase, question: str) -> BatchEncoding:
-    """A question in the chat template, if there is one; otherwise as it is."""
-    if tokenizer.chat_template is None:
-        return text_inputs(tokenizer, question)
-    return chat_inputs(tokenizer, [user(question)])
 
 
 def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:

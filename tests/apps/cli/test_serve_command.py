@@ -13,8 +13,8 @@ import pytest
 from texts import some_texts
 
 from hf_refspec import Datastore
+from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.listening import listen
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import byte_model
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
-from hf_refspec.apps.shared.prompts import question_inputs, text_inputs, tokens_left
+from hf_refspec.apps.shared.prompts import chat_inputs, text_inputs, tokens_left, user
 
 CONFIG = LlamaConfig(max_position_embeddings=20)
 
@@ -23,6 +23,6 @@ def test_new_tokens_end_where_the_context_does(tokenizer, config, length, left):
 def test_a_question_is_in_the_chat_template_where_there_is_one():
     tokenizer = byte_model.byte_tokenizer()
     for expected in ("user: cat\nassistant: ", "cat"):
-        ids = question_inputs(tokenizer, "cat")["input_ids"][0]
+        ids = chat_inputs(tokenizer, [user("cat")])["input_ids"][0]
         assert tokenizer.decode(ids) == expected
         tokenizer.chat_template = None
