@@ -21,8 +21,6 @@ from ...store.names import ask_hub, is_here
 
 logger = logging.getLogger("hf_refspec")
 
-DTYPES = ("float32", "bfloat16", "float16")
-
 
 def positive(text: str) -> int:
     """Reads an integer of at least 1."""
@@ -60,17 +58,14 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(why) from error
 
 
-def add_model(parser: ArgumentParser) -> None:
+def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
     """Adds the arguments that choose the model and how it is loaded."""
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
-    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
-    add_device_map(parser)
-
-
-def add_device_map(parser: ArgumentParser) -> None:
-    """Adds the argument that places the model."""
-    parser.add_argument(
+    if dtype:
+        help = "by default the model's own; float32 for the default model"
+        add("--dtype", choices=("float32", "bfloat16", "float16"), help=help)
+    add(
         "--device-map",
         "--device",
         metavar="MAP",

@@ -21,7 +21,7 @@ from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_contr
 from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import assistant, chat_inputs, check_chat_template, system
 from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
-from .arguments import add_device_map, positive, quieten_transformers, read_text
+from .arguments import add_model, positive, quieten_transformers, read_text
 
 DRAFTED = "drafted"
 EXCERPT_LINES = 8
@@ -32,10 +32,10 @@ _COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 
 
 def add_demo(parser: ArgumentParser) -> None:
+    parser.epilog = "The model decodes in float32, so that all ids are equal."
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
-    add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
-    add_device_map(parser)
+    add_model(parser, dtype=False)
     add("--max-new-tokens", type=positive, default=160, metavar="N")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 

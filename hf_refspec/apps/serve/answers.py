@@ -8,6 +8,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from starlette.responses import StreamingResponse
@@ -126,14 +127,13 @@ class CompletionAnswer(Answer):
         return {"text": part or ""}
 
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        offsets = [offset]
-        for each in logprobs:
-            offsets.append(offsets[-1] + len(each.token))
+        tokens = [each["token"] for each in logprobs]
+        top = [{t["token"]: t["logprob"] for t in each["top_logprobs"]} for each in logprobs]
         return {
-            "tokens": [each.token for each in logprobs],
-            "token_logprobs": [each.logprob for each in logprobs],
-            "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
-            "text_offset": offsets[:-1],
+            "tokens": tokens,
+            "token_logprobs": [each["logprob"] for each in logprobs],
+            "top_logprobs": top,
+            "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)][: len(tokens)],
         }
 
 
@@ -166,11 +166,7 @@ class ChatAnswer(Answer):
         return {"delta": {"content": part}}
 
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        content = [
-            {**each.described(), "top_logprobs": [top.described() for top in each.top]}
-            for each in logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": logprobs, "refusal": None}
 
 
 def _described_call(call: Call) -> Event:

@@ -17,9 +17,9 @@ class _Nothing(Source):
         return DraftTree.empty()
 
 
-class RequestSource(Source):
-    """Drafts what `source` does, which is the next call's own. It serves all requests, so that a
-    blend keeps what it has learned of its estimates."""
+class Prediction(Source):
+    """Drafts what `source` does, which is the next call's own: copies of the answer that its client
+    expects. It serves all requests, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
         self.source: Source = _Nothing()
@@ -45,12 +45,9 @@ class RequestSource(Source):
         self.source, self.prunes = _Nothing(), False
 
 
-class Prediction(RequestSource):
-    """Copies from the answer that a client expects."""
-
-
-class Grammar(RequestSource):
-    """Drafts what a schema or the form of a call forces, until the request's `budget` is spent."""
+class Grammar(Prediction):
+    """As above, what a schema or the form of a call forces, until the request's `budget` is
+    spent."""
 
     def __init__(self) -> None:
         super().__init__()

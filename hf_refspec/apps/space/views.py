@@ -34,8 +34,7 @@ def source_class(source: int) -> str:
 
 
 def conversation_html(conversation: Conversation, error: str = "", wait: str = "") -> str:
-    """All messages and answers, both columns of the last one and what it waits for, and an error at
-    the end."""
+    """All messages and answers, both columns of the last one, and an error at the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
@@ -52,18 +51,14 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
 
 def _lane(title: str, lane: Lane, race: Race) -> str:
     width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
-    figures = (
-        f"{len(lane.ids)} tokens",
-        f"{lane.passes} passes",
-        f"MAT {lane.mat:.2f}",
-        f"{lane.seconds:.1f} s",
-    )
+    counts = f"<span>{len(lane.ids)} tokens</span><span>{lane.passes} passes</span>"
+    figures = f"{counts}<span>MAT {lane.mat:.2f}</span><span>{lane.seconds:.1f} s</span>"
     return (
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
         f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
         f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
         f'<div class="text">{_text(lane)}</div>'
-        f'<div class="figures">{"".join(f"<span>{each}</span>" for each in figures)}</div></div>'
+        f'<div class="figures">{figures}</div></div>'
     )
 
 
@@ -116,8 +111,7 @@ class _Place(NamedTuple):
 def tree_html(
     step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The tree from left to right, accepted nodes in the first row, each in its source's colour; it
-    grows from the token `before`."""
+    """The tree that grows from the token `before` to the right, accepted nodes in the first row."""
     tree, path, owners = step.tree, step.accepted(), step.sources()
     own = len(tree)  # behind the tree's nodes the target's own token, a child of the accepted path
     parents = [*tree.parents.tolist(), path[-1] if path else ROOT]
@@ -152,8 +146,7 @@ def tree_html(
 def step_html(
     number: int, steps: list[Step], sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The figures of a step, by its number from 1 on, and its tree. The first step is the prefill,
-    which verifies no draft."""
+    """The figures of a step, by its number from 1 on, and its tree; the first is the prefill."""
     step = steps[number - 1]
     before = tokenizer.decode([steps[number - 2].tokens[-1]]) if number > 1 else "prompt"
     accepted, text = len(step.accepted()), visible(tokenizer.decode(step.tokens))
@@ -182,10 +175,8 @@ def visible(text: str) -> str:
 def _places(
     parents: list[int], probs: list[float], path: list[int], texts: list[str]
 ) -> dict[int, _Place]:
-    """The place of each node's box, and of the root's, whose text is the last one.
-
-    A node's best child stands in its row: the one on the accepted path, or else the most probable.
-    """
+    """The place of each node's box, and of the root's, whose text is the last one. A node's best
+    child stands in its row: the one on the accepted path, or else the most probable."""
     children = defaultdict(list)
     for node, parent in enumerate(parents):
         children[parent].append(node)
