@@ -129,15 +129,11 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
 
 def _decoding_options(args: Namespace) -> dict[str, Any]:
     """Checks the sampling options, sets the seed, and returns what is for `generate`."""
-    options: dict[str, Any] = {
-        "do_sample": args.do_sample,
-        "max_draft_tokens": args.max_draft_tokens,
-    }
+    options = {name: getattr(args, name) for name in ("do_sample", "max_draft_tokens")}
     for name in ("temperature", "seed"):
-        if getattr(args, name) is not None and not args.do_sample:
-            raise ValueError(
-                f"--{name} {getattr(args, name)} has no effect without --do-sample; add it"
-            )
+        value = getattr(args, name)
+        if value is not None and not args.do_sample:
+            raise ValueError(f"--{name} {value} has no effect without --do-sample; add it")
     if args.temperature is not None:
         if not args.temperature > 0:
             raise ValueError(f"--temperature {args.temperature} must be above 0")
@@ -228,8 +224,7 @@ def chat(args: Namespace) -> int:
 @dataclass
 class Chat:
     """A conversation; each line of the standard input is a message. `document` stands before the
-    first, `opening` has the system message if there is one, and `options` are for `generate`,
-    `max_new_tokens` among them."""
+    first, `opening` has the system message if there is one, `options` are for `generate`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -277,16 +272,16 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
-        first = not self.messages and self.document is not None
-        content = with_document(self.document or "", question) if first else question
+        about, content = ("this conversation", "/reset begins a new one"), question
+        if not self.messages:
+            about = "this message", "shorten it"
+            if self.document is not None:
+                content = with_document(self.document, question)
         messages = [*self.messages, user(content)]
         inputs = chat_inputs(self.tokenizer, [*self.opening, *messages])
-        noun, hint = "this conversation", "/reset begins a new one"
-        if not self.messages:
-            noun, hint = "this message", "shorten it"
         wanted = self.options["max_new_tokens"]
         try:
-            fitting = tokens_left(inputs, self.model.config, noun, hint, wanted)
+            fitting = tokens_left(inputs, self.model.config, *about, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
             return
@@ -305,15 +300,11 @@ class Chat:
         """Streams an answer; returns `None` if it was broken off."""
         stream = AnswerStream(self.console, self.tokenizer)
         self.drafter.listener = stream.put
+        options = {**self.options, "max_new_tokens": max_new_tokens}
         try:
             with Interrupt() as interrupt:
-                answer = decode(
-                    self.model,
-                    inputs,
-                    **{**self.options, "max_new_tokens": max_new_tokens},
-                    candidate_generator=self.drafter,
-                    stopping_criteria=StoppingCriteriaList([interrupt]),
-                )
+                options["stopping_criteria"] = StoppingCriteriaList([interrupt])
+                answer = decode(self.model, inputs, **options, candidate_generator=self.drafter)
         except KeyboardInterrupt:
             return None
         finally:

@@ -235,7 +235,7 @@ class Stream:
 
     def _read(self, row: int, piece: Piece) -> list[Event]:
         reader = self._readers[row]
-        parts = [piece.text] if reader is None else reader.feed(piece.text)
+        parts = [piece.text] if reader is None else reader.read(piece.text)
         if not parts and piece.logprobs:
             parts = [""]  # the text is held back
         events = []
@@ -253,7 +253,7 @@ class Stream:
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         reader = self._readers[row]
-        parts = [] if reader is None else reader.end()
+        parts = [] if reader is None else reader.read(None)
         events = [event for part in parts for event in self.answer.add(row, part, [])]
         return [*events, *self.answer.end(row, generation)]
 

@@ -87,36 +87,28 @@ class CallReader:
         self._body = ""  # of the call that is being read
         self._failed = False
 
-    def feed(self, text: str) -> list[Part]:
+    def read(self, text: str | None) -> list[Part]:
+        """The parts that a piece of the answer completes; `None` is its end."""
         if self._failed:
-            return [text]
+            return [] if text is None else [text]
         try:
-            return self._parts(self._parser.feed(text))
+            events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
+            return [part for event in events for part in self._parts(event)]
         except (ValueError, KeyError, TypeError):  # of JSON, or of what it describes
             self._failed = True
-            return [self._body + text]
+            return [self._body + (text or "")]
 
-    def end(self) -> list[Part]:
-        if self._failed:
+    def _parts(self, event: dict[str, Any]) -> list[Part]:
+        text, is_call = event.get("text") or "", event.get("field") == "tool_calls"
+        if is_call and event["type"] == "region_close":
+            parts, self._body = calls_in(event["value"]) or [self._body], ""
+            return parts
+        if not text or event["type"] != "region_chunk":
             return []
-        try:
-            return self._parts(self._parser.finalize()[1])
-        except (ValueError, KeyError, TypeError):
-            return [self._body]
-
-    def _parts(self, events: Sequence[dict[str, Any]]) -> list[Part]:
-        parts: list[Part] = []
-        for event in events:
-            is_call = event.get("field") == "tool_calls"
-            text = event.get("text") or ""
-            if is_call and event["type"] == "region_chunk":
-                self._body += text
-            elif is_call and event["type"] == "region_close":
-                parts += calls_in(event["value"]) or [self._body]
-                self._body = ""
-            elif text and event["type"] == "region_chunk":
-                parts.append(text if event["field"] == "content" else Reasoning(text))
-        return parts
+        if is_call:
+            self._body += text
+            return []
+        return [text if event["field"] == "content" else Reasoning(text)]
 
 
 def calls_in(value: Any) -> list[Part]:
