@@ -150,9 +150,8 @@ def generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = _decoding_options(args)
-    context, prompt = args.context and read_text(args.context, "--context"), _prompt(args)
-    if context is not None:
-        prompt = with_document(context, prompt)
+    context = args.context and read_text(args.context, "--context")
+    prompt = with_document(context, _prompt(args))
     tokenizer = load_tokenizer(args.model)
     drafter = Blend(sources(args, tokenizer))
     added = tokenizer.added_tokens_decoder.values()
@@ -272,12 +271,10 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
-        about, content = ("this conversation", "/reset begins a new one"), question
-        if not self.messages:
-            about = "this message", "shorten it"
-            if self.document is not None:
-                content = with_document(self.document, question)
-        messages = [*self.messages, user(content)]
+        about, document = ("this message", "shorten it"), self.document
+        if self.messages:
+            about, document = ("this conversation", "/reset begins a new one"), None
+        messages = [*self.messages, user(with_document(document, question))]
         inputs = chat_inputs(self.tokenizer, [*self.opening, *messages])
         wanted = self.options["max_new_tokens"]
         try:

@@ -19,16 +19,20 @@ from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, ra
 from ..shared.console import Terminal
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer
-from ..shared.prompts import assistant, chat_inputs, check_chat_template, system
+from ..shared.prompts import (
+    assistant,
+    chat_inputs,
+    check_chat_template,
+    system,
+    user,
+    with_document,
+)
 from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
 from .arguments import add_model, positive, quieten_transformers, read_text
 
 DRAFTED = "drafted"
 EXCERPT_LINES = 8
 _SMALL = 1e9  # parameters
-_OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
-_DRAFTS = "Drafts change none of its words, only how soon they come. "
-_COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 
 
 def add_demo(parser: ArgumentParser) -> None:
@@ -93,8 +97,10 @@ class Demo:
         if scene.document is not None:
             self._print_document(scene.document)
         messages = [] if scene.system is None else [system(scene.system)]
-        for name, question, message in scene.turns():
-            messages.append(message)
+        for number, question in enumerate(scene.questions, 1):
+            name = scene.name if len(scene.questions) == 1 else f"{scene.name} {number}"
+            document = scene.document if number == 1 else None
+            messages.append(user(with_document(document, question)))
             inputs = chat_inputs(self.tokenizer, messages).to(self.comparison.model.device)
             self.console.print(Text(f"> {without_controls(question)}", "bold"))
             stream = AnswerStream(self.console, self.tokenizer)
@@ -131,13 +137,16 @@ class Demo:
         threads, parameters = torch.get_num_threads(), model.num_parameters()
         on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
         colors = self.console.color_system is not None and not self.console.no_color
-        self.console.print(
-            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
-            f"{str(model.dtype).removeprefix('torch.')}, on "
-            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
-            f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
-            f"{_COLORS if colors or self.console.record else ''}\n"
-        )
+        parts = [
+            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, float32, on "
+            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}."
+        ]
+        if parameters < _SMALL:
+            parts.append("A model of this size knows little and often errs.")
+        parts.append("Drafts change none of its words, only how soon they come.")
+        if colors or self.console.record:
+            parts.append("Coloured words were drafted by look-up, and accepted by the model.")
+        self.console.print(" ".join(parts), end="\n\n")
 
     def _print_document(self, document: str) -> None:
         """The first lines of the text in the prompt, and how long it is."""

@@ -18,7 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from .answers import Answer, ChatAnswer, CompletionAnswer, EventStream, Stream
+from .answers import Answer, EventStream, Stream
 from .engine import Engine
 from .errors import ApiError, answer_errors, not_json, too_many
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
@@ -50,10 +50,7 @@ def make_app(
     reader = Reader()
 
     async def answered(
-        http: Request,
-        kind: type[RequestT],
-        prepare: Callable[[RequestT], Prepared],
-        answer: type[Answer],
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], Prepared]
     ) -> Response:
         def read(body: bytes) -> tuple[RequestT, Prepared]:
             request = parsed(kind, body)
@@ -64,18 +61,18 @@ def make_app(
         async def response() -> Response:
             request, prepared = await reader.read(read, body)
             prepared = await served.constrained(prepared)
-            stream = Stream(engine, prepared, answer(served.name, request))
+            stream = Stream(engine, prepared, Answer(served.name, request))
             return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
 
         return await unless_left(http, response())
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat_completions(http: Request) -> Response:
-        return await answered(http, ChatRequest, served.chat, ChatAnswer)
+        return await answered(http, ChatRequest, served.chat)
 
     @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
     async def completions(http: Request) -> Response:
-        return await answered(http, CompletionRequest, served.completion, CompletionAnswer)
+        return await answered(http, CompletionRequest, served.completion)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -25,9 +25,9 @@ def assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
-def with_document(document: str, question: str) -> str:
-    """A message that shows a text and then asks about it."""
-    return f"{document.strip()}\n\n{question}"
+def with_document(document: str | None, question: str) -> str:
+    """A message that shows a text, if there is one, and then asks about it."""
+    return f"{document.strip()}\n\n{question}" if document and document.strip() else question
 
 
 def tokens_left(

@@ -119,8 +119,7 @@ class Conversation:
         for earlier, race in self.turns:
             messages += [user(earlier), assistant(race.drafted.text)]
         messages.append(user(message))
-        if self.document.strip():
-            messages[0] = user(with_document(self.document, messages[0]["content"]))
+        messages[0] = user(with_document(self.document, messages[0]["content"]))
         inputs = chat_inputs(host.tokenizer, messages)
         noun, hint = "the message with its document", "shorten them"
         if self.turns:
