@@ -79,9 +79,8 @@ def measure(
     turns: int | None,
     max_new_tokens: int,
 ) -> None:
-    """Answers the first `turns` turns of chats by all methods, each turn after plain decoding's
-    answers to the earlier ones. Prompts that are too long are left out; ctrl-C keeps what was
-    measured."""
+    """Answers chats by all methods, each turn after plain decoding's answers to the earlier ones.
+    Prompts that are too long are left out; ctrl-C keeps what was measured."""
     comparison.warm_up()
     model = comparison.model
     try:
@@ -124,8 +123,7 @@ def replay(
     vocab_size: int,
     max_draft_tokens: int,
 ) -> SpeculationStats:
-    """Walks along recorded answers with a drafter that learns from tokens alone, and counts as
-    `generate` would if a model wrote them."""
+    """Counts as `generate` would if a model wrote these answers; the drafter sees tokens alone."""
     stats = SpeculationStats()
     for prompt_ids, answer_ids in answers:
         drafter.begin(np.array(prompt_ids), vocab_size)

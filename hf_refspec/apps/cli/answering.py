@@ -317,8 +317,7 @@ class Chat:
 
 
 class Interrupt(StoppingCriteria):
-    """While it is entered, Ctrl-C ends an answer after the forward pass that is under way; a second
-    one breaks off at once, as `KeyboardInterrupt`."""
+    """Makes Ctrl-C end an answer after the present pass; a second one breaks off at once."""
 
     came = False  # whether there was one
 

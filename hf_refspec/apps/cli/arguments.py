@@ -98,8 +98,7 @@ def check_source(args: Namespace) -> None:
 
 
 def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | None, str | None]:
-    """The documents that the arguments name, and the corpus's name and licence if a preset has
-    them. Which column of a dataset is read is printed."""
+    """The documents that the arguments name, and the name and licence that a preset has."""
     check_source(args)
     if args.source:
         return (args.source[0] if len(args.source) == 1 else args.source), None, None

@@ -1,5 +1,4 @@
-"""What measures: `hf-refspec check`, what drafts of a model cost; `bench`, whether they pay for
-prompts; `store evaluate`, whether a datastore pays. And `warmup`, which compiles before that."""
+"""`hf-refspec check`, `bench` and `store evaluate` measure, and `warmup` compiles before that."""
 
 from __future__ import annotations
 

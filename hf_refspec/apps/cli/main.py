@@ -59,8 +59,7 @@ _NOT_IN_A_PATH = r"(?<![\w/.-])"
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that refuses unknown arguments itself, with its own usage: the parser
-    above it would print another. Its commands are parsers of this class too."""
+    """Refuses unknown arguments with its own usage; the parser above it would print another."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
@@ -70,8 +69,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after
-    ctrl-C, also while libraries are loaded."""
+    """Returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after ctrl-C."""
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
@@ -135,9 +133,8 @@ def _print_help(parser: Parser, _: argparse.Namespace) -> int:
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """A message with the options of a command in place of Python's arguments, and commands in place
-    of a datastore's methods: `max_bytes=100` becomes `--max-bytes 100`, and `compact()` becomes
-    `hf-refspec store compact`."""
+    """Puts options and commands in the place of Python's names: `max_bytes=100` becomes
+    `--max-bytes 100`, and `compact()` becomes `hf-refspec store compact`."""
     for name in vars(args):
         option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
         message = re.sub(rf"{word}=True\b", option, message)

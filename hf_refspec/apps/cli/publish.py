@@ -1,5 +1,4 @@
-"""`hf-refspec space` and `publish`: the page in the browser, here or as a Space on the Hub, and the
-Hub repository for `generate(custom_generate="user/name")`."""
+"""`hf-refspec space`, the page here or on the Hub, and `publish`, the Hub's repository."""
 
 from __future__ import annotations
 

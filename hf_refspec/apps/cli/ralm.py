@@ -1,5 +1,4 @@
-"""`hf-refspec ralm`: a model answers from texts that it retrieves as it writes; `knn build` and
-`store recycle`: what a model expects next in texts."""
+"""`hf-refspec ralm`, `knn build` and `store recycle`: what a model finds or expects in texts."""
 
 from __future__ import annotations
 

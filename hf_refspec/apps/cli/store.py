@@ -194,8 +194,7 @@ def _print_below(
     tokenizer: PreTrainedTokenizerBase,
     depth: int = 1,
 ) -> None:
-    """Prints a line for each node below a parent, what it adds to the text `path`; the most
-    probable first, children indented below their parent."""
+    """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
     known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
     for node in np.flatnonzero(tree.parents == parent).tolist():
         longer = [*path, int(tree.tokens[node])]

@@ -42,9 +42,8 @@ class Choice:
 
 
 class Answer:
-    """The answer to a chat or to a completion, with a choice for each row. It receives a row's
-    parts one after another, each with the log probabilities of its tokens, and returns what a
-    stream then sends."""
+    """The answer to a chat or a completion, with a choice for each row. It receives a row's parts
+    one after another, and returns what a stream then sends."""
 
     def __init__(self, model: str, request: TextRequest) -> None:
         self._is_chat = isinstance(request, ChatRequest)
@@ -151,8 +150,7 @@ def _described_call(call: Call) -> Event:
 
 def usage(generations: Sequence[Generation]) -> dict[str, Any]:
     """The tokens of a request, whose prompt counts once. Tokens of a prediction are accepted if
-    they were drafted and the model chose them, and rejected otherwise; `completion_tokens` counts
-    the answers alone."""
+    they were drafted and the model chose them, and rejected otherwise."""
     prompt = generations[0].prompt_tokens
     completion = sum(each.tokens for each in generations)
     accepted = sum(each.accepted_prediction_tokens for each in generations)
@@ -169,8 +167,7 @@ def usage(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 class Stream:
-    """Submits a request to the engine, and has its answer written in the event loop, piece by
-    piece."""
+    """Submits a request, and has its answer written in the event loop, piece by piece."""
 
     def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
         self._engine = engine

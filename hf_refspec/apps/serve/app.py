@@ -1,5 +1,4 @@
-"""The routes, with their documentation at `/docs`, and how bodies are received. A body is measured
-as it arrives; it is parsed and tokenised outside of the event loop."""
+"""The routes, with their documentation at `/docs`, and how bodies are received."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ ResultT = TypeVar("ResultT")
 def make_app(
     served: ServedModel, engine: Engine, max_body_bytes: int, hosts: Sequence[str] | None = None
 ) -> FastAPI:
-    """An app that answers requests with an engine. `hosts` are the names by which clients may reach
-    it; any by default."""
+    """Answers requests with an engine, to clients that reach it by one of the names `hosts`."""
     app = FastAPI(title="hf_refspec", redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
     if hosts is not None:
@@ -134,8 +132,7 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
 
 
 class Reader:
-    """A thread that parses and tokenises one request at a time: several threads would only take
-    turns with each other and with the event loop."""
+    """Parses and tokenises one request at a time: threads would only take turns with each other."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reader")

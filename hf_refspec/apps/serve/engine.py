@@ -1,5 +1,4 @@
-"""The thread that decodes: as many requests together as there are rows; the others wait in the
-order in which they came. Its metrics say what it has done."""
+"""The thread that decodes as many requests together as there are rows; others wait in order."""
 
 from __future__ import annotations
 

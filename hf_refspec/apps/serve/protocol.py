@@ -1,5 +1,4 @@
-"""The requests, as OpenAI documents them, what of them is supported, and how they are read from a
-body: as JSON, then field by field, up to the first mistake."""
+"""The requests, as OpenAI documents them, what of them is supported, and how they are read."""
 
 from __future__ import annotations
 

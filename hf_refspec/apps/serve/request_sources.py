@@ -18,8 +18,8 @@ class _Nothing(Source):
 
 
 class Prediction(Source):
-    """Drafts what `source` does, which is the next call's own: copies of the answer that its client
-    expects. It serves all requests, so that a blend keeps what it has learned of its estimates."""
+    """Drafts what the request's own `source` does: copies of the answer that its client expects.
+    It serves all requests, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
         self.source: Source = _Nothing()
@@ -46,8 +46,7 @@ class Prediction(Source):
 
 
 class Grammar(Prediction):
-    """As above, what a schema or the form of a call forces, until the request's `budget` is
-    spent."""
+    """As above, what a schema or the form of a call forces, until the `budget` is spent."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Checks a request against the model, and prepares it for generation: ids, options of `generate`,
-logits processors, and what constrains the answer."""
+"""Checks a request against the model, and prepares it for generation."""
 
 from __future__ import annotations
 
@@ -190,8 +189,7 @@ def _sampling_options(request: TextRequest) -> dict[str, Any]:
 
 
 def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
-    """What changes the logits before they are sampled from. They go by the ids alone, so that
-    several rows may share them."""
+    """What changes the logits. They go by the ids alone, so that several rows may share them."""
     processors: list[LogitsProcessor] = []
     if request.logit_bias:
         biases = [[[token], float(bias)] for token, bias in request.logit_bias.items()]

@@ -1,8 +1,7 @@
 """Tool calls: how a model learns of the tools, and how its calls are read from its text.
 
-Chat templates that know tools show them, and tokenizers may say how calls are to be read. Where
-they do not, the form is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}
-</tool_call>`. Calls that a request demands always have it.
+Where chat templates know no tools, and tokenizers do not say how calls are read, the form is that
+of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ Part = str | Reasoning | Call
 
 
 class CallReader:
-    """Finds calls in an answer to a prompt, as it comes, by transformers' response parser. Calls
-    have the tokenizer's `response_template`, or, where there is none or they are `forced`, the
-    common form. What is meant to be a call and is not stays text."""
+    """Finds calls in an answer as it comes. They have the form of the tokenizer's
+    `response_template`, or, where there is none or they are `forced`, the common one."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Sequence[Tool], forced: bool
@@ -132,8 +130,7 @@ def calls_in(value: Any) -> list[Part]:
 def template_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for the chat template. If it knows no tools, the system message lists
-    them, and calls and their results are texts."""
+    """Messages and tools for the chat template; as texts, if it knows no tools."""
     shown = [each.model_dump(exclude_none=True) for each in tools]
     template = tokenizer.get_chat_template(tools=shown or None)
     if re.search(r"\btools\b", template):
@@ -164,8 +161,7 @@ def _as_text(message: ChatMessage) -> str:
 
 
 def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages for templates that know tools: with arguments as objects, and the name of the
-    function that a result is from."""
+    """Messages with arguments as objects, and the function that a result is from."""
     names: dict[str | None, str] = {}
     described = []
     for each in messages:

@@ -28,8 +28,7 @@ _WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call of `generate`: the new ids, those of several rows one after another, the seconds
-    that it took, and the model's forward passes."""
+    """The new ids of a call, row after row, the seconds it took, and the model's forward passes."""
 
     ids: list[int]
     seconds: float
@@ -91,8 +90,7 @@ def first_difference(plain_ids: Sequence[int], other_ids: Sequence[int]) -> int 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast one method is as another, over all prompts together, with the bounds
-    of 90 % of the ratios of prompts resampled from these."""
+    """How many times as fast a method is as another, with bounds of 90 % over resampled prompts."""
 
     prompts: int
     ratio: float
@@ -126,12 +124,8 @@ class Gain:
 
 
 class Comparison:
-    """Several methods that answer the same prompts by turns, so that other processes disturb all of
-    them alike. The others are compared with the first.
-
-    `new_methods` returns the methods with new drafters; `options` are the arguments of `generate`
-    that all of them have.
-    """
+    """Several methods that answer the same prompts by turns; others are compared with the first.
+    `new_methods` returns them with new drafters, `options` are the arguments of all of them."""
 
     def __init__(
         self, model: PreTrainedModel, new_methods: Callable[[], Methods], **options: Any
@@ -166,7 +160,7 @@ class Comparison:
 
     def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
         """Decodes a prompt by all methods, in another order for each prompt; returns the first
-        method's call. When it raises, as on ctrl-C, no call of this prompt counts."""
+        method's call. If it raises, as on ctrl-C, no call of this prompt counts."""
         order = random.Random(len(self.calls[self.first]))
         names = order.sample(list(self.methods), len(self.methods))
         found = {name: self.call(name, inputs, **options) for name in names}
@@ -202,8 +196,8 @@ class Comparison:
         return table
 
     def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
-        """Prints the table, and for each method whether it pays and why: compared with the first
-        method, or with the one that `over` names. Returns 1 if texts differ in float32."""
+        """Prints the table, and for each method whether it pays, compared with the first or with
+        the one that `over` names. Returns 1 if texts differ in float32."""
         console.print(self.table())
         for name in list(self.calls)[1:]:
             other = (over or {}).get(name, self.first)

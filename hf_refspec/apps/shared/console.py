@@ -8,8 +8,7 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """A rich console without automatic highlighting. A broken pipe reaches the caller: rich itself
-    would exit with 1, which here means that ids differ."""
+    """A console without highlighting; rich's own would exit with 1 when a pipe breaks."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, **options)

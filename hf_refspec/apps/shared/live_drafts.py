@@ -26,9 +26,8 @@ Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 
 class LiveDrafts(Blend):
-    """A [`Blend`] that tells its `listener` in each step which source drafted each accepted token:
-    the first of several. Meanwhile `verified` is the tree of the step, and `drafts` has what each
-    source drafted for it."""
+    """Tells its `listener` in each step which source first drafted each accepted token. Meanwhile
+    `verified` is the tree of the step, and `drafts` has what each source drafted for it."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -52,8 +51,8 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets it
-    word by word, with lines broken between words; elsewhere lines stay as they are."""
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets
+    lines broken between words."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console

@@ -33,8 +33,7 @@ def with_document(document: str | None, question: str) -> str:
 def tokens_left(
     prompt: BatchEncoding, config: PretrainedConfig, noun: str, hint: str, wanted: int
 ) -> int:
-    """How many of the `wanted` new tokens fit into the model's context after a prompt; refuses one
-    that leaves no room, with the `hint` what to do."""
+    """How many of the `wanted` tokens fit into the context after a prompt; at least one must."""
     length, longest = prompt["input_ids"].shape[1], context_length(config)
     if longest is None:
         return wanted
@@ -53,8 +52,7 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat in the model's template, up to where its answer begins, or without one as a text: ids
-    and mask, `(1, n)`."""
+    """A chat up to where its answer begins, in the model's template or as a text: `(1, n)`."""
     if tokenizer.chat_template is None:
         return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
     return tokenizer.apply_chat_template(

@@ -22,8 +22,7 @@ _WARMUP = "Repeat: one two three one two three one two three"
 
 
 def serve(server_name: str | None = None, server_port: int | None = None, **given: Any) -> None:
-    """Serves the page until Ctrl-C with what [`load_host`] loads, and prints its address. On the
-    Hub the environment says where to serve."""
+    """Serves what [`load_host`] loads until Ctrl-C; on the Hub the environment says where."""
     blocks = page(load_host(**given))
     address = start(blocks, server_name=server_name, server_port=server_port)
     print(f"{address} (Ctrl-C ends it)", flush=True)
@@ -36,8 +35,7 @@ def load_host(
     datastore: str | None = None,
     device_map: str | None = None,
 ) -> Host:
-    """Loads what answers, folders or Hub ids, and decodes a few tokens with it: kernels are loaded,
-    the model is probed and timed."""
+    """Loads what answers, and decodes a few tokens with it: the model is probed and timed."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
     store = None if datastore is None else Datastore.from_pretrained(datastore)
@@ -53,8 +51,7 @@ def load_host(
 
 
 def start(blocks: gr.Blocks, **options: Any) -> str:
-    """Serves a page until it is closed, without waiting for that; returns its address. `options` go
-    to `gradio.Blocks.launch`."""
+    """Serves a page until it is closed; returns its address. `options` go to `Blocks.launch`."""
     font, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     _, address, _ = blocks.launch(
         theme=gr.themes.Default(primary_hue="blue", font=font, font_mono=mono),

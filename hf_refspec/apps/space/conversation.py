@@ -60,8 +60,7 @@ class Host:
         return f"{answers} before yours." if before else ""
 
     def sources(self) -> dict[str, list[Drafter]]:
-        """What a visitor can choose to draft from: the default sources with the datastore, or one
-        of the `choices` alone."""
+        """What a visitor can draft from: the default sources and the datastore, or a choice."""
         mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
         found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
         for store in self.choices:
@@ -72,9 +71,8 @@ class Host:
 
 
 def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
-    """Opens both forms, as published, of a small datastore that every machine has the text for:
-    part of Python's standard library. They are built once for each tokenizer (seconds) and kept in
-    HF_HOME; empty, with a warning, where they cannot be."""
+    """Opens both forms of a small datastore of Python's standard library, which is built once for
+    each tokenizer (seconds) and kept in HF_HOME; empty, with a warning, where it cannot be."""
     about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"

@@ -32,8 +32,7 @@ whose clock is behind goes next.</p></div>"""
 
 
 class Preset(NamedTuple):
-    """An example to begin with: what its button fills in, the first message and a document that
-    stands before it. The other messages are offered after the answers."""
+    """An example: the messages, of which the later ones are offered after the answers."""
 
     label: str
     messages: tuple[str, ...]

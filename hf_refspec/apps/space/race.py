@@ -1,8 +1,7 @@
 """A race: one answer, decoded plainly and with drafts at once.
 
-Both are real calls of `generate`, each in a thread of its own. They take turns, a forward pass at a
-time, and each has a clock that runs only while it computes. The call whose clock is behind goes
-next, so that both are shown at equal computing time.
+Both are real calls of `generate` in threads, which take turns, a forward pass at a time. Each has a
+clock that runs only while it computes; the call whose clock is behind goes next.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Step:
 
 
 class Race:
-    """Two greedy calls of `generate` with the same prompt: `plain`, and `drafted`, whose forward
-    passes are recorded in `steps`. Setting `stopped` ends both after the current pass."""
+    """Two greedy calls of `generate` with the same prompt; `steps` are the drafted one's passes.
+    Setting `stopped` ends both after the current pass."""
 
     def __init__(
         self,
@@ -108,9 +107,8 @@ class Race:
 
 
 class Lane:
-    """One of the two calls, which computes only in its turns: `decode` makes the call, and hands
-    the new tokens to `put`. `pieces` are their texts, each with the index of the source that
-    drafted it, or `None`. `completed` is `finished` without having been stopped."""
+    """A call that computes only in its turns: `decode` makes it, and hands new tokens to `put`.
+    `pieces` are texts with the index of the source that drafted each, or `None`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
         self.ids: list[int] = []

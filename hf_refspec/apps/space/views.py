@@ -1,5 +1,4 @@
-"""A conversation as HTML: messages, the two texts of each race in their sources' colours, and the
-draft tree of one forward pass: what was verified, and what was accepted."""
+"""A conversation as HTML: the two texts of each race, and the draft tree of one forward pass."""
 
 from __future__ import annotations
 
