@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.blend import Blend

@@ -32,8 +32,7 @@ from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ..shared.comparison import Decoded, decode, rate
-from ..shared.console import Terminal
-from ..shared.live_drafts import AnswerStream, LiveDrafts, legend
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
     Message,

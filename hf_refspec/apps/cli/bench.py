@@ -37,7 +37,7 @@ from ..bench.measure import (
 )
 from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table
-from ..shared.console import Terminal
+from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from ..shared.prompts import chat_inputs, text_inputs, tokens_left
 from .arguments import add_model, draft_budget, positive, quieten_transformers

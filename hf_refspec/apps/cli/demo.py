@@ -16,8 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
-from ..shared.console import Terminal
-from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import (
     assistant,

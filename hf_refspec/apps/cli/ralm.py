@@ -23,7 +23,7 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
-from ..shared.console import Terminal
+from ..shared.live_drafts import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
 from .arguments import (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ...drafting.observation import Observation
@@ -56,18 +59,16 @@ class Grammar(Prediction):
         return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        if self.budget.is_spent():
-            return DraftTree.empty()
-        with self.budget:
-            return super().continue_path(path, budget)
+        return self._within_budget(DraftTree.empty(), super().continue_path, path, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        if self.budget.is_spent():
-            return tree
-        with self.budget:
-            return super().prune(tree, path)
+        return self._within_budget(tree, super().prune, tree, path)
 
     def observe(self, observation: Observation) -> None:
-        if not self.budget.is_spent():
-            with self.budget:
-                super().observe(observation)
+        self._within_budget(None, super().observe, observation)
+
+    def _within_budget(self, otherwise: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.budget.is_spent():
+            return otherwise
+        with self.budget:
+            return call(*arguments)

@@ -1,10 +1,10 @@
-"""Prints an answer as it is written, each accepted draft token in the colour of its source."""
+"""The terminal, and answers on it as they come, accepted drafts in their sources' colours."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -23,6 +23,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line
 
 # Receives a step's tokens and the index of each one's source; `None` for the target's own.
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
+
+
+class Terminal(Console):
+    """A console without highlighting; rich's own would exit with 1 when a pipe breaks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise  # the BrokenPipeError, which rich is handling
 
 
 class LiveDrafts(Blend):

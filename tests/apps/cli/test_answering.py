@@ -12,8 +12,7 @@ from texts import some_texts
 from hf_refspec import Datastore, ReferenceCopy, RetrievalCache
 from hf_refspec.apps.cli.answering import Chat, Interrupt
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.console import Terminal
-from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts
+from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 SHORT = ["--max-new-tokens", "12"]

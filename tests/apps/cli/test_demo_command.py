@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from hf_refspec.apps.cli.demo import DRAFTED, Demo
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
 
 

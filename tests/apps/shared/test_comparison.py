@@ -18,7 +18,7 @@ from hf_refspec.apps.shared.comparison import (
     rate,
     speedup,
 )
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 
 
 @pytest.mark.parametrize(
