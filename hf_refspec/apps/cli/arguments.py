@@ -43,6 +43,13 @@ def port(text: str) -> int:
     return number
 
 
+def add_listening(parser: ArgumentParser, default: int, more: str = "") -> None:
+    """Adds the arguments of [`listen`]."""
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
+    add("--port", type=port, default=default, metavar="N", help=f"{default} by default{more}")
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Takes a port, 0 for any that is free, so that nobody else can; errors name the option."""
     try:

@@ -34,7 +34,7 @@ GROUPS: dict[str, Commands] = {
         "demo": ("show answers of a small model, plainly and drafted", "demo.demo"),
         "chat": ("talk to a model in the terminal", "answering.chat"),
         "generate": ("generate a text, drafting from references", "answering.generate"),
-        "space": ("open a page in the browser: plain and drafted by turns", "publish.space"),
+        "space": ("open a page in the browser: plain and drafted by turns", "serve.space"),
     },
     "measure": {
         "check": ("say what verifies drafts of a model, and what they cost", "bench.check"),
@@ -47,7 +47,7 @@ GROUPS: dict[str, Commands] = {
     },
     "serve and publish": {
         "serve": ("serve a model by the OpenAI API", "serve.serve"),
-        "publish": ('write the repository for custom_generate="user/name"', "publish.publish"),
+        "publish": ('write the repository for custom_generate="user/name"', "serve.publish"),
         "warmup": ("compile all kernels, for the image of a container", "bench.warmup"),
     },
 }
