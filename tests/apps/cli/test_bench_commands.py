@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.store.datastore import Datastore
 
@@ -24,15 +24,10 @@ def prompts(tmp_path) -> Path:
 
 
 @pytest.fixture
-def bench(folder, capsys):
-    """Runs the command, which must end with a status; returns what it prints in one line."""
-
-    def run(*arguments, status: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["bench", "--model", folder, *map(str, arguments)]) == status
-        return " ".join(capsys.readouterr().out.split())
-
-    return run
+def bench(folder, printed):
+    """What the command prints, in one line."""
+    command = partial(printed, "bench", "--model", folder)
+    return lambda *arguments, **status: " ".join(command(*arguments, **status).split())
 
 
 def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
@@ -102,14 +97,9 @@ def store(tmp_path_factory, tokenizer) -> Datastore:
 
 
 @pytest.fixture
-def evaluate(offline, folder, capsys):
-
-    def evaluate(*arguments) -> str:
-        options = ["--model", folder, "--max-new-tokens", "12"]
-        assert main(["store", "evaluate", *map(str, arguments), *options]) == 0
-        return " ".join(capsys.readouterr().out.split())
-
-    return evaluate
+def evaluate(offline, folder, printed):
+    command = partial(printed, "store", "evaluate", "--model", folder, "--max-new-tokens", 12)
+    return lambda *arguments: " ".join(command(*arguments).split())
 
 
 def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts):

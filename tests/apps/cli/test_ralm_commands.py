@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -10,7 +11,6 @@ import pytest
 from texts import some_texts
 
 import hf_refspec as rs
-from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 
@@ -31,15 +31,8 @@ def texts(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def ask(folder, capsys):
-    """Runs the command; returns what it prints."""
-
-    def asked(*arguments, status: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["ralm", "--model", folder, *map(str, arguments)]) == status
-        return capsys.readouterr().out
-
-    return asked
+def ask(folder, printed):
+    return partial(printed, "ralm", "--model", folder)
 
 
 def test_a_passage_is_named_with_its_file_and_line(texts, ask, monkeypatch):
@@ -101,24 +94,21 @@ def test_a_column_of_a_dataset_is_searched(ask, rows):
 
 
 def test_a_knn_datastore_is_built_from_files_and_from_a_column(
-    folder, texts, rows, tmp_path, capsys
+    printed, folder, texts, rows, tmp_path
 ):
     for number, source in enumerate([[texts], ["--dataset", rows, "--column", "body"]]):
         out = tmp_path / f"store{number}"
-        line = ["knn", "build", *source, "--model", folder, "--out", out]
-        assert main([*map(str, line)]) == 0
+        text = printed("knn", "build", *source, "--model", folder, "--out", out)
         entries = len(KnnDatastore(out))
-        assert entries > 9
-        assert f"  entries     {entries:,} of 32 numbers\n" in capsys.readouterr().out
+        assert entries > 9 and f"  entries     {entries:,} of 32 numbers\n" in text
 
 
 @pytest.mark.parametrize("dtype", [[], ["--dtype", "bfloat16"]], ids=["as stored", "bfloat16"])
-def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, folder, dtype, tokenizer, capsys):
+def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, folder, dtype, tokenizer, printed):
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the cat sat on the hat")
     out = tmp_path / "table"
-    arguments = [str(tmp_path / "a.txt"), "--model", folder, "--out", str(out)]
-    assert main(["store", "recycle", *arguments, "--license", "MIT", *dtype]) == 0
+    options = ["--model", folder, "--out", out, "--license", "MIT", *dtype]
+    text = printed("store", "recycle", tmp_path / "a.txt", *options)
     drafter = rs.TokenRecycling.from_pretrained(out, tokenizer)
-    printed = capsys.readouterr().out
-    assert f"contexts    {len(drafter)} of up to 3 tokens, with 8 next tokens each" in printed
-    assert "model       bytes, vocabulary 259" in printed
+    assert f"contexts    {len(drafter)} of up to 3 tokens, with 8 next tokens each" in text
+    assert "model       bytes, vocabulary 259" in text
