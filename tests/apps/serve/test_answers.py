@@ -195,6 +195,8 @@ def test_metrics_add_up(speller, tokenizer, plain):
         usages = [server.chat("one", max_tokens=60, **predicted).usage, server.chat("two").usage]
         metrics = server.metrics()
         assert server.outcomes("length") == 2
+    assert metrics["waiting_seconds_count"] == metrics["time_to_first_token_seconds_count"] == 2
+    assert metrics["time_to_first_token_seconds_sum"] >= metrics["waiting_seconds_sum"] > 0
     assert metrics["prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)
     assert metrics["generated_tokens_total"] == 92
     passes = metrics["forward_passes_total"]
