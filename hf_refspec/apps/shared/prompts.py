@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
@@ -13,16 +14,11 @@ from ...text_config import context_length
 Message: TypeAlias = dict[str, str]
 
 
-def system(content: str) -> Message:
-    return {"role": "system", "content": content}
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
+system, user, assistant = (partial(message, role) for role in ("system", "user", "assistant"))
 
 
 def with_document(document: str | None, question: str) -> str:
