@@ -145,7 +145,7 @@ def _decoding_options(args: Namespace) -> dict[str, Any]:
     return options
 
 
-def generate(args: Namespace) -> int:
+def generate(args: Namespace) -> None:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = _decoding_options(args)
@@ -170,7 +170,6 @@ def generate(args: Namespace) -> int:
         candidate_generator=drafter,
     )
     print(drafter.stats, file=sys.stderr)
-    return 0
 
 
 def _prompt(args: Namespace) -> str:
@@ -193,7 +192,7 @@ def _prompt(args: Namespace) -> str:
     return prompt
 
 
-def chat(args: Namespace) -> int:
+def chat(args: Namespace) -> None:
     """Answers until the end of the input."""
     quieten_transformers()
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
@@ -216,7 +215,6 @@ def chat(args: Namespace) -> int:
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
     Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
-    return 0
 
 
 @dataclass

@@ -57,10 +57,9 @@ def add_check(parser: ArgumentParser) -> None:
     )
 
 
-def check(args: Namespace) -> int:
+def check(args: Namespace) -> None:
     model = load_model(args.model, args.device_map, args.dtype)
     print(checked(model, args.context))
-    return 0
 
 
 def add_bench(parser: ArgumentParser) -> None:
@@ -239,9 +238,8 @@ def add_warmup(parser: ArgumentParser) -> None:
     )
 
 
-def warmup(args: Namespace) -> int:
+def warmup(args: Namespace) -> None:
     start = time.perf_counter()
     warm_up()
     compile_all(all_kernels())
     print(f"{len(all_kernels())} kernels are compiled, in {time.perf_counter() - start:.1f} s")
-    return 0

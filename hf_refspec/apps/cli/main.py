@@ -7,16 +7,15 @@ import io
 import os
 import re
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
 from ...store.printable import one_line
 from ...version import __version__
 
-# The help of each command, and the function that runs it, beside which another one adds its
-# arguments, or further commands. Only the chosen command's module is imported: torch takes seconds
-# to load, and --help should not wait.
+# The help of each command, and the function that runs it and may return a status, beside which
+# another one adds its arguments; or further commands. Only the chosen command's module is imported:
+# torch takes seconds to load, and --help should not wait.
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
     "build": ("build a datastore from a corpus", "store.build"),
@@ -94,7 +93,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a model writes
             stream.reconfigure(errors="replace")
     try:
-        status = args.run(args)
+        status = args.run(args) or 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # Python would complain again when it writes its buffers at exit
@@ -109,7 +108,7 @@ def _add_commands(
     parser: Parser, commands: Commands, arguments: list[str], help: str | None = None
 ) -> None:
     """Adds commands, and the arguments of the chosen one; without one the help is printed."""
-    parser.set_defaults(run=partial(_print_help, parser))
+    parser.set_defaults(run=lambda _: parser.print_help())
     parsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=help)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (about, place) in commands.items():
@@ -125,11 +124,6 @@ def _add_commands(
             found = import_module(f".{module}", __package__)
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))
-
-
-def _print_help(parser: Parser, _: argparse.Namespace) -> int:
-    parser.print_help()
-    return 0
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:

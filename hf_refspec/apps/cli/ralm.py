@@ -103,7 +103,7 @@ def add_knn_build(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
 
 
-def knn_build(args: Namespace) -> int:
+def knn_build(args: Namespace) -> None:
     """Builds a kNN datastore, all of it or nothing, and prints its size."""
     quieten_transformers()
     if args.out.exists():
@@ -118,7 +118,6 @@ def knn_build(args: Namespace) -> int:
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
-    return 0
 
 
 def add_recycle(parser: ArgumentParser) -> None:
@@ -130,7 +129,7 @@ def add_recycle(parser: ArgumentParser) -> None:
     add("--license", help="of the corpus, for the card")
 
 
-def recycle(args: Namespace) -> int:
+def recycle(args: Namespace) -> None:
     check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
@@ -153,4 +152,3 @@ def recycle(args: Namespace) -> int:
         f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
         f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
     )
-    return 0

@@ -102,13 +102,13 @@ def add_space(parser: ArgumentParser) -> None:
     add("--package", metavar="PACKAGE", help=f"with --push: {PACKAGE}")
 
 
-def space(args: Namespace) -> int:
+def space(args: Namespace) -> None:
     require("gradio", "hf-refspec space", "space")
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None:
         contents = space_repository(args.push, **given, package=package(args.package))
         print(push_files(args.push, "space", contents, args.private or None).repo_url.url)
-        return 0
+        return
     for option in ("private", "package"):
         if getattr(args, option):
             raise ValueError(f"--{option} has no effect without --push; add it")
@@ -117,7 +117,6 @@ def space(args: Namespace) -> int:
 
     quieten_transformers()
     serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
-    return 0
 
 
 def add_publish(parser: ArgumentParser) -> None:
@@ -128,7 +127,7 @@ def add_publish(parser: ArgumentParser) -> None:
     add("--package", metavar="PACKAGE", help=PACKAGE)
 
 
-def publish(args: Namespace) -> int:
+def publish(args: Namespace) -> None:
     """Prints where the repository is, and the call that uses it."""
     contents = generate_repository(args.repo, package(args.package))
     if args.out is None:
@@ -141,4 +140,3 @@ def publish(args: Namespace) -> int:
                 (new / path).write_bytes(content)
         name = str(args.out)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
-    return 0

@@ -36,7 +36,7 @@ def add_build(parser: ArgumentParser) -> None:
     add("--license", help="of the corpus, for the card")
 
 
-def build(args: Namespace) -> int:
+def build(args: Namespace) -> None:
     documents, corpus, license = load_corpus(args, args.streaming)
     if args.tokenizer is None:
         from ...smollm2 import default_model  # which loads torch
@@ -52,7 +52,6 @@ def build(args: Namespace) -> int:
         **_options(args),
     )
     _print_info(store)
-    return 0
 
 
 def add_extend(parser: ArgumentParser) -> None:
@@ -60,21 +59,19 @@ def add_extend(parser: ArgumentParser) -> None:
     _add_corpus(parser)
 
 
-def extend(args: Namespace) -> int:
+def extend(args: Namespace) -> None:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
     documents, _, _ = load_corpus(args, args.streaming)
     _print_info(store.extend(documents, tokenizer, **_options(args)))
-    return 0
 
 
 def add_merge(parser: ArgumentParser) -> None:
     parser.add_argument("store", help="the folder of the datastore")
 
 
-def merge(args: Namespace) -> int:
+def merge(args: Namespace) -> None:
     _print_info(Datastore(args.store).merge())
-    return 0
 
 
 def add_retokenize(parser: ArgumentParser) -> None:
@@ -84,10 +81,9 @@ def add_retokenize(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="the new folder")
 
 
-def retokenize(args: Namespace) -> int:
+def retokenize(args: Namespace) -> None:
     store = Datastore.from_pretrained(args.store, form="full")
     _print_info(store.retokenize(load_tokenizer(args.tokenizer), args.out))
-    return 0
 
 
 def add_compact(parser: ArgumentParser) -> None:
@@ -97,9 +93,8 @@ def add_compact(parser: ArgumentParser) -> None:
     add("--max-bytes", type=positive, metavar="N", help="keep what is accepted most for its bytes")
 
 
-def compact(args: Namespace) -> int:
+def compact(args: Namespace) -> None:
     _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
-    return 0
 
 
 def add_info(parser: ArgumentParser) -> None:
@@ -108,7 +103,7 @@ def add_info(parser: ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
 
 
-def info(args: Namespace) -> int:
+def info(args: Namespace) -> None:
     path = Path(args.store)
     try:
         base = KnowledgeBaseConfig.read(path)
@@ -126,7 +121,6 @@ def info(args: Namespace) -> int:
         print("all files are as they were written")
     else:
         print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
-    return 0
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -134,7 +128,7 @@ def add_search(parser: ArgumentParser) -> None:
     parser.add_argument("text", help="the text that the drafts continue")
 
 
-def search(args: Namespace) -> int:
+def search(args: Namespace) -> None:
     """Prints the longest match with some places where it occurs, and the draft tree."""
     from ...drafting.datastore_drafts import DatastoreDrafts  # which loads torch
     from ...drafting.tree import ROOT
@@ -152,7 +146,6 @@ def search(args: Namespace) -> int:
         tree = drafts.draft(_NODES)
         print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
         _print_below(ROOT, tree, ids.tolist(), tokenizer)
-    return 0
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -176,15 +169,13 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
                 f"{store.path} is damaged; hf-refspec store info --verify says which file"
             )
         end = begin + match.length
-        around = (
-            shard.tokens[max(begin - _EXAMPLE_TOKENS, 0) : begin],
-            shard.tokens[end:][:_EXAMPLE_TOKENS],
-        )
-        ends = [np.flatnonzero(part == shard.separator) for part in around]  # of documents
-        before = around[0][ends[0][-1] + 1 :] if len(ends[0]) else around[0]
-        after = around[1][: ends[1][0]] if len(ends[1]) else around[1]
-        texts = (tokenizer.decode(part) for part in (before, ids[-match.length :], after))
-        print("  …{}⟦{}⟧{}…".format(*(printable(text.replace("\n", "↵")) for text in texts)))
+        low, high = max(begin - _EXAMPLE_TOKENS, 0), end + _EXAMPLE_TOKENS
+        ends = np.flatnonzero(shard.tokens[low:high] == shard.separator) + low  # of documents
+        low = max([low, *(ends[ends < begin] + 1)])
+        high = min([high, *ends[ends >= end]])
+        parts = shard.tokens[low:begin], ids[-match.length :], shard.tokens[end:high]
+        texts = (printable(tokenizer.decode(part).replace("\n", "↵")) for part in parts)
+        print("  …{}⟦{}⟧{}…".format(*texts))
 
 
 def _print_below(
