@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import ArgumentParser
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from stored import entry_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from hf_refspec.apps.cli.search import add_search
+from hf_refspec.apps.cli.store import search as searched
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -136,10 +136,7 @@ def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
 
 def search(store: Datastore, text: str) -> None:
     """Runs `hf-refspec store search`."""
-    parser = ArgumentParser()
-    add_search(parser)
-    arguments = parser.parse_args([str(store.path), text])
-    arguments.run(arguments)
+    searched(Namespace(store=str(store.path), text=text))
 
 
 def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_path):

@@ -79,8 +79,8 @@ def paced(byte_llama, tokenizer) -> Iterator[RunningServer]:
 
 
 def seconds(server: RunningServer) -> float:
-    """What an answer of 32 tokens takes."""
-    body = {"model": NAME, "messages": [USER], "max_tokens": 32, "temperature": 0}
+    """What an answer of 64 tokens takes."""
+    body = {"model": NAME, "messages": [USER], "max_tokens": 64, "temperature": 0}
     began = time.perf_counter()
     assert server.post(json.dumps(body)).status_code == 200
     return time.perf_counter() - began
