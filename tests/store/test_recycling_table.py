@@ -130,14 +130,11 @@ def test_texts_without_tokens_are_refused(byte_llama, tokenizer):
         rs.TokenRecycling.build(byte_llama, tokenizer, ["", "a"], progress=False)
 
 
-def test_another_tokenizer_is_refused(folder):
+def test_another_tokenizer_and_another_vocabulary_are_refused(folder, tokenizer):
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
     other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     with pytest.raises(rs.DatastoreError, match="was made for another tokenizer"):
         rs.TokenRecycling.from_pretrained(folder, other)
-
-
-def test_another_vocabulary_is_refused(folder, tokenizer):
     opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
     message = rf"{folder} is from a model with a vocabulary of 259 tokens, but the target .* has 99"
     with pytest.raises(rs.DatastoreError, match=message):
