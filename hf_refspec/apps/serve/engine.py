@@ -182,7 +182,7 @@ class Engine:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
             grammar.source, grammar.budget = copy.deepcopy(request.grammar), request.grammar_budget
-            grammar.source.stops = request.grammar_budget.is_spent
+            grammar.source.stops = request.grammar_budget.ends_drafts
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,

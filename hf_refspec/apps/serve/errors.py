@@ -46,7 +46,7 @@ def too_many(message: str, seconds: int) -> ApiError:
 
 
 def grammar_too_slow(param: str) -> ApiError:
-    message = f"{param}: the grammar takes more than 1 s and 10 ms for each token; make it simpler"
+    message = f"{param}: the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
     return ApiError(400, message, param, _TOO_SLOW)
 
 

@@ -191,7 +191,7 @@ class _OfOneRequest(LogitsProcessor):
             processed = self._processors(input_ids, scores)
             if self._grammar is not None:
                 request.grammar_budget.add_token()
-                if request.grammar_budget.is_spent():
+                if request.grammar_budget.left <= 0:
                     self._generation.outcome = "grammar"
                     return scores
                 with request.grammar_budget:

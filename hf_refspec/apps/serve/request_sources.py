@@ -49,7 +49,7 @@ class Prediction(Source):
 
 
 class Grammar(Prediction):
-    """As above, what a schema or the form of a call forces, until the `budget` is spent."""
+    """As above, what a schema or the form of a call forces, while the `budget` allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Grammar(Prediction):
         self._within_budget(None, super().observe, observation)
 
     def _within_budget(self, otherwise: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-        if self.budget.is_spent():
+        if self.budget.ends_drafts():
             return otherwise
         with self.budget:
             return call(*arguments)
