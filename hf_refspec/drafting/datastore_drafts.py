@@ -7,8 +7,7 @@ from typing import get_args
 import numpy as np
 
 from ..check_count import check_count
-from ..index.mixed_trie import mixed_tree
-from ..index.rest_trie import rest_tree
+from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
@@ -43,7 +42,7 @@ class DatastoreDrafts(Source):
             the text that occurs in the datastore, of two tokens at least, the trie of the 10 tokens
             that followed its first 5000 places in each shard, its most frequent nodes. `"mixed"`
             lets shorter matches that are more frequent vote as well, and reads about 1000 places, a
-            fair sample, see [`~index.mixed_trie.mixed_tree`]: a long match that is rare makes a
+            fair sample, see [`~index.rest_trie.mixed_tree`]: a long match that is rare makes a
             poor tree. The compact form has mixed trees only; to look them up is the algorithm of
             CREST.
 

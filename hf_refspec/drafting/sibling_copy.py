@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
-from ..index.side_by_side import SideBySide
+from ..index.token_buffer import SideBySide
 from .drafter import last_tokens
 from .observation import Observation
 from .source import NO_PATH, Source

@@ -120,7 +120,7 @@ class Row:
             self.logits = ()
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
-        self.seen: TokenSequence = self
+        self._seen: TokenSequence | None = None
         self.output: list[int] = []
         self._ids = input_ids
         self._prompt_length = input_ids.shape[1]
@@ -147,6 +147,15 @@ class Row:
 
     def __len__(self) -> int:
         return self._prompt_length + len(self.output)
+
+    @property
+    def seen(self) -> TokenSequence:
+        # Without a reference to itself, which would keep its drafter until garbage is collected.
+        return self if self._seen is None else self._seen
+
+    @seen.setter
+    def seen(self, tokens: TokenSequence) -> None:
+        self._seen = tokens
 
     @property
     def finished(self) -> bool:

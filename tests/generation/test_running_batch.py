@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -419,6 +420,23 @@ def test_ended_texts_keep_no_keys_and_values(llama, padding):
     assert cached() > before
     finish(batch)
     assert cached() == before and all(text.finished for text in texts)
+
+
+def test_a_drafter_is_freed_with_its_text_before_garbage_is_collected(llama):
+    """A server that isolates its clients has one for each request."""
+    batch, prompt = RunningBatch(llama, prefix_tokens=0), ids(40)
+    gc.collect()
+    gc.disable()
+    try:
+        drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+        batch.add(input_ids=prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        finish(batch)
+        batched, drafter = weakref.ref(drafter), rs.ReferenceCopy() | rs.TokenRecycling()
+        llama.generate(prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        called, drafter = weakref.ref(drafter), None
+        assert batched() is None and called() is None
+    finally:
+        gc.enable()
 
 
 def test_texts_that_are_dropped_end(llama):

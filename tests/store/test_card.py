@@ -29,14 +29,13 @@ def push(folder: Path, repo: str):
 
 
 @pytest.fixture
-def store(tmp_path) -> Path:
-    make_store(tmp_path / "store")
-    return tmp_path / "store"
+def config(tmp_path) -> StoreConfig:
+    return make_store(tmp_path / "store")
 
 
 @pytest.fixture
-def config(tmp_path) -> StoreConfig:
-    return make_store(tmp_path / "store")
+def store(tmp_path, config) -> Path:
+    return tmp_path / "store"
 
 
 def metadata(card: str) -> dict:
@@ -102,13 +101,6 @@ def test_the_list_of_cards_has_every_template_of_the_package():
     assert sorted(linked) == [path.relative_to(root).as_posix() for path in templates]
 
 
-def test_a_card_of_ones_own_is_kept(hub, store):
-    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    push(store, REPO)
-    assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
-    assert fetch(REPO).joinpath("README.md").read_text().endswith("# Mine\n")
-
-
 def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
     secret = tmp_path / "blobs" / ("a" * 40)
     secret.parent.mkdir()
@@ -133,11 +125,13 @@ def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
     assert not hub.repos
 
 
-def test_a_card_in_the_cache_of_the_hub_is_published_again(hub, store):
+def test_a_card_of_ones_own_is_kept_and_published_again_from_the_cache(hub, store):
     (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     push(store, REPO)
+    assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
     fetched = fetch(REPO)
     assert (fetched / "README.md").is_symlink()
+    assert (fetched / "README.md").read_text().endswith("# Mine\n")
     push(fetched, "owner/copy")
     assert hub.repos["owner/copy"].files() == hub.repos[REPO].files()
 
@@ -149,11 +143,7 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        (os.mkfifo, "is not a file"),
-        (os.mkdir, "is not a file"),
-        (truncate, "has more than .* bytes"),
-    ],
+    [*((make, "is not a file") for make in (os.mkfifo, os.mkdir)), (truncate, "has more than .*")],
 )
 def test_what_is_no_card_is_refused_and_neither_read_nor_waited_for(hub, store, make, message):
     make(store / "README.md")

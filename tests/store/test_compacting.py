@@ -62,9 +62,10 @@ def test_compacting_in_place_refuses_a_datastore_that_was_replaced(full):
     assert content_of(full.path) == before
 
 
-def test_compacting_needs_the_full_form_and_sound_numbers(full, compact):
-    with pytest.raises(ValueError, match="needs the full form, but only the compact one is open"):
-        compact.compact(**QUIET)
+def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_path, tokenizer):
+    for use in (lambda: compact.compact(**QUIET), lambda: compact.retokenize(tokenizer, tmp_path)):
+        with pytest.raises(ValueError, match="needs the full form, but only the compact one"):
+            use()
     for options, message in (
         ({"mode": "crest"}, "mode must be one of"),
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from hf_refspec.store import hub as hub_module
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file
-from hf_refspec.store.folder import write_json
 
 REPO = "owner/store"
 
@@ -239,7 +239,7 @@ def test_patterns_in_names_match_nothing_else(hub, store):
     assert config.ngrams
     file = replace(config.ngrams.file, name="*.safetensors")
     changed = replace(config, ngrams=replace(config.ngrams, file=file))
-    write_json(store / CONFIG, config.HEADER | asdict(changed))
+    (store / CONFIG).write_text(json.dumps(config.HEADER | asdict(changed)))
     repo = hub.create(REPO)
     repo.commit("main", {name: Blob(data, False) for name, data in content_of(store).items()})
     hub.requests.clear()
