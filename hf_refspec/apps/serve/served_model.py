@@ -175,8 +175,8 @@ def _rows(row: GenerationRequest, request: TextRequest) -> list[GenerationReques
 
 def _sampling_options(request: TextRequest) -> dict[str, Any]:
     """The options for `generate`; none if the request leaves them to the model."""
-    asked = {"temperature": request.temperature, "top_p": request.top_p, "min_p": request.min_p}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    names = ("temperature", "top_p", "min_p")
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.top_k is not None:
         given["top_k"] = max(request.top_k, 0)
     if given.get("temperature", 1) < _LEAST_TEMPERATURE:
