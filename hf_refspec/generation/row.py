@@ -103,7 +103,6 @@ class Row:
         streamer: BaseStreamer | None = None,
     ) -> None:
         config = generation_config
-        recorded = config.return_dict_in_generate
         self.drafter = Drafter()
         self.calibration = Calibration()
         self.draft = self.verified = DraftTree.empty()
@@ -112,12 +111,10 @@ class Row:
         self.is_idle = False
         self.stopped_at: int | None = None
         self.max_length: int | None = None
-        self.scores: tuple[torch.Tensor, ...] | None = None
-        self.logits: tuple[torch.Tensor, ...] | None = None
-        if recorded and config.output_scores:
-            self.scores = ()
-        if recorded and config.output_logits:
-            self.logits = ()
+        recorded = config.return_dict_in_generate
+        none: tuple[torch.Tensor, ...] = ()
+        self.scores = none if recorded and config.output_scores else None
+        self.logits = none if recorded and config.output_logits else None
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
         self.seen: TokenSequence = self
