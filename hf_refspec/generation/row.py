@@ -73,7 +73,6 @@ class Row:
     what is drafted to follow them.
 
     Attributes:
-        drafter ([`Drafter`]): What drafts for it.
         calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
         draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
         verified ([`DraftTree`]): The part of it that the pass verifies.
@@ -82,10 +81,8 @@ class Row:
             if the row took no part in it.
         is_idle (`bool`): Whether it takes no part in the next pass.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
-        max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
-        output (`list[int]`): The tokens that were chosen.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
         noise (`Callable`, *optional*): Where several rows are sampled, returns the random numbers
             of this row by the number of the new token and the size of the vocabulary, see
