@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from drafters import drafted as draft
 
-from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.tree import DraftTree
-
-VOCAB_SIZE = 100
 
 
 class WordLengths:
@@ -18,15 +14,6 @@ class WordLengths:
     def __call__(self, text, add_special_tokens=True, verbose=True):
         ids = [len(word) for word in text.split()]
         return {"input_ids": [0, *ids] if add_special_tokens else ids}
-
-
-def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
-    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], VOCAB_SIZE):
-        if output:
-            drafter.observe(Observation(np.array(output)))
-        tree = drafter.draft(budget)
-    tree.checked(VOCAB_SIZE)
-    return tree
 
 
 # --- what is copied
@@ -166,9 +153,5 @@ def test_bad_arguments_are_named(arguments, error, message):
 
 
 def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
-    drafter = ReferenceCopy([[1, 100]])
-    with (
-        pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"),
-        drafter_call(drafter, [np.array([1])], VOCAB_SIZE),
-    ):
-        pass
+    with pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"):
+        draft(ReferenceCopy([[1, 100]]), [1], vocab_size=100)
