@@ -151,6 +151,11 @@ def test_bad_arguments_are_named(store, arguments, error, message):
         DatastoreDrafts(store, **arguments)
 
 
+def test_its_printed_form_names_the_store(store):
+    assert repr(DatastoreDrafts(store)) == f"DatastoreDrafts({store!r})"
+    assert repr(DatastoreDrafts(store, 4)) == f"DatastoreDrafts({store!r}, max_match=4)"
+
+
 @pytest.mark.parametrize("wrong", ["org/store", None, [[1, 2]]])
 def test_what_is_no_datastore_is_refused(wrong):
     with pytest.raises(TypeError, match=r"store must be a Datastore, but is .*from_pretrained"):

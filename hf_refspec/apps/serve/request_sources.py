@@ -13,26 +13,16 @@ from ...drafting.tree import DraftTree
 from .grammars import GrammarBudget
 
 
-class _Nothing(Source):
-    """Of requests that bring no source."""
-
-    def draft(self, budget: int) -> DraftTree:
-        return DraftTree.empty()
-
-
 class Prediction(Source):
     """Drafts what the request's own `source` does: copies of the answer that its client expects.
     It serves all requests, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source: Source = _Nothing()
+        self.source = Source()  # which drafts nothing
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.prunes, self.source.call = self.source.prunes, self.call
         self.source.begin(prompt_ids, vocab_size)
-
-    def draft(self, budget: int) -> DraftTree:
-        return self.source.draft(budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         return self.source.continue_path(path, budget)
@@ -45,7 +35,7 @@ class Prediction(Source):
 
     def end(self) -> None:
         self.source.end()
-        self.source, self.prunes = _Nothing(), False
+        self.source, self.prunes = Source(), False
 
 
 class Grammar(Prediction):
@@ -54,9 +44,6 @@ class Grammar(Prediction):
     def __init__(self) -> None:
         super().__init__()
         self.budget = GrammarBudget()
-
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         return self._within_budget(DraftTree.empty(), super().continue_path, path, budget)
