@@ -33,6 +33,8 @@ from .token_sequence import TokenSequence
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Of each layer, keys and values `(rows, heads, length, head_dim)`.
 LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+# What a cache held: its width where it can be cropped, else the states of its layers.
+EntriesMark: TypeAlias = int | list[dict[str, Any]] | None
 # Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
 _ROOM = 8
 
@@ -153,14 +155,6 @@ class Pass:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesMark:
-    """What a cache held: its width where it can be cropped, else the states of its layers."""
-
-    width: int | None = None
-    layers: list[dict[str, Any]] | None = None
-
-
 class Entries:
     """A cache that is only added to: no draft was ever run over it."""
 
@@ -196,17 +190,17 @@ class Entries:
     def mark(self) -> EntriesMark:
         """A snapshot for [`~Entries.roll_back`]."""
         if self.cache is None:
-            return EntriesMark()
+            return None
         if keeps_every_position(self.cache):
-            return EntriesMark(width=self.cache.get_seq_length())
-        return EntriesMark(layers=snapshot(self.cache))
+            return int(self.cache.get_seq_length())
+        return snapshot(self.cache)
 
     def roll_back(self, mark: EntriesMark) -> None:
         """Goes back to a mark, any number of times."""
-        if mark.layers is not None:
-            restore(self.cache, mark.layers)
-        elif mark.width is not None:
-            crop_layers(self.cache, mark.width)
+        if isinstance(mark, int):
+            crop_layers(self.cache, mark)
+        elif mark is not None:
+            restore(self.cache, mark)
 
 
 class CroppedEntries(Entries):

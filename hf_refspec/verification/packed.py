@@ -206,11 +206,8 @@ class PackedVerifier(TreeVerifier):
     def of(cls, first: TreeVerifier) -> PackedVerifier:
         """Goes on with the row that another verifier has prefilled, and takes its cache."""
         verifier = cls(first.model, first.generation_config, first.model_kwargs)
-        verifier.cached, verifier._offsets, verifier._inputs = (
-            first.cached,
-            first._offsets,
-            first._inputs,
-        )
+        verifier.cached, verifier._offsets = first.cached, first._offsets
+        verifier._inputs = first._inputs
         verifier.entries.padding, verifier.entries.prompts = first._inputs.padding, [0]
         verifier.entries.begin(first.cached[0])
         return verifier
@@ -278,10 +275,12 @@ class PackedVerifier(TreeVerifier):
         count = sum(sizes)
         self.pass_tokens = self.padded_size(count)
         unused = self.pass_tokens - count
-        rows = [
-            RowPass(self.entries.rows[i], each, self._hidden(i))
-            for i, each in zip(order, visible, strict=True)
-        ]
+        rows = []
+        for i, each in zip(order, visible, strict=True):
+            entries, hidden = self.entries.rows[i], None
+            if inputs.hides(i):  # tokens of its prompt, behind its padding
+                hidden = ~inputs.prompt_mask[i, entries.skipped :]
+            rows.append(RowPass(entries, each, hidden))
         self.entries.running = PackedPass(rows, device, unused)
         of_row = torch.from_numpy(np.pad(np.repeat(order, sizes), (0, unused), mode="edge"))
         flat = (np.pad(np.concatenate(each), (0, unused), mode="edge") for each in (tokens, places))
@@ -293,9 +292,3 @@ class PackedVerifier(TreeVerifier):
             return self.model(**model_inputs, return_dict=True).logits[:, :count]
         finally:
             del self.entries.running  # rows may leave and are not kept for the last pass
-
-    def _hidden(self, index: int) -> torch.Tensor | None:
-        """Which tokens of a row's prompt are hidden, if any are behind its padding."""
-        if not self._inputs.hides(index):
-            return None
-        return ~self._inputs.prompt_mask[index, self.entries.rows[index].skipped :]

@@ -86,7 +86,7 @@ class TreeVerifier(Verifier):
             places = np.arange(cached[0], cached[0] + now.size)[None]
             return self._logits(tokens, places, None, kept=1)
         tokens, places, visible = laid_out(now, now.size)
-        mask = self._attention_mask(torch.from_numpy(visible))
+        mask = self._attention_mask(visible)
         if min(pending) == max(pending):
             return self._logits(tokens, places, mask, kept=now.size - pending[0] + 1)
         return from_roots(now, self._logits(tokens, places, mask, kept=now.size))
@@ -104,18 +104,18 @@ class TreeVerifier(Verifier):
             model_inputs["logits_to_keep"] = last_token(self.prompt_states)
         return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
 
-    def _attention_mask(self, visible: torch.Tensor) -> torch.Tensor:
+    def _attention_mask(self, visible: np.ndarray) -> torch.Tensor:
         """The cache less padding and holes, and of the new tokens what `visible` says, `(R, S, S)`,
         as a mask of shape `(R, 1, S, cached + S)`."""
         prompt_mask = self._inputs.prompt_mask
         device, prefilled = prompt_mask.device, prompt_mask.shape[1]
-        visible = visible.to(device, non_blocking=True)
         rows, size, _ = visible.shape
+        new = torch.from_numpy(visible).to(device, non_blocking=True)
         width = self.cache.get_seq_length()
         ends = torch.tensor(self.cached).to(device, non_blocking=True) + self.entries.given
         past = torch.arange(width, device=device) < ends[:, None]  # (R, cached)
         past[:, :prefilled] &= prompt_mask[:, :width]
-        mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)
+        mask = torch.cat([past[:, None].expand(rows, size, width), new], dim=-1)
         return as_attention_takes(self.model, mask[:, None])
 
 
