@@ -23,7 +23,6 @@ BLOCK = 64
 # many of the others: a trade of time for accuracy.
 _CLOSE = np.float32(4.0)
 _SAMPLED = 4
-_LEAST_BITS = np.array(-np.inf, dtype=np.float32).view(np.int32)[()]
 
 
 class TopTokens(NamedTuple):
@@ -56,17 +55,16 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
 
 def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
     flat = logits.contiguous().flatten(0, -2)
-    shape = logits.shape[:-1]
-    choices = np.empty(len(flat), dtype=np.int32)
-    tokens = np.empty((len(flat), k), dtype=np.int32)
-    probs = np.empty((len(flat), k), dtype=np.float32)
+    rows = flat.shape[0]
+    choices = np.empty(rows, dtype=np.int32)
+    tokens = np.empty((rows, k), dtype=np.int32)
+    probs = np.empty((rows, k), dtype=np.float32)
     if flat.dtype == torch.bfloat16:
-        top_of_rows(flat.view(torch.uint16).numpy(), 16, choices, tokens, probs)
+        bits = flat.view(torch.uint16).numpy()
+        _top_of_bfloat16(bits, choices, tokens, probs)
     else:
-        flat = flat.float()
-        top_of_rows(flat.view(torch.int32).numpy(), 0, choices, tokens, probs)
-    for row in np.flatnonzero(choices < 0):
-        choices[row] = flat[row].argmax()
+        _top_of_float32(flat.float().numpy(), choices, tokens, probs)
+    shape = logits.shape[:-1]
     return TopTokens(choices.reshape(shape), tokens.reshape(*shape, k), probs.reshape(*shape, k))
 
 
@@ -89,39 +87,49 @@ def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
     )
 
 
-_ROWS = "int32, int32[::1], int32[:, ::1], float32[:, ::1]"
-
-
-@kernel(f"void(int32[:, ::1], {_ROWS})", f"void(uint16[:, ::1], {_ROWS})")
-def top_of_rows(logits, shift, choices, tokens, probs):
+@kernel("void(float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
+def _top_of_float32(logits, choices, tokens, probs):
     """Writes the argmax of each row, and its k best tokens with about their softmax.
 
-    `choices` is -1 where that is left to torch: of equal logits it chooses the first, 0.0 and -0.0
-    among them, and NaN is above all. The best tokens of a row with NaN have probabilities of 0.
-
-    Args:
-        logits: The bits of float32 numbers, or of 16-bit ones that become float32 by a `shift`.
+    As in torch.argmax, the first of equal ones is chosen, and NaN is above all; a row with NaN has
+    probabilities of 0.
     """
     largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
-    bits = np.full(len(largest) * BLOCK, _LEAST_BITS, dtype=np.int32)  # fills the last block
     for row in range(len(logits)):
-        for i in range(logits.shape[1]):
-            bits[i] = np.int32(logits[row, i]) << shift
-        if _largest_of_blocks(bits, largest):
-            for i in range(len(tokens[row])):
-                tokens[row, i], probs[row, i] = 0, 0.0
-            choices[row] = -1
-            continue
-        best = np.empty(max(len(tokens[row]), 1), dtype=np.int32)
-        _best_of_blocks(bits, largest, best)
-        if len(tokens[row]) > 0:
-            for i in range(len(best)):
-                tokens[row, i] = best[i]
-            _softmax(bits.view(np.float32), logits.shape[1], largest, best, probs[row])
-        choices[row] = -1 if bits[best[0]] & 0x7FFFFFFF == 0 else best[0]
+        choices[row] = _top_of_row(logits[row], largest, tokens[row], probs[row])
 
 
-@njit(nogil=True, inline="always")
+@kernel("void(uint16[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
+def _top_of_bfloat16(logits, choices, tokens, probs):
+    """[`_top_of_float32`] of bfloat16 numbers, of which `logits` are the bits."""
+    largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
+    bits = np.empty(logits.shape[1], dtype=np.int32)
+    for row in range(len(logits)):
+        half = logits[row]
+        for i in range(len(bits)):
+            bits[i] = np.int32(half[i]) << np.int32(16)
+        choices[row] = _top_of_row(bits.view(np.float32), largest, tokens[row], probs[row])
+
+
+@njit(nogil=True)
+def _top_of_row(logits, largest, tokens, probs):
+    if _largest_of_blocks(logits.view(np.int32), largest):
+        for i in range(len(tokens)):
+            tokens[i], probs[i] = 0, 0.0
+        return _first_nan(logits)
+    best = np.empty(max(len(tokens), 1), dtype=np.int32)
+    _best_of_blocks(logits, largest, best)
+    if len(tokens) > 0:
+        for i in range(len(tokens)):
+            tokens[i] = best[i]
+        _softmax(logits, largest, best, probs)
+    choice = best[0]
+    if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
+        choice = _first_zero(logits)
+    return choice
+
+
+@njit(nogil=True)
 def _ordered(bits):
     """Bits of a float as an integer of the same order: only integers compare as vectors."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
@@ -132,20 +140,28 @@ def _largest_of_blocks(bits, largest):
     """Writes the largest of each block as `_ordered`; returns whether any is NaN."""
     most = np.int32(0)
     for block in range(len(largest)):
-        high, magnitude = np.int32(-(2**31)), np.int32(0)
         first = block * BLOCK
-        for i in range(BLOCK):
-            high = max(high, _ordered(bits[first + i]))
-            magnitude = max(magnitude, bits[first + i] & np.int32(0x7FFFFFFF))
-        largest[block] = high
+        if first + BLOCK <= len(bits):  # a fixed number of steps is what compiles well
+            largest[block], magnitude = _largest(bits, first, BLOCK)
+        else:
+            largest[block], magnitude = _largest(bits, first, len(bits) - first)
         most = max(most, magnitude)
     return most > 0x7F800000
 
 
+@njit(nogil=True, inline="always")
+def _largest(bits, first, count):
+    largest, magnitude = np.int32(-(2**31)), np.int32(0)
+    for i in range(first, first + count):
+        largest = max(largest, _ordered(bits[i]))
+        magnitude = max(magnitude, bits[i] & np.int32(0x7FFFFFFF))
+    return largest, magnitude
+
+
 @njit(nogil=True)
-def _best_of_blocks(bits, largest, best):
+def _best_of_blocks(logits, largest, best):
     """Writes the k best tokens, which are in the k blocks with the best largest logits."""
-    k = len(best)
+    bits, k = logits.view(np.int32), len(best)
     blocks = np.empty(k, dtype=np.int32)
     keys = np.empty(k, dtype=np.int32)
     count = 0
@@ -159,7 +175,7 @@ def _best_of_blocks(bits, largest, best):
         number = _insert(chosen, keys, number, np.int64(blocks[i]), np.int32(-blocks[i]))
     count = 0
     for block in chosen[:number]:
-        for token in range(block * BLOCK, (block + 1) * BLOCK):
+        for token in range(block * BLOCK, min((block + 1) * BLOCK, len(bits))):
             key = _ordered(bits[token])
             if count < k or key > keys[k - 1]:
                 count = _insert(best, keys, count, token, key)
@@ -177,7 +193,7 @@ def _insert(items, keys, count, item, key):
 
 
 @njit(nogil=True)
-def _softmax(logits, size, largest, best, probs):
+def _softmax(logits, largest, best, probs):
     """Writes the best tokens' probabilities; the exponentials of the others are sampled."""
     highest, least = logits[best[0]], logits[best[-1]]
     total = 0.0
@@ -189,7 +205,7 @@ def _softmax(logits, size, largest, best, probs):
     sampled, seen, others = 0.0, 0, 0
     for block in range(len(largest)):
         first = block * BLOCK
-        count = min(BLOCK, size - first)
+        count = min(BLOCK, len(logits) - first)
         if largest[block] >= close:
             total += _sum_of_exponentials(logits, first, count, highest, least)
             continue
@@ -232,3 +248,19 @@ def _exponential(x):
     for _ in range(8):
         power *= power
     return power
+
+
+@njit(nogil=True)
+def _first_nan(logits):
+    for i in range(len(logits)):
+        if logits[i] != logits[i]:
+            return i
+    return 0
+
+
+@njit(nogil=True)
+def _first_zero(logits):
+    for i in range(len(logits)):
+        if logits[i] == 0.0:
+            return i
+    return 0

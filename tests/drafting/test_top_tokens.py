@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from hf_refspec.drafting.top_tokens import BLOCK, _by_torch, top_tokens
+from hf_refspec.drafting.top_tokens import (
+    BLOCK,
+    _by_torch,
+    _top_of_bfloat16,
+    _top_of_float32,
+    top_tokens,
+)
 
 finite = st.floats(-60, 60, width=32) | st.sampled_from([0.0, -0.0, 1.0, -np.inf])
 some_logits = arrays(
@@ -18,9 +24,12 @@ some_logits = arrays(
 
 
 def found(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choices, tokens and probabilities; a second row keeps k = 0 with the kernel."""
-    top = top_tokens(torch.from_numpy(np.stack((logits, logits))).transpose(0, 1), k)
-    return top.choices[:, 0], top.tokens[:, 0], top.probs[:, 0]
+    """What the kernel writes: choices, tokens and probabilities."""
+    choices = np.empty(len(logits), np.int32)
+    tokens = np.empty((len(logits), k), np.int32)
+    probs = np.empty((len(logits), k), np.float32)
+    _top_of_float32(np.ascontiguousarray(logits), choices, tokens, probs)
+    return choices, tokens, probs
 
 
 def twin(row: np.ndarray, k: int) -> list[int]:
@@ -80,10 +89,15 @@ def test_infinite_logits_are_compared_as_numbers(value):
 @settings(max_examples=50)
 @given(some_logits)
 def test_bfloat16_is_read_as_the_float32_that_it_is(logits):
-    half = torch.from_numpy(logits).to(torch.bfloat16)[None]
+    half = torch.from_numpy(logits).to(torch.bfloat16)
     k = min(5, logits.shape[1])
-    for own, expected in zip(top_tokens(half, k), top_tokens(half.float(), k), strict=True):
-        assert own.tolist() == expected.tolist()
+    expected = found(half.float().numpy(), k)
+    choices = np.empty(len(logits), np.int32)
+    tokens = np.empty((len(logits), k), np.int32)
+    probs = np.empty((len(logits), k), np.float32)
+    _top_of_bfloat16(half.view(torch.uint16).numpy(), choices, tokens, probs)
+    for mine, theirs in zip((choices, tokens, probs), expected, strict=True):
+        assert mine.tolist() == theirs.tolist()
 
 
 # --- from any device
