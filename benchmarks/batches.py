@@ -21,7 +21,7 @@ import hf_refspec as rs
 from hf_refspec.apps.bench.prompts import Chat
 from hf_refspec.apps.cli.arguments import add_model, draft_budget, positive
 from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 
 LONGEST = 700

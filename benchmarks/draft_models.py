@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from hf_refspec.apps.bench.measure import prompt_inputs
 from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.generation.default_drafter import default_sources
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     comparison = Comparison(model, methods, do_sample=False, max_new_tokens=args.max_new_tokens)
     comparison.warm_up()
     for chat in chats:
-        comparison.ask(prompt_inputs(tokenizer, chat.until(0, [])).to(model.device))
+        comparison.ask(chat_inputs(tokenizer, chat.until(0, [])).to(model.device))
     return comparison.report(Terminal())
 
 

@@ -29,11 +29,11 @@ import torch
 from suites import ForcedText, RecordedAnswer, llma_rag, random_model, table
 from transformers import BatchEncoding, LogitsProcessorList, PreTrainedTokenizerBase
 
-from hf_refspec.apps.bench.measure import prompt_inputs
 from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import Comparison, speedup
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
@@ -213,7 +213,7 @@ def _ralm(args: argparse.Namespace) -> None:
     else:
         model = load_model(args.model, args.device_map, args.dtype)
         chats = taking_turns(read_chats(args.prompts))[: args.limit]
-        ids = [prompt_inputs(tokenizer, chat.until(0, []))["input_ids"] for chat in chats]
+        ids = [chat_inputs(tokenizer, chat.until(0, []))["input_ids"] for chat in chats]
         prompts = [RecordedAnswer(each[0].tolist(), []) for each in ids]
     options = {
         "custom_generate": iterative_ralm,

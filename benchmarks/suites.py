@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerBase
 
-from hf_refspec.apps.bench.measure import prompt_inputs
 from hf_refspec.apps.bench.prompts import Chat, read_chats
-from hf_refspec.apps.shared.prompts import user
+from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 # Hidden size, intermediate size, layers, attention heads, key-value heads. 8B has the shape of
@@ -106,7 +105,7 @@ def chat_ids(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase)
     """The ids of a chat, for the model to continue."""
     if tokenizer.chat_template is None:
         return tokenizer("".join(f"{each['content']}\n\n" for each in messages))["input_ids"]
-    return prompt_inputs(tokenizer, messages)["input_ids"][0].tolist()
+    return chat_inputs(tokenizer, messages)["input_ids"][0].tolist()
 
 
 def answer_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

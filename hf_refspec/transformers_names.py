@@ -96,10 +96,9 @@ def next_kwargs(
     new_tokens: int = 1,
 ) -> dict[str, Any]:
     """The keyword arguments after a forward pass, for this many tokens more."""
-    updated: dict[str, Any] = model._update_model_kwargs_for_generation(
+    return model._update_model_kwargs_for_generation(
         outputs, model_kwargs, num_new_tokens=new_tokens
     )
-    return updated
 
 
 def takes_usual_steps(model: PreTrainedModel) -> bool:
@@ -122,8 +121,7 @@ def foreign_step(model: PreTrainedModel) -> str | None:
 
 def _module_of(method: Any) -> str:
     """The module that a function comes from: a wrapper copies `__module__`, but not this."""
-    name: str = getattr(method, "__globals__", {}).get("__name__", "")
-    return name
+    return getattr(method, "__globals__", {}).get("__name__", "")
 
 
 def compiles_passes(
@@ -183,20 +181,17 @@ def others_go_on(model: PreTrainedModel, ended: bool, device: torch.device) -> b
 
 def eos_tokens(config: GenerationConfig) -> torch.Tensor | None:
     """The end-of-text tokens of a call, as `generate` has prepared them."""
-    tokens: torch.Tensor | None = config._eos_token_tensor
-    return tokens
+    return config._eos_token_tensor
 
 
 def pad_token(config: GenerationConfig) -> torch.Tensor | None:
     """The padding token of a call, as `generate` has prepared it."""
-    token: torch.Tensor | None = config._pad_token_tensor
-    return token
+    return config._pad_token_tensor
 
 
 def mask_length(config: GenerationConfig) -> int:
     """The length of a prompt with what its cache holds already, where the call has no mask."""
-    length: int = config._mask_length
-    return length
+    return config._mask_length
 
 
 def prefix_constraint(processor: Any, row: int) -> tuple[Any, int]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
+from hf_refspec.index.suffix_array import DEPTH, IndexedText, build_suffix_array
+from hf_refspec.store import hub
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import FileEntry, check_file, write_arrays
@@ -63,6 +64,16 @@ def write_store(
         shards.append(ShardEntry(len(tokens), text[start:end].count(config.separator), *files))
     replace(config, shards=shards).write(folder)
     return Datastore(folder)
+
+
+def shards_of(documents, count=1, dtype=np.uint16, vocab_size=4) -> list[IndexedText]:
+    """Deals documents out to shards in memory; a shard without one has an empty document."""
+    shards = []
+    for part in range(count):
+        some = documents[part::count] or [[]]
+        tokens = np.array([t for each in some for t in [*each, np.iinfo(dtype).max]], dtype)
+        shards.append(IndexedText(tokens, build_suffix_array(tokens), vocab_size))
+    return shards
 
 
 def write_table(folder: Path, arrays: dict[str, np.ndarray], counts: list[int]) -> Datastore:
@@ -134,6 +145,14 @@ def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
     """The first tokens of suffixes, as many as they are sorted by."""
     places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
     return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
+
+
+def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
+    return hub.fetch(repo, StoreConfig, Datastore._part(form), **options)
+
+
+def push(folder: Path, repo: str, **options):
+    return hub.push(folder, StoreConfig, repo, **options)
 
 
 def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> StoreConfig:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_refspec import Drafter, DraftTree
+from hf_refspec import Drafter, DraftTree, Observation
+from hf_refspec.drafting.calls import drafter_call
+
+
+def drafted(
+    drafter: Drafter, prompt, output=(), budget: int = 8, vocab_size: int = 50
+) -> DraftTree:
+    """The draft of a call after a prompt and an output."""
+    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], vocab_size):
+        if output:
+            drafter.observe(Observation(np.array(output)))
+        tree = drafter.draft(budget).checked(vocab_size)
+    assert len(tree) <= budget
+    return tree
 
 
 class Prophet(Drafter):

@@ -1,7 +1,11 @@
-"""A server on a free port of this machine, in a thread."""
+"""A server on a free port of this machine, in a thread or in a process of its own."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +17,11 @@ import requests
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec import Drafter, DraftTree
+from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.apps.serve.server import Server, url
-from hf_refspec.apps.shared.listening import listen
 from hf_refspec.generation.default_drafter import default_sources
 
 NAME = "tiny"
@@ -112,3 +116,20 @@ def serving(
             server.should_exit = server.force_exit = True
             thread.join()
             engine.close(60)
+
+
+@contextmanager
+def server_process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """`hf-refspec serve` until the block is left: the process, the address, and the log so far."""
+    command = [sys.executable, "-m", "hf_refspec", "serve", "--port", "0", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    pipe = {"stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    with subprocess.Popen(command, env=env, **pipe) as process:
+        log: list[str] = []
+        try:
+            while not (address := re.search(r"http://\S+/v1", "".join(log))):
+                log.append(process.stderr.readline())
+                assert log[-1], log
+            yield process, address[0], log
+        finally:
+            process.kill()

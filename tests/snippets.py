@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from running_server import server_process
 
 from hf_refspec.apps.cli.main import COMMANDS, main
 
@@ -90,18 +89,8 @@ def server(page: list[Snippet]) -> Iterator[str]:
     if not any("hf-refspec serve &" in snippet.code for snippet in page):
         yield _DEFAULT_URL
         return
-    command = [sys.executable, "-m", "hf_refspec", "serve", "--port", "0"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said = ""
-            while not (address := re.search(r"http://[\d.]+:\d+", said)):
-                line = process.stderr.readline()
-                assert line, said
-                said += line
-            yield address[0]
-        finally:
-            process.terminate()
+    with server_process() as (_, address, _):
+        yield address.removesuffix("/v1")
 
 
 def commands(code: str) -> Iterator[list[str]]:
@@ -120,9 +109,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     while isinstance(place, dict):
         name, *rest = rest
         place = place[name][1]
-    module, _, add_arguments = place.partition(".")
+    module, _, function = place.partition(".")
     parser = argparse.ArgumentParser(name)
-    getattr(import_module(f"hf_refspec.apps.cli.{module}"), add_arguments)(parser)
+    found = import_module(f"hf_refspec.apps.cli.{module}")
+    getattr(found, f"add_{function}")(parser)
+    parser.set_defaults(run=getattr(found, function))
     return parser.parse_args(rest)
 
 

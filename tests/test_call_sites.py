@@ -7,11 +7,7 @@ import torch
 from calls import Forced, assert_lossless
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    TextStreamer,
-)
+from transformers import GenerationConfig, LogitsProcessorList, TextStreamer
 
 import hf_refspec as rs
 
@@ -25,14 +21,10 @@ def test_chat_template_and_generation_config(byte_llama, tokenizer):
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     config = GenerationConfig(max_new_tokens=30, do_sample=True, top_k=7, pad_token_id=0)
-    texts = []
+    options, texts = {**inputs, "generation_config": config}, []
     for drafter in (None, rs.ReferenceCopy()):
         torch.manual_seed(0)
-        texts.append(
-            byte_llama.generate(
-                **inputs, generation_config=config, candidate_generator=drafter
-            ).tolist()
-        )
+        texts.append(byte_llama.generate(**options, candidate_generator=drafter).tolist())
     assert texts[0] == texts[1]
 
 

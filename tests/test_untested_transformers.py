@@ -32,6 +32,8 @@ def version(request, monkeypatch):
 def test_a_named_drafter_leaves_the_text_as_it_is(llama, version, caplog):
     drafter = rs.ReferenceCopy()
     plain = llama.generate(PROMPT, **OPTIONS)
+    by_name = llama.generate(PROMPT, **OPTIONS, custom_generate=rs.speculate)
+    assert by_name.tolist() == plain.tolist()
     for _ in range(2):
         drafted = llama.generate(PROMPT, **OPTIONS, candidate_generator=drafter, max_draft_tokens=4)
         assert drafted.tolist() == plain.tolist()
@@ -50,17 +52,10 @@ def test_an_attached_drafter_leaves_the_text_as_it_is(llama, version, caplog):
     assert re.search(SENTENCE + version, caplog.text)
 
 
-def test_the_loop_by_its_own_name_leaves_the_text_as_it_is(llama, version):
-    plain = llama.generate(PROMPT, **OPTIONS)
-    drafted = llama.generate(PROMPT, **OPTIONS, custom_generate=rs.speculate)
-    assert drafted.tolist() == plain.tolist()
-
-
 def test_what_cannot_be_decoded_plainly_is_refused(llama, version):
-    with pytest.raises(RuntimeError, match=SENTENCE + version):
-        llama.generate(PROMPT, **OPTIONS, custom_generate=rs.iterative_ralm)
-    with pytest.raises(RuntimeError, match=SENTENCE + version):
-        llama.generate(PROMPT, **OPTIONS, verification="reproducible")
+    for option in ({"custom_generate": rs.iterative_ralm}, {"verification": "reproducible"}):
+        with pytest.raises(RuntimeError, match=SENTENCE + version):
+            llama.generate(PROMPT, **OPTIONS, **option)
     with pytest.raises(RuntimeError, match=SENTENCE + version):
         rs.RunningBatch(llama)
 

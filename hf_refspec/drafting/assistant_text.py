@@ -11,7 +11,6 @@ from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .token_ids import common_length
-from .top_tokens import TopTokens, top_tokens
 
 
 class AssistantText:
@@ -22,7 +21,12 @@ class AssistantText:
     Args:
         vocabulary (`np.ndarray`, int64 of shape `(n,)`, *optional*): The ids that logits are
             computed for, in increasing order: all if not given.
+
+    Attributes:
+        pass_tokens (`int`): How many tokens the last pass read.
     """
+
+    pass_tokens = 0
 
     def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
         self._assistant, self._vocabulary = assistant, vocabulary
@@ -36,37 +40,14 @@ class AssistantText:
         self._cache = DynamicCache()
         self._read = np.empty(0, dtype=np.int64)  # what the cache holds
 
-    def unread(self, ids: np.ndarray) -> int:
-        """How many of these ids the next pass over them would read."""
-        return max(len(ids) - common_length(self._read, ids), 1)
-
-    def next_tokens(
-        self, ids: np.ndarray, count: int, k: int, temperature: float, vocab_size: int
-    ) -> TopTokens:
-        """The k best next tokens, below `vocab_size`, after each of the last `count` ids.
-
-        Args:
-            ids (`np.ndarray`, int64 of shape `(n,)`): The text, and a path that may follow it.
-            temperature (`float`): What logits are divided by.
-
-        Returns:
-            [`TopTokens`]: Of one row, `(1, count, k)`.
-        """
-        logits = self.read(ids, count)[:, :, :vocab_size]
-        top = top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
-        if self._vocabulary is None:
-            return top
-        names = self._vocabulary
-        return top._replace(choices=names[top.choices], tokens=names[top.tokens])
-
     @torch.no_grad()
     def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
-        """The logits after each of the last `count` ids, `(1, count, vocab_size)`, or of its
-        vocabulary."""
-        kept = min(len(ids) - self.unread(ids), len(ids) - count)
+        """The logits after each of the last `count` ids of a text (int64 of shape `(n,)`),
+        `(1, count, vocab_size)`, or of its vocabulary."""
+        kept = min(common_length(self._read, ids), len(ids) - max(count, 1))
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
-        self._read = ids
+        self._read, self.pass_tokens = ids, len(ids) - kept
         assistant, model, last = self._assistant, self._assistant.base_model, {}
         if self._vocabulary is None:
             model = assistant

@@ -25,29 +25,23 @@ def check_datastores(
     sources = getattr(given, "drafters", [given])  # of a blend
     stores = [getattr(source, "store", source) for source in sources]
     stores = [each for each in stores if each is not None and not isinstance(each, (Drafter, str))]
-    if stores:
-        _compare(stores, model, tokenizer, memo)
-
-
-def _compare(
-    stores: list[Any], model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
-) -> None:
+    if not stores:
+        return
     from ..store.datastore import Datastore  # loaded only where a store is given
     from ..store.files import DatastoreError
     from ..store.names import local_tokenizer
     from ..store.stored_tokenizer import public_name
 
-    fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
+    known = tokenizer if getattr(tokenizer, "is_fast", False) else None
     for store in (each for each in stores if isinstance(each, Datastore)):
-        key = ("datastore", store.config.fingerprint, fast is None)
+        key = ("datastore", store.config.fingerprint, known is None)
         if key in memo:
             continue
-        memo[key] = True
-        known = fast
+        memo[key], compared = True, known
         if known is None and store.config.tokenizer != public_name(model):
-            known = local_tokenizer(getattr(model, "name_or_path", ""))
+            compared = local_tokenizer(getattr(model, "name_or_path", ""))
         try:
-            if known is not None:
-                store.check_tokenizer(known)
+            if compared is not None:
+                store.check_tokenizer(compared)
         except DatastoreError as error:
             logger.warning("hardly a draft of this datastore will be accepted: %s", error)

@@ -7,15 +7,12 @@ from typing import get_args
 import numpy as np
 
 from ..check_count import check_count
-from ..index.mixed_trie import mixed_tree
-from ..index.rest_trie import rest_tree
+from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .drafter import last_tokens
-from .observation import Observation
-from .source import NO_PATH, Source
+from .source import LookUp
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}
@@ -24,7 +21,7 @@ _MIN_MATCH = {"rest": 2, "mixed": 1}
 CONTINUATION_LENGTH = 10
 
 
-class DatastoreDrafts(Source):
+class DatastoreDrafts(LookUp):
     """Drafts what most often followed the last tokens in a datastore.
 
     With a datastore's full form, the last tokens are searched in its suffix arrays, and the draft
@@ -43,7 +40,7 @@ class DatastoreDrafts(Source):
             the text that occurs in the datastore, of two tokens at least, the trie of the 10 tokens
             that followed its first 5000 places in each shard, its most frequent nodes. `"mixed"`
             lets shorter matches that are more frequent vote as well, and reads about 1000 places, a
-            fair sample, see [`~index.mixed_trie.mixed_tree`]: a long match that is rare makes a
+            fair sample, see [`~index.rest_trie.mixed_tree`]: a long match that is rare makes a
             poor tree. The compact form has mixed trees only; to look them up is the algorithm of
             CREST.
 
@@ -78,9 +75,8 @@ class DatastoreDrafts(Source):
         if max_match < self.min_match:
             raise ValueError(f'max_match must be at least 2 for mode="rest", but is {max_match}')
         self.store = store
-        self.max_match = max_match
+        self.max_match = self.longest_match = max_match
         self.mode = mode
-        self._context = np.empty(0, dtype=np.int32)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         if self.store.config.vocab_size > vocab_size:
@@ -90,15 +86,11 @@ class DatastoreDrafts(Source):
                 f"tokenizer ({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
             )
 
-    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._context = self._context_after(prompt_ids, self._context[:0])
-
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        context = self._context_after(path, self._context)
-        if budget == 0 or len(context) == 0:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+        # No match contains a token that the datastore cannot have, beyond its tokenizer's.
+        foreign = np.flatnonzero(context >= self.store.config.vocab_size)
+        context = context[foreign[-1] + 1 :] if len(foreign) else context
+        if len(context) == 0:
             return DraftTree.empty()
         with self.store.naming_damage():
             if self.store.ngrams is not None:
@@ -107,12 +99,6 @@ class DatastoreDrafts(Source):
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
 
-    def observe(self, observation: Observation) -> None:
-        self._context = self._context_after(observation.tokens, self._context)
-
-    def _context_after(self, tokens: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """The last tokens of a text that continues."""
-        context = last_tokens(before, tokens, self.max_match)
-        # No match contains a token that the datastore cannot have, beyond its tokenizer's.
-        foreign = np.flatnonzero(context >= self.store.config.vocab_size)
-        return context[foreign[-1] + 1 :] if len(foreign) else context
+    def __repr__(self) -> str:
+        given = super().__repr__().partition("(")[2]
+        return f"DatastoreDrafts({self.store!r}{', ' if given != ')' else ''}{given}"

@@ -18,7 +18,7 @@ from .observation import Observation
 from .payoff import Payoff, Prices
 from .source import Source
 from .token_ids import Reference, to_ids
-from .top_tokens import TopTokens
+from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
 # How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
@@ -109,11 +109,40 @@ class DraftModel(Source):
             self._temperature = sampling.temperature
 
     def draft(self, budget: int) -> DraftTree:
-        nodes = self._grow(budget, self.call.chain)
-        if self.call.chain:
-            return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
-        best = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
-        return self._tree.part(np.isin(np.arange(len(self._tree)), best))
+        self._payoff.prices, chain = self.call.prices(), self.call.chain
+        path, passes = DraftPath(self.known), 0
+        most = context_length(self.assistant)
+        room = budget if most is None else min(budget, most - len(self._ids))
+        depth = room if len(self._ids) else 0
+        while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
+            own = self._outcomes.calibrated(path.tree)
+            probs = merged([self.known, own], len(self.known) + len(own)).probs
+            if self._payoff.pays(probs, path.missed, passes):
+                path.extend(*self._pass(path), self._outcomes)
+                passes += 1
+            elif not path.follow():
+                break
+        tree = self._tree = path.tree
+        if chain:
+            return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
+        best = np.argsort(-tree.probs, kind="stable")[:budget]  # parents come first
+        return tree.part(np.isin(np.arange(len(tree)), best))
+
+    def _pass(self, path: DraftPath) -> tuple[np.ndarray, np.ndarray]:
+        """The assistant's best next tokens at the unread places of a path, and about their
+        probabilities, both of shape `(path.unread, k)`."""
+        ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
+        ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
+        assert self._text is not None
+        began = perf_counter()
+        logits = self._text.read(ids, path.unread)[:, :, : self._vocab_size]
+        if self._temperature != 1.0:
+            logits = logits.float() / self._temperature
+        top = top_tokens(logits, _SIBLINGS)
+        seconds, read = perf_counter() - began, self._text.pass_tokens
+        self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
+        tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
+        return tokens[0], top.probs[0]
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
@@ -133,36 +162,6 @@ class DraftModel(Source):
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
         self._payoff.prices = Prices()
-
-    def _grow(self, budget: int, chain: bool) -> list[int]:
-        """Drafts one path, and all that stands beside it; returns the path's nodes."""
-        self._payoff.prices = self.call.prices()
-        path = DraftPath(self.known)
-        most = context_length(self.assistant)
-        room = budget if most is None else min(budget, most - len(self._ids))
-        depth, passes = room if len(self._ids) else 0, 0
-        while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
-            own = self._outcomes.calibrated(path.tree)
-            probs = merged([self.known, own], len(self.known) + len(own)).probs
-            if self._payoff.pays(probs, path.missed, passes):
-                path.extend(self._pass(path), self._outcomes)
-                passes += 1
-            elif not path.follow():
-                break
-        self._tree = path.tree
-        return path.nodes
-
-    def _pass(self, path: DraftPath) -> TopTokens:
-        """The assistant's best next tokens at the unread places of a path."""
-        ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
-        ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
-        assert self._text is not None
-        unread, began = self._text.unread(ids), perf_counter()
-        limits = _SIBLINGS, self._temperature, self._vocab_size
-        top = self._text.next_tokens(ids, path.unread, *limits)
-        seconds, of_prompt = perf_counter() - began, unread == len(ids)
-        self._payoff.record_pass(unread, seconds, of_prompt)
-        return top
 
     @property
     def _assistant_size(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from .calibration import Calibration
-from .top_tokens import TopTokens
 from .tree import ROOT, DraftTree
 
 
@@ -61,15 +60,17 @@ class DraftPath:
         self.unread += 1
         return True
 
-    def extend(self, top: TopTokens, outcomes: Calibration) -> None:
-        """Adds the assistant's next tokens at all unread places. The path goes on with the most
-        probable of them: where others have drafted what the assistant does not expect, it turns
-        off there."""
+    def extend(
+        self, best_tokens: np.ndarray, best_probs: np.ndarray, outcomes: Calibration
+    ) -> None:
+        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path
+        goes on with the most probable of them: where others have drafted what the assistant does
+        not expect, it turns off there."""
         best, best_depth = None, 0
         for place in range(self.unread):
             depth = len(self.tokens) + 1 - self.unread + place
             parent = self.nodes[depth - 1] if depth > 0 else ROOT
-            tokens, probs = top.tokens[0, place].tolist(), top.probs[0, place].tolist()
+            tokens, probs = best_tokens[place].tolist(), best_probs[place].tolist()
             followed = self.tokens[depth : depth + 1]  # by the path, but at its end
             if followed and followed[0] not in tokens:
                 tokens, probs = tokens + followed, probs + probs[-1:]

@@ -225,11 +225,6 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
     return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
 
 
-def last_tokens(before: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
-    """The last tokens, up to `count`, of a text that continues, as int32."""
-    return np.concatenate((before, tokens[-count:]), dtype=np.int32)[-count:]
-
-
 def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
     """Refuses a target model before a call does any work: asks each source that has a
     `check_vocabulary(vocab_size)` of its own, which raises a ValueError."""

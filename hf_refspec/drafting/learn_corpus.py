@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,11 @@ def learn_corpus(
     length, read = max(min(most, _LOGITS // vocab_size), 2), 0
     shown = tqdm(total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress or None)
     with shown as bar:
-        for window in windows(_ids(tokenizer, source.documents), length):
+        texts = (
+            tokenizer(each, verbose=False)["input_ids"] if isinstance(each, str) else each
+            for each in source.documents
+        )
+        for window in windows((np.asarray(ids, dtype=np.int64) for ids in texts), length):
             ids = torch.from_numpy(window.ids)[None].to(model.device)
             top = top_tokens(model(ids, use_cache=False).logits, table.top_k)
             tokens, probs = (each[0, window.known - 1 :] for each in (top.tokens, top.probs))
@@ -57,10 +60,3 @@ def learn_corpus(
     if len(table) == 0:
         raise ValueError("documents has no text of two tokens or more: nothing is learned")
     return source
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, documents: Any) -> Iterator[np.ndarray]:
-    for document in documents:
-        if isinstance(document, str):
-            document = tokenizer(document, verbose=False)["input_ids"]
-        yield np.asarray(document, dtype=np.int64)

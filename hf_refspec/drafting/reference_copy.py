@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .drafter import last_tokens
 from .observation import Observation
-from .source import NO_PATH, Source
+from .source import LookUp
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
 
@@ -23,7 +22,7 @@ _BOUNDARY = np.array([-1])
 LLMA_LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
 
 
-class ReferenceCopy(Source):
+class ReferenceCopy(LookUp):
     """Copies what followed the last tokens elsewhere: in references, the prompt or the output.
 
     Args:
@@ -76,12 +75,9 @@ class ReferenceCopy(Source):
         self.mode = mode
         self._copies_prompt = include_prompt if mode == "tree" else references is None
         self._copies_output = include_prompt and mode == "tree"
-
         longest_match = LONGEST_MATCH if mode == "tree" else LLMA_LONGEST_MATCH
-        self._context_length = max(longest_match, match_length)
-        self._context = np.empty(0, dtype=np.int32)
+        self.longest_match = max(longest_match, match_length)
         self._anchor = -1
-        self._unread: list[np.ndarray] = []  # observed since the last draft
         # References, prompt and output, one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
@@ -102,43 +98,26 @@ class ReferenceCopy(Source):
         if self._copies_prompt:
             self._text.extend(prompt_ids)
         # The paper matches the end of the output; the end of the prompt does not count.
-        context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
-        self._context = last_tokens(context[:0], context, self._context_length)
+        super().begin(prompt_ids if self.mode == "tree" else prompt_ids[:0], vocab_size)
         self._anchor = -1
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        self._read()
-        context = last_tokens(self._context, path, self._context_length)
-        if budget == 0 or len(context) == 0:
-            return DraftTree.empty()
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text, n = self._text.text, self.match_length
         if self.mode == "llma":
             from ..index.llma_match import llma_span  # loaded only where it is asked for
 
             return DraftTree.chain(llma_span(text, context, n, length))
-        chain = self.call.chain and len(path) == 0
+        chain = self.call.chain and not behind_path
         tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
-        if len(path) == 0:
+        if not behind_path:
             self._anchor = anchor
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:
-        self._unread.append(observation.tokens)
+        super().observe(observation)
+        if self._copies_output:
+            self._text.extend(observation.tokens)
 
     def end(self) -> None:
-        self._unread = []
         self._text.truncate(self._references_end)
-
-    def _read(self) -> None:
-        """Reads what was observed since the last draft: free for calls that never draft."""
-        if not self._unread:
-            return
-        tokens = np.concatenate(self._unread)
-        self._unread = []
-        if self._copies_output:
-            self._text.extend(tokens)
-        self._context = last_tokens(self._context, tokens, self._context_length)

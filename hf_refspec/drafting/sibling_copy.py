@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
-from ..index.side_by_side import SideBySide
-from .drafter import last_tokens
+from ..index.token_buffer import SideBySide
 from .observation import Observation
-from .source import NO_PATH, Source
+from .source import LookUp
 from .tree import DraftTree
 
 
@@ -36,7 +35,7 @@ class _Groups(dict[bytes, _Group]):
         return _Groups, ()
 
 
-class SiblingCopy(Source):
+class SiblingCopy(LookUp):
     """Copies what followed the last tokens in other rows with the same prompt, as these grow.
 
     For `num_return_sequences`, and for rollouts, where several rows answer one prompt: rows whose
@@ -47,6 +46,7 @@ class SiblingCopy(Source):
     A row's own text is among it; `ReferenceCopy() | SiblingCopy()` also drafts from the prompt.
     """
 
+    longest_match = LONGEST_MATCH
     _group: _Group | None = None
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class SiblingCopy(Source):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.end()
-        self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
+        super().begin(prompt_ids, vocab_size)
         self._prompt = prompt_ids.tobytes()
         with self._groups.lock:
             self._group = self._groups.setdefault(self._prompt, _Group())
@@ -62,15 +62,10 @@ class SiblingCopy(Source):
         with self._group.lock:
             self._number = self._group.texts.add(self._context)
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        group = self._group
-        if budget == 0 or group is None or len(group.texts) == 1 or len(self._context) == 0:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+        group, chain = self._group, self.call.chain and not behind_path
+        if group is None or len(group.texts) == 1:
             return DraftTree.empty()
-        context = last_tokens(self._context, path, LONGEST_MATCH)
-        chain = self.call.chain and len(path) == 0
         with group.lock:
             tree, _ = copy_tree(group.texts.text, context, budget, 1, budget, chain, -1)
         return DraftTree(*tree)
@@ -79,7 +74,7 @@ class SiblingCopy(Source):
         if self._group is not None:
             with self._group.lock:
                 self._group.texts.extend(self._number, observation.tokens)
-            self._context = last_tokens(self._context, observation.tokens, LONGEST_MATCH)
+            super().observe(observation)
 
     def fork(self) -> SiblingCopy:
         fork = type(self)()

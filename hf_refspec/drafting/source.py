@@ -1,10 +1,11 @@
-"""Drafters that do more inside a blend than to draft behind the text."""
+"""Drafters that do more inside a blend than to draft behind the text, and those that look up."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from .drafter import Drafter
+from .observation import Observation
 from .tree import DraftTree
 
 NO_PATH = np.empty(0, dtype=np.int64)
@@ -24,6 +25,9 @@ class Source(Drafter):
     prunes: bool = False
     known: DraftTree = DraftTree.empty()
 
+    def draft(self, budget: int) -> DraftTree:
+        return self.continue_path(NO_PATH, budget)
+
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         """Drafts what may follow the text and a path that another source has drafted, at most
         `budget` nodes. Called between `draft` and `observe`; by default nothing follows.
@@ -42,3 +46,35 @@ class Source(Drafter):
             path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
         """
         return tree
+
+
+class LookUp(Source):
+    """Drafts what has followed the last tokens elsewhere: a subclass implements `look_up`.
+
+    Attributes:
+        longest_match (`int`): How many of the last tokens are looked up.
+    """
+
+    longest_match: int
+    _context = np.empty(0, dtype=np.int32)  # the last tokens of the text
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._context = prompt_ids[-self.longest_match :].astype(np.int32)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        context = self._followed_by(path)
+        if budget == 0 or len(context) == 0:
+            return DraftTree.empty()
+        return self.look_up(context, budget, len(path) > 0)
+
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+        """Drafts what may follow the last tokens, int32 of shape `(n,)` with n > 0, which are those
+        of the text or of a path behind it."""
+        raise NotImplementedError(f"{type(self).__name__} must implement look_up")
+
+    def observe(self, observation: Observation) -> None:
+        self._context = self._followed_by(observation.tokens)
+
+    def _followed_by(self, tokens: np.ndarray) -> np.ndarray:
+        joined = np.concatenate((self._context, tokens[-self.longest_match :]), dtype=np.int32)
+        return joined[-self.longest_match :]

@@ -9,6 +9,13 @@ from itertools import zip_longest
 from typing import Any
 
 
+def shares(seconds: dict[str, float]) -> str:
+    """A sum of times, and the percentage of each: `2.0 s: 75 % verifying, 25 % drafting`."""
+    total = sum(seconds.values())
+    parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
+    return f"{total:.1f} s" + (": " + ", ".join(parts) if parts else "")
+
+
 @dataclass
 class SourceStats:
     """What one source of a [`Blend`] did.
@@ -88,13 +95,8 @@ class SpeculationStats:
         return sum(self._seconds_by_part().values())
 
     def _seconds_by_part(self) -> dict[str, float]:
-        return {
-            "prefill": self.prefill_seconds,
-            "verifying": self.verifying_seconds,
-            "drafting": self.drafting_seconds,
-            "learning": self.learning_seconds,
-            "other": self.other_seconds,
-        }
+        parts = ("prefill", "verifying", "drafting", "learning", "other")
+        return {part: getattr(self, f"{part}_seconds") for part in parts}
 
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with its draft tokens and how many of
@@ -110,15 +112,13 @@ class SpeculationStats:
 
     def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
         """Adds another call's counts and times."""
+        for name, value in vars(other).items():
+            if isinstance(value, (int, float)):
+                setattr(self, name, getattr(self, name) + value)
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
-        others = ("accepted_lengths", "sources", "verification", "reason")
-        for name in (f.name for f in dataclasses.fields(self) if f.name not in others):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.accepted_lengths = [mine + theirs for mine, theirs in lengths]
-        self.sources = [
-            mine + theirs if mine and theirs else mine or theirs
-            for mine, theirs in zip_longest(self.sources, other.sources)
-        ]
+        self.accepted_lengths = [sum(pair) for pair in lengths]
+        sources = zip_longest(self.sources, other.sources)
+        self.sources = [own + more if own and more else own or more for own, more in sources]
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,11 +141,7 @@ class SpeculationStats:
         )
         if self.drafted:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
-        seconds = self._seconds_by_part()
-        total = sum(seconds.values())
-        line += f", {total:.1f} s"
-        parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
-        line += ": " + ", ".join(parts) if parts else ""
+        line += f", {shares(self._seconds_by_part())}"
         if self.probe_passes:
             line += f"; {self.probe_passes} passes probed the model"
         return line + (f"; nothing drafted: {self.reason}" if self.reason else "")

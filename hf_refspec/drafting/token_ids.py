@@ -24,8 +24,7 @@ def references_to_ids(
     """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`], and
     warns of the names of files."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
-        _warn_of_a_file_name("references", references)
-        return [to_ids("references", references, tokenizer)]
+        return _named_ids({"references": references}, tokenizer)
     if not isinstance(references, Sequence) or isinstance(references, bytes):
         raise TypeError(
             "references must be a string, ids, or a list of these, "
@@ -33,20 +32,19 @@ def references_to_ids(
         )
     if len(references) == 0:
         raise ValueError("references is empty; leave it out to copy from the prompt alone")
-    named = {f"references[{i}]": reference for i, reference in enumerate(references)}
-    for name, reference in named.items():
-        _warn_of_a_file_name(name, reference)
-    return [to_ids(name, reference, tokenizer) for name, reference in named.items()]
+    return _named_ids({f"references[{i}]": each for i, each in enumerate(references)}, tokenizer)
 
 
-def _warn_of_a_file_name(name: str, reference: Any) -> None:
-    if isinstance(reference, str) and os.path.isfile(reference):
-        logger.warning(
-            "%s is the name of a file, and drafts are copied from the name itself; pass the text: "
-            "Path(%r).read_text()",
-            name,
-            reference,
-        )
+def _named_ids(texts: dict[str, Any], tokenizer: Any) -> list[np.ndarray]:
+    for name, text in texts.items():
+        if isinstance(text, str) and os.path.isfile(text):
+            logger.warning(
+                "%s is the name of a file, and drafts are copied from the name itself; pass the "
+                "text: Path(%r).read_text()",
+                name,
+                text,
+            )
+    return [to_ids(name, text, tokenizer) for name, text in texts.items()]
 
 
 def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:

@@ -17,9 +17,9 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import text_config
-from .drafter import ANY_VOCABULARY, Sampling, last_tokens
+from .drafter import ANY_VOCABULARY, Sampling
 from .observation import Observation
-from .source import NO_PATH, Source
+from .source import LookUp
 from .stats import SpeculationStats
 from .tree import ROOT, DraftTree
 
@@ -50,7 +50,7 @@ _PROMPT_FRACTION = 0.05
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
-class TokenRecycling(Source):
+class TokenRecycling(LookUp):
     """Drafts what the target itself expected after the same last tokens, earlier on.
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
@@ -80,6 +80,8 @@ class TokenRecycling(Source):
             `begin` raises it if `top_k` is larger than the target's vocabulary, or what it has
             learned is from a model with another one.
     """
+
+    longest_match = MOST_CONTEXT
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class TokenRecycling(Source):
         if vocab_size != ANY_VOCABULARY:
             self._take_vocabulary(vocab_size)
         self._forget_call()
-        self._text = prompt_ids[-MOST_CONTEXT:].astype(np.int32)
+        super().begin(prompt_ids, vocab_size)
         self._pooling = _pooling(self.call.sampling)
 
     def _take_vocabulary(self, vocab_size: int) -> None:
@@ -136,19 +138,12 @@ class TokenRecycling(Source):
             raise DatastoreError(f"{path} {message}")
         table.vocab_size = vocab_size
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        text = last_tokens(self._text, path, MOST_CONTEXT)
-        if budget == 0 or len(text) == 0:
-            return DraftTree.empty()
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
         if self.mode == "published":
-            return DraftTree(*self._table.static_tree(int(text[-1]), budget))
-        runners_up = _NOTHING if len(path) else self._runners_up
-        chain = self.call.chain and len(path) == 0
-        drawn = text, *runners_up, self._pooling
-        return DraftTree(*self._table.tree(*drawn, budget, chain))
+            return DraftTree(*self._table.static_tree(int(context[-1]), budget))
+        runners_up = _NOTHING if behind_path else self._runners_up
+        limits = budget, self.call.chain and not behind_path
+        return DraftTree(*self._table.tree(context, *runners_up, self._pooling, *limits))
 
     def observe(self, observation: Observation) -> None:
         tokens, verified = observation.tokens, observation.verified
@@ -160,11 +155,12 @@ class TokenRecycling(Source):
             return
         self._runners_up = _NOTHING
         if top_tokens is not None and top_probs is not None:
-            self._table.learn(self._text, verified.tokens, verified.parents, top_tokens, top_probs)
+            nodes = verified.tokens, verified.parents
+            self._table.learn(self._context, *nodes, top_tokens, top_probs)
             # The node at which the target chose the last token.
             last = [ROOT, *verified.along(tokens[:-1].tolist())][-1]
             self._runners_up = top_tokens[1 + last], top_probs[1 + last]
-        self._text = last_tokens(self._text, tokens, MOST_CONTEXT)
+        super().observe(observation)
         self._table.count(tokens)
 
     def fork(self) -> TokenRecycling:
@@ -174,7 +170,7 @@ class TokenRecycling(Source):
         return fork
 
     def _forget_call(self) -> None:
-        self._text = np.empty(0, dtype=np.int32)  # the last tokens
+        self._context = LookUp._context
         self._runners_up = _NOTHING  # what the target expected in place of the very last
         self._pooling = _GREEDY
 

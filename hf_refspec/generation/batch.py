@@ -1,21 +1,14 @@
 """Logits processors, stopping criteria and the streamer of a batch, taken apart for its rows.
 
-Plain decoding asks them about all rows at once, which are equally long then. Rows with drafts are
-not, so that each logits processor is asked about each row alone, as a batch of one: `(1, length)`
-ids with the row's own padding, and `(1, vocab_size)` scores. That changes nothing where a row's
-answer depends on nothing but the row:
+Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
+a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
+those of transformers; the few that know rows by their number are made for each row. Any other may
+keep state, and each row has a copy from before the call.
 
-- Those of transformers do so, and are shared by the rows. A few know rows by their number, and are
-  made for each row; but guidance, which would run the model for each row by itself, is refused.
-- Any other may keep state. Each row has a copy of its own, as of before the call, so that the copy
-  sees what a call with this row alone would show it. What should look at several rows at once, or
-  at a row's number, cannot be known as such and does not see them.
-
-Stopping criteria of transformers look at each row by itself, and a row asks them of itself as soon
-as it has a token. Any other may count its calls, or speak of all rows together (lm-eval's stops
-when each row has had its stop string): it is asked about all rows at once, one length after
-another, when all have come so far, and what a row had beyond a stop is dropped. A streamer gets the
-tokens of all rows at once too.
+Each row asks the stopping criteria of transformers as soon as it has a token. Any other may count
+its calls, or speak of all rows together (lm-eval's stops when each row has had its stop string): it
+is asked about all rows at once, one length after another, and what a row had beyond a stop is
+dropped. A streamer gets the tokens of all rows at once too.
 """
 
 from __future__ import annotations

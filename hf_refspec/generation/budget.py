@@ -12,16 +12,15 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Protocol
 
 import numpy as np
 from torch import nn
 
-from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
 from ..drafting.payoff import Prices
 from ..drafting.tree import DraftTree
 from .pass_costs import PACKED_TOKENS, PASS_TOKENS, PassCosts, pass_costs
+from .row import Row
 
 logger = logging.getLogger(__name__)
 
@@ -44,24 +43,6 @@ _RECENT = 0.9
 _LEAD, _HORIZON = 4.0, 8.0
 
 
-class Drafted(Protocol):
-    """The part of a [`Row`] that a budget reads."""
-
-    @property
-    def drafter(self) -> Drafter: ...
-    @property
-    def calibration(self) -> Calibration: ...
-    @property
-    def draft(self) -> DraftTree: ...
-    @property
-    def is_idle(self) -> bool: ...
-    @property
-    def path(self) -> list[int] | None: ...
-    @property
-    def emitted(self) -> np.ndarray: ...
-    def __len__(self) -> int: ...
-
-
 class Budget:
     """The number of draft nodes of a row that the call has named."""
 
@@ -82,7 +63,7 @@ class Budget:
         return tokens
 
     def trim(
-        self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
+        self, rows: Sequence[Row], drafting_seconds: float, room: int = sys.maxsize
     ) -> list[DraftTree]:
         """The parts of the drafts that are worth verifying in the next pass, which has `room` for
         nodes: all of them, or the best ones."""
@@ -91,7 +72,7 @@ class Budget:
             return drafts
         return _best_parts(drafts, _estimates(rows), lambda probs: room)
 
-    def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
+    def record(self, rows: Sequence[Row], pass_tokens: int | None, seconds: float) -> None:
         """Learns what became of the drafts of a pass over `pass_tokens` of each row, the last token
         among them, that took these seconds until the next tokens were known. The tokens are `None`
         where it ran a prompt as well."""
@@ -108,7 +89,7 @@ class AutoBudget(Budget):
     `costs` returns those of the target model for a number of rows, at the `widths` that passes are
     padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Where one call
     `waits` for several rows, gains count less, and most those of rows that are behind. Each pass is
-    logged, at level DEBUG: what came, and without packing what was expected of each size.
+    logged at level DEBUG.
     """
 
     def __init__(
@@ -118,13 +99,11 @@ class AutoBudget(Budget):
         packs: bool = False,
         waits: bool = False,
     ) -> None:
-        self._tokens = np.array(PACKED_TOKENS if packs else widths or PASS_TOKENS)
         super().__init__((widths or PASS_TOKENS)[-1] - 1)
         self._packs, self._waits = packs, waits
         self._costs = cache(costs)
         self._padded = widths is not None
         self._pause = _Pause()
-        self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
         # Of the last passes, with what was drafted for them.
         self._drafting_seconds = self._seconds = self._emitted = 0.0
         self._last = 0, 0, 0  # the last pass: its rows, those of them that took part, its tokens
@@ -155,20 +134,17 @@ class AutoBudget(Budget):
         return self._costs(1).cheapest(tokens)
 
     def trim(
-        self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
+        self, rows: Sequence[Row], drafting_seconds: float, room: int = sys.maxsize
     ) -> list[DraftTree]:
         """The nodes of each draft that pay."""
         self._drafting_seconds = drafting_seconds
-        self._expected = None
         drafts = [row.draft for row in rows]
-        kept = drafts
-        if any(map(len, drafts)):
-            kept = self._paying_together(rows, room) if self._packs else self._paying(rows)
+        kept = self._paying(rows, room) if any(map(len, drafts)) else drafts
         if not self._pause.lasts:
             self._pause.record_drafts(len(rows), any(map(len, kept)), drafting_seconds)
         return kept
 
-    def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
+    def record(self, rows: Sequence[Row], pass_tokens: int | None, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
         super().record(rows, pass_tokens, seconds)
         costs = self._costs(1 if self._packs else len(rows))
@@ -176,45 +152,35 @@ class AutoBudget(Budget):
         if pass_tokens is None:
             self._pause.record_pass(costs.plain_seconds)
             return
-        if logger.isEnabledFor(logging.DEBUG):
-            expected = None if self._expected is None else self._expected.round(3).tolist()
-            logger.debug(
-                "pass over %d tokens a row, or of all: %.4f s, %d new tokens; of %s were "
-                "expected: %s new tokens, %s s",
-                *(pass_tokens, seconds, sum(len(row.emitted) for row in rows)),
-                *(self._tokens.tolist(), expected, costs.seconds().round(5).tolist()),
-            )
+        emitted = sum(len(row.emitted) for row in rows)
+        logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
         self._seconds = _RECENT * self._seconds + seconds + drafting_seconds
-        self._emitted = _RECENT * self._emitted + sum(len(row.emitted) for row in rows)
+        self._emitted = _RECENT * self._emitted + emitted
         self._last = len(rows), sum(row.path is not None for row in rows), pass_tokens
 
-    def _paying(self, rows: Sequence[Drafted]) -> list[DraftTree]:
-        sizes = self._tokens - 1
+    def _paying(self, rows: Sequence[Row], room: int) -> list[DraftTree]:
+        """Of packed rows the best nodes together; in a rectangle as many nodes of each row."""
+        costs = self._costs(1 if self._packs else len(rows))
+        gains, drafts = self._gains(rows, costs), [row.draft for row in rows]
+        if self._packs:
+            going = sum(not row.is_idle for row in rows)
+            return _best_parts(drafts, gains, lambda best: _paying_nodes(costs, going, best[:room]))
+        widest = max(map(len, drafts))
+        passes = np.array(costs.tokens)
+        passes = passes[passes <= costs.most_tokens]
+        passes = passes[: 1 + np.searchsorted(passes, 1 + widest)]  # no wider than it will run
+        sizes = np.minimum(passes - 1, widest)
+        orders = [_best_first(probs) for probs in gains]
         expected = np.zeros(len(sizes))  # tokens of the rows that go on, by the nodes of each
-        orders = []
-        for row, probs in zip(rows, self._gains(rows, self._costs(len(rows))), strict=True):
-            # Parents stand before their children, also where they are equally probable.
-            order = np.argsort(-probs, kind="stable")
-            sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
+        for row, probs, order in zip(rows, gains, orders, strict=True):
             if not row.is_idle:
-                expected += sums[np.minimum(sizes, len(row.draft))]
-            orders.append(order)
-        self._expected = expected
-        widest = max(len(row.draft) for row in rows)
-        nodes = self._most_expected_per_second(len(rows), expected, widest)
-        return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
+                expected += _sums(1, probs[order])[np.minimum(sizes, len(order))]
+        nodes = sizes[_fastest(expected, passes if self._padded else sizes + 1, costs)]
+        return [_part(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
-    def _paying_together(self, rows: Sequence[Drafted], room: int) -> list[DraftTree]:
-        costs, going = self._costs(1), sum(not row.is_idle for row in rows)
-        return _best_parts(
-            [row.draft for row in rows],
-            self._gains(rows, costs),
-            lambda best: _paying_nodes(costs, going, best[:room]),
-        )
-
-    def _gains(self, rows: Sequence[Drafted], costs: PassCosts) -> list[np.ndarray]:
+    def _gains(self, rows: Sequence[Row], costs: PassCosts) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
@@ -235,18 +201,6 @@ class AutoBudget(Budget):
         worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
-    def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
-        """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
-        tokens but one, of which no row has drafted more than `widest`."""
-        costs = self._costs(rows)
-        allowed = self._tokens[self._tokens <= costs.most_tokens]
-        allowed = allowed[: 1 + np.searchsorted(allowed, 1 + widest)]  # no wider than it will run
-        sizes = np.minimum(allowed - 1, widest)
-        run = allowed if self._padded else sizes + 1
-        speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
-        speed[0] *= _MARGIN
-        return int(sizes[speed.argmax()])
-
 
 def _best_parts(
     drafts: Sequence[DraftTree],
@@ -258,8 +212,7 @@ def _best_parts(
     owners = np.repeat(np.arange(len(drafts)), [len(draft) for draft in drafts])
     nodes = np.concatenate([[], *(np.arange(len(draft)) for draft in drafts)]).astype(np.int64)
     together = np.concatenate([[], *gains])
-    # Parents stand before their children, also where they are equally probable.
-    order = np.argsort(-together, kind="stable")
+    order = _best_first(together)
     best = order[: count(together[order])]
     return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
 
@@ -270,10 +223,25 @@ def _paying_nodes(costs: PassCosts, rows: int, gains: np.ndarray) -> int:
     totals = np.array(costs.tokens)
     totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(gains)))]
     tokens = np.unique([rows, *totals, min(rows + len(gains), max(costs.most_tokens, rows))])
-    expected = rows + np.concatenate(([0.0], np.cumsum(gains, dtype=float)))[tokens - rows]
+    return int(tokens[_fastest(_sums(rows, gains)[tokens - rows], tokens, costs)]) - rows
+
+
+def _best_first(gains: np.ndarray) -> np.ndarray:
+    # Parents stand before their children, also where they are equally probable.
+    return np.argsort(-gains, kind="stable")
+
+
+def _sums(first: int, gains: np.ndarray) -> np.ndarray:
+    """The expected tokens of a pass with none, one, two, ... of these nodes."""
+    return first + np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
+
+
+def _fastest(expected: np.ndarray, tokens: np.ndarray, costs: PassCosts) -> int:
+    """The index of the pass that yields the most expected tokens per second; the first has no
+    draft."""
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
     speed[0] *= _MARGIN
-    return int(tokens[speed.argmax()]) - rows
+    return int(speed.argmax())
 
 
 def _pass_seconds(costs: PassCosts, tokens: int) -> float:
@@ -334,7 +302,7 @@ def make_budget(
     return AutoBudget(costs, widths, packs, waits)
 
 
-def _estimates(rows: Sequence[Drafted]) -> list[np.ndarray]:
+def _estimates(rows: Sequence[Row]) -> list[np.ndarray]:
     """How likely each node is accepted, by what became of all rows' drafts; and of several rows by
     what became of their own, since a row is behind whose drafts failed."""
     drafts = [row.drafter.calibration.calibrated(row.draft) for row in rows]

@@ -65,7 +65,12 @@ class Loop:
                 criteria.ask(all_rows)
             longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
-                rows = self._without_ended(rows, pads)
+                # Those that need no more tokens, now or when others have become longer, leave.
+                ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
+                kept = [i for i, has_ended in enumerate(ended) if not has_ended]
+                if 0 < len(kept) < len(rows):
+                    self.verifier.select(kept)
+                rows = [rows[i] for i in kept]
             for row in rows:
                 row.is_idle = row.finished and len(row) >= longest
             if all(row.is_idle for row in rows):
@@ -212,15 +217,6 @@ class Loop:
                 row.drafter.observe(seen)
                 counts.append((len(row.verified), len(row.path)))
         self.stats.record_rows(counts)
-
-    def _without_ended(self, rows: list[Row], pads: bool) -> list[Row]:
-        """The rows that may need more tokens, now or when others have become longer; the others
-        leave the cache."""
-        ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
-        kept = [i for i, has_ended in enumerate(ended) if not has_ended]
-        if 0 < len(kept) < len(rows):
-            self.verifier.select(kept)
-        return [rows[i] for i in kept]
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[Callable[[], float]]:

@@ -130,15 +130,11 @@ class PassCosts:
     def seconds(self) -> np.ndarray:
         """The cost of a pass over each of `tokens`, float64. Sizes that are not well known are
         taken to be cheap, within reason."""
-        errors = np.sqrt(np.maximum(self._relative_variance(), 0.0))
-        return np.exp(self._log_seconds - _OPTIMISM * errors)
-
-    def _relative_variance(self) -> np.ndarray:
-        """How unsure each cost is beside the one that is known best: what all have in common does
-        not matter for a choice among them."""
+        # Beside the one that is known best: what all have in common does not matter for a choice.
         own = self._covariance.diagonal()
         best = int(own.argmin())
-        return own + own[best] - 2 * self._covariance[best]
+        variances = own + own[best] - 2 * self._covariance[best]
+        return np.exp(self._log_seconds - _OPTIMISM * np.sqrt(np.maximum(variances, 0.0)))
 
 
 def pass_costs(
@@ -154,12 +150,8 @@ def pass_costs(
     key = ("pass costs", parameter.device, verification, rows, tokens, threads)
     memo = memo_of_state(model)
     if key not in memo:
-        memo[key] = PassCosts(_expected_growth(parameter), tokens, rows)
+        kind = parameter.device.type
+        if kind == "cpu":
+            kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
+        memo[key] = PassCosts(_GROWTH.get(kind, _GROWTH["cuda"]), tokens, rows)
     return memo[key]
-
-
-def _expected_growth(parameter: torch.Tensor) -> tuple[float, ...]:
-    kind = parameter.device.type
-    if kind == "cpu":
-        kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
-    return _GROWTH.get(kind, _GROWTH["cuda"])

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from transformers import SynthIDTextWatermarkLogitsProcessor
 
 from .validation import RefusedCallError
 
-
-def _itself(shared: Any) -> Any:
-    return shared
-
-
 # Objects of xgrammar and llguidance that are not Python's, which `copy.deepcopy` cannot copy:
 # what they compile never changes, and what reads a text has a method of its own.
 _COPIED: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("xgrammar.compiler", "CompiledGrammar"): _itself,
+    ("xgrammar.compiler", "CompiledGrammar"): lambda shared: shared,
     ("xgrammar.matcher", "GrammarMatcher"): lambda matcher: matcher.fork(),
-    ("builtins", "LLTokenizer"): _itself,
+    ("builtins", "LLTokenizer"): lambda shared: shared,
     ("builtins", "LLMatcher"): lambda matcher: matcher.deep_copy(),
 }
 
@@ -38,7 +33,10 @@ def copied_processor(asked: Any) -> Any:
     # Modules, which cannot be copied, are shared; those of outlines hold torch.
     known = {id(module): module for module in list(sys.modules.values())}
     try:
-        known |= {id(part): copied(part) for part, copied in _parts(asked)}
+        for held in getattr(asked, "__dict__", {}).values():
+            for part in held if isinstance(held, list) else [held]:
+                if copied := _COPIED.get((type(part).__module__, type(part).__name__)):
+                    known[id(part)] = copied(part)
         return copy.deepcopy(asked, known)
     except Exception as error:  # whatever its state raises at being copied
         raise RefusedCallError(
@@ -46,13 +44,3 @@ def copied_processor(asked: Any) -> Any:
             "and with `candidate_generator` each row needs its own. Let it be copied by "
             "`copy.deepcopy`, or pass one prompt at a time."
         ) from error
-
-
-def _parts(asked: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
-    """The objects in a processor, or in its lists, that need a special copy, each with the function
-    that copies it."""
-    for held in getattr(asked, "__dict__", {}).values():
-        for part in held if isinstance(held, list) else [held]:
-            copied = _COPIED.get((type(part).__module__, type(part).__name__))
-            if copied is not None:
-                yield part, copied

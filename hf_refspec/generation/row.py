@@ -73,7 +73,6 @@ class Row:
     what is drafted to follow them.
 
     Attributes:
-        drafter ([`Drafter`]): What drafts for it.
         calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
         draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
         verified ([`DraftTree`]): The part of it that the pass verifies.
@@ -82,10 +81,8 @@ class Row:
             if the row took no part in it.
         is_idle (`bool`): Whether it takes no part in the next pass.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
-        max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
-        output (`list[int]`): The tokens that were chosen.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
         noise (`Callable`, *optional*): Where several rows are sampled, returns the random numbers
             of this row by the number of the new token and the size of the vocabulary, see
@@ -103,7 +100,6 @@ class Row:
         streamer: BaseStreamer | None = None,
     ) -> None:
         config = generation_config
-        recorded = config.return_dict_in_generate
         self.drafter = Drafter()
         self.calibration = Calibration()
         self.draft = self.verified = DraftTree.empty()
@@ -112,15 +108,13 @@ class Row:
         self.is_idle = False
         self.stopped_at: int | None = None
         self.max_length: int | None = None
-        self.scores: tuple[torch.Tensor, ...] | None = None
-        self.logits: tuple[torch.Tensor, ...] | None = None
-        if recorded and config.output_scores:
-            self.scores = ()
-        if recorded and config.output_logits:
-            self.logits = ()
+        recorded = config.return_dict_in_generate
+        none: tuple[torch.Tensor, ...] = ()
+        self.scores = none if recorded and config.output_scores else None
+        self.logits = none if recorded and config.output_logits else None
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
-        self.seen: TokenSequence = self
+        self._seen: TokenSequence | None = None
         self.output: list[int] = []
         self._ids = input_ids
         self._prompt_length = input_ids.shape[1]
@@ -147,6 +141,15 @@ class Row:
 
     def __len__(self) -> int:
         return self._prompt_length + len(self.output)
+
+    @property
+    def seen(self) -> TokenSequence:
+        # Without a reference to itself, which would keep its drafter until garbage is collected.
+        return self if self._seen is None else self._seen
+
+    @seen.setter
+    def seen(self, tokens: TokenSequence) -> None:
+        self._seen = tokens
 
     @property
     def finished(self) -> bool:

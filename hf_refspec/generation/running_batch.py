@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
-from ..transformers_names import CACHE_NAMES, cache_name
-from ..verification.cache import find_cache, new_cache
+from ..transformers_names import CACHE_NAMES
 from ..verification.chain import PlainVerifier
-from ..verification.choice import known_finding, select_verifier
 from ..verification.draft_limits import DraftLimits
 from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
@@ -35,7 +33,7 @@ from .default_rows import default_rows
 from .interruptible import Interrupted, Interruptible
 from .loop import Loop
 from .prefixes import CachedText, Prefixes, state_of
-from .running_text import RunningText, prepare_call
+from .running_text import RunningText, prepare_text
 from .validation import RefusedCallError, check_options
 
 
@@ -150,10 +148,8 @@ class RunningBatch:
                 "A model that is split over several processes cannot decode a running batch: each "
                 "would let texts join at other times. Load it in one process, with `device_map`."
             )
-        call: Any = self._model.generate(**arguments, custom_generate=prepare_call)
-        config = call.generation_config
-        verifier, joins, kwargs = _verifier(self._model, config, call.model_kwargs)
-        text = RunningText(replace(call, model_kwargs=kwargs), seed, verifier, joins)
+        prepared = partial(prepare_text, seed=seed)
+        text: Any = self._model.generate(**arguments, custom_generate=prepared)
         self._waiting.append(text)
         return text
 
@@ -263,12 +259,11 @@ class RunningBatch:
     def _begin(self, text: RunningText) -> None:
         """Copies what the prompt has in common with other texts, and prepares the rest."""
         text._begin(self._model)
-        verifier, kwargs = text._verifier, text._call.model_kwargs
+        verifier, kwargs = text._verifier, text._verifier.model_kwargs
         if text._in_pieces:
             text._state = state_of(self._model)
             running = [cached for _, cached in self._cached()]
-            found = self._prefixes.longest(text._ids, text._state, running)
-            entries, text._read = found
+            entries, text._read = self._prefixes.longest(text._ids, text._state, running)
             text.shared_tokens = text._read
             for layer, states in zip(verifier.cache.layers, entries, strict=False):
                 layer.update(*states)
@@ -352,23 +347,3 @@ def _end(texts: Sequence[RunningText]) -> None:
     with ExitStack() as ending:
         for text in reversed(texts):
             ending.callback(text._end)
-
-
-def _verifier(
-    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> tuple[Verifier, bool, dict[str, Any]]:
-    """The verifier that reads the prompt, whether its text then joins the others in their passes,
-    and the arguments of the model."""
-    cache, kwargs = find_cache(model_kwargs), model_kwargs
-    if isinstance(cache, StaticCache):
-        # The prompt is read in pieces, and packed passes are not compiled.
-        kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
-    if (
-        PackedVerifier.supports(model, kwargs)
-        and known_finding(PackedVerifier, model, 2, kwargs).exact
-    ):
-        verifier, _ = select_verifier(model, "auto", 1, config, kwargs)
-        if type(verifier) is TreeVerifier:
-            return verifier, True, kwargs
-    verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
-    return verifier or PlainVerifier(model, config, model_kwargs), False, model_kwargs

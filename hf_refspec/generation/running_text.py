@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
+    StaticCache,
     StoppingCriteriaList,
 )
 from transformers.generation import CandidateGenerator
@@ -23,7 +23,12 @@ from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling, check_vocabulary
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
-from ..verification.cache import is_padded
+from ..transformers_names import cache_name
+from ..verification.cache import find_cache, is_padded, new_cache
+from ..verification.chain import PlainVerifier
+from ..verification.choice import known_finding, select_verifier
+from ..verification.packed import PackedVerifier
+from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .default_drafter import default_drafter
 from .loop import Loop
@@ -34,20 +39,7 @@ if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call as `generate` has prepared it."""
-
-    input_ids: torch.Tensor
-    logits_processor: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
-    generation_config: GenerationConfig
-    drafter: Drafter | None  # `None` is "auto"
-    streamer: BaseStreamer | None
-    model_kwargs: dict[str, Any]
-
-
-def prepare_call(
+def prepare_text(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
@@ -55,8 +47,9 @@ def prepare_call(
     generation_config: GenerationConfig,
     candidate_generator: Drafter | CandidateGenerator | Literal["auto"] | None = "auto",
     streamer: BaseStreamer | None = None,
+    seed: int | None = None,
     **model_kwargs: Any,
-) -> _Call:
+) -> RunningText:
     """Takes over a call from `generate`, for a running batch to decode."""
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_steps(model, model_kwargs, "candidate_generator")
@@ -70,8 +63,13 @@ def prepare_call(
     if drafter is not None:
         check_vocabulary(drafter, text_config(model).vocab_size)
     kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
-    asked = logits_processor, stopping_criteria, generation_config
-    return _Call(input_ids, *asked, drafter, streamer, kwargs)
+    row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+    verifier, joins = _verifier(model, generation_config, kwargs)
+    if generation_config.do_sample:
+        row.generator = torch.Generator(input_ids.device)
+        row.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    sampling = Sampling.of(generation_config)
+    return RunningText(row, drafter, sampling, streamer, verifier, joins)
 
 
 class RunningText:
@@ -90,32 +88,29 @@ class RunningText:
 
     def __init__(
         self,
-        call: _Call,
-        seed: int | None,
+        row: Row,
+        drafter: Drafter | None,  # `None` is "auto"
+        sampling: Sampling | None,
+        streamer: BaseStreamer | None,
         verifier: Verifier,
-        joins: bool,
+        joins: bool,  # whether it shares its passes with others
     ) -> None:
-        self.input_ids = call.input_ids
+        self.input_ids = row.ids
         self.finished = False
         self.shared_tokens = 0
         self.stats = SpeculationStats()
         self.interrupted: Callable[[], bool] | None = None
-        self._call = call
-        self._verifier = verifier
-        self._joins = joins  # whether it shares its passes with others
+        self._row, self._streamer = row, streamer
+        self._drafter, self._sampling = drafter, sampling
+        self._verifier, self._joins = verifier, joins
         # Whether its prompt is read in pieces, and may share them: the first one might be nothing
         # but padding, and other positions give other keys and values.
-        self._in_pieces = joins and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
+        kwargs = verifier.model_kwargs
+        self._in_pieces = joins and not is_padded(kwargs) and _counts(kwargs)
         self._read = 0  # tokens of the prompt that the cache holds
         self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end
         self._loop: Loop | None = None  # its own, until it joins the others
-        asked = call.logits_processor, call.stopping_criteria, call.generation_config
-        self._row = Row(call.input_ids, *asked, call.streamer)
-        if call.generation_config.do_sample:
-            self._row.generator = torch.Generator(call.input_ids.device)
-            seed = int(torch.randint(2**62, ())) if seed is None else seed
-            self._row.generator.manual_seed(seed)
 
     @property
     def sequences(self) -> torch.Tensor:
@@ -132,28 +127,46 @@ class RunningText:
         return self._row.tail(len(self._row))
 
     def _begin(self, model: PreTrainedModel) -> None:
-        call, vocab_size = self._call, self._verifier.vocab_size
-        own = default_drafter(model) if call.drafter is None else nullcontext(call.drafter)
+        vocab_size = self._verifier.vocab_size
+        own = default_drafter(model) if self._drafter is None else nullcontext(self._drafter)
         drafter = self._session.enter_context(own)
-        [prompt] = prompt_tokens(call.input_ids, call.model_kwargs, vocab_size)
-        sampling = Sampling.of(call.generation_config)
-        drafters = drafter_call(drafter, [prompt], vocab_size, sampling)
+        prompts = prompt_tokens(self.input_ids, self._verifier.model_kwargs, vocab_size)
+        drafters = drafter_call(drafter, prompts, vocab_size, self._sampling)
         [self._row.drafter] = self._session.enter_context(drafters)
         self.stats = drafter.stats
-        if call.streamer is not None:
-            call.streamer.put(call.input_ids.cpu())
-            self._session.callback(call.streamer.end)
+        if self._streamer is not None:
+            self._streamer.put(self.input_ids.cpu())
+            self._session.callback(self._streamer.end)
         weakref.finalize(self, self._session.close)  # a text that is dropped ends too
 
     def _end(self) -> None:
         self.finished = True
         loop, self._loop = self._loop, None
-        del self._call, self._verifier  # they hold the prompt's cache, and the text may be kept
+        del self._verifier  # it holds the prompt's cache, and the text may be kept
         try:
             self._session.close()
         finally:
             if loop is not None:
                 loop.verifier.release()
+
+
+def _verifier(
+    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> tuple[Verifier, bool]:
+    """The verifier that reads the prompt, and whether its text then joins the others."""
+    kwargs = model_kwargs
+    if isinstance(find_cache(model_kwargs), StaticCache):
+        # The prompt is read in pieces, and packed passes are not compiled.
+        kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
+    if (
+        PackedVerifier.supports(model, kwargs)
+        and known_finding(PackedVerifier, model, 2, kwargs).exact
+    ):
+        verifier, _ = select_verifier(model, "auto", 1, config, kwargs)
+        if type(verifier) is TreeVerifier:
+            return verifier, True
+    verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
+    return verifier or PlainVerifier(model, config, model_kwargs), False
 
 
 def _counts(model_kwargs: dict[str, Any]) -> bool:

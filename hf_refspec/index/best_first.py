@@ -48,15 +48,9 @@ class Growth(NamedTuple):
 
 @njit
 def grow(found, count, capacity, budget, chain):
-    """Grows a draft tree, best node first.
-
-    Args:
-        found: What the tree grows out of, a named tuple of arrays and numbers, see `expands`.
-        count: How many proposals the root has: the first ones.
-        capacity: How many proposals there can be.
-        budget: The most nodes.
-        chain: Whether to grow a single path, at each node to the most probable child.
-    """
+    """Grows a draft tree out of `found`, a named tuple of arrays and numbers (see `expands`), best
+    node first, or a single path (`chain`), at each node to the most probable child. The root has
+    the first `count` proposals, and there can be `capacity` of them."""
     if count == 0:
         return no_tree()
     following = np.empty(capacity, dtype=np.int32)

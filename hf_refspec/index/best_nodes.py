@@ -26,21 +26,13 @@ def best_nodes(
     bytes_of: Callable[[int, int], int],
     max_bytes: int,
 ) -> np.ndarray:
-    """Chooses how many nodes of each tree to keep, 0 where the n-gram is left out.
+    """Chooses how many nodes of each tree, the most probable first, to keep: int64 of shape
+    `(entries,)`, 0 where the n-gram is left out. `ngrams` are those of each order from 1 on, int32
+    of shape `(count, n)`, `counts` how often each occurs.
 
     Every byte has one price in accepted tokens. A node is kept if it is worth its bytes, and an
-    n-gram if its nodes are worth theirs and its own. The price is the lowest at which all fit.
-
-    Args:
-        ngrams: Of each order from 1 on, int32 of shape `(count, n)`.
-        counts: How often each n-gram occurs, int64 of shape `(entries,)`.
-        trees: The tree of each n-gram, the most probable nodes first.
-        bytes_of: The size of a table with so many n-grams and nodes.
-        max_bytes: The most bytes.
-
-    Returns:
-        int64 of shape `(entries,)`.
-    """
+    n-gram if its nodes are worth theirs and its own. The price is the lowest at which `bytes_of`
+    the numbers of n-grams and nodes is at most `max_bytes`."""
     starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in trees)])
     tokens, parents, probs = (np.concatenate(parts) for parts in zip(*trees, strict=True))
     shorter = _shorter(ngrams)

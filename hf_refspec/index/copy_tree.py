@@ -52,29 +52,19 @@ class _Matches(NamedTuple):
 
 @kernel(f"Tuple(({TREE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
 def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
-    """Grows a draft tree from all places in a text that agree with a context, best node first.
+    """Grows a draft tree from all places in a text that agree with the last tokens of a context,
+    best node first; returns it with the new anchor.
 
     A match is a place behind tokens that equal the last tokens of the path to a node; the token at
     that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
-    anchor). With L the longest match at a node, one of the children is accepted with probability
-    L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children
-    divide it by the weight of their matches.
+    anchor, the last place that was copied from for long, -1 for none). With L the longest match at
+    a node, one of the children is accepted with probability L / (L + 1), after Laplace's rule of
+    succession: a copy that held for L tokens. The children divide it by the weight of their
+    matches.
 
     A match goes down with the child that it proposes, one longer. Other occurrences of the child's
-    token join it there with length 1, if matches so short may draft.
-
-    Args:
-        text: What is copied from.
-        context: The last tokens, as many as may match, at least one.
-        budget: The most nodes.
-        match_length: n, the shortest match that counts.
-        copy_length: k, the longest path.
-        chain: Whether to grow a single path, at each node to the most probable child.
-        anchor: The last place that was copied from for long, -1 for none.
-
-    Returns:
-        The tree, and the new anchor.
-    """
+    token join it there with length 1, if matches so short may draft: `match_length` is the shortest
+    that counts, `copy_length` the longest path."""
     if latest_of(text, context[-1]) < 0 and (
         len(context) < 2 or latest_of(text, context[-2]) < 0
     ):  # the usual case where nothing repeats: it must cost nothing

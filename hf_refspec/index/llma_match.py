@@ -14,17 +14,9 @@ from .token_buffer import common_suffix, latest_of
 
 @kernel("int32[:](LinkedText, int32[::1], int64, int64)")
 def llma_span(text, context, match_length, copy_length):
-    """Copies what follows the first place of the longest suffix of a context in a text.
-
-    Args:
-        text: The references, with a boundary behind each.
-        context: The last tokens, as many as may match, at least one.
-        match_length: n, the shortest match.
-        copy_length: k, the most tokens that are copied.
-
-    Returns:
-        The span, of at most k tokens: it ends with its reference.
-    """
+    """Copies up to `copy_length` tokens behind the first place of the longest suffix of a context,
+    of `match_length` tokens or more, in the references of a text, each with a boundary behind it;
+    the span ends with its reference."""
     tokens = text.tokens
     start, longest = len(tokens), match_length
     position = latest_of(text, context[-1])

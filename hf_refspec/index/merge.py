@@ -42,19 +42,14 @@ Part: TypeAlias = tuple[int, Callable[[], np.ndarray]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """The sorted suffixes of a part.
+    """The sorted suffixes of a part."""
 
-    Attributes:
-        suffixes (`Callable`): Returns where each begins in its part, int32 of shape `(n,)`. Called
-            for every block, so that pages of a mapped file can be released.
-        start, end (`int`): Where the part begins and ends in the whole.
-        settled (`int`): Suffixes that begin here or later in the part are left to another run.
-    """
-
+    # Returns where each begins in its part, int32; called for every block, so that pages of a
+    # mapped file can be released.
     suffixes: Callable[[], np.ndarray]
-    start: int
+    start: int  # where the part begins and ends in the whole
     end: int
-    settled: int
+    settled: int  # suffixes that begin here or later in the part are left to another run
 
     def read(self, low: int, high: int) -> np.ndarray:
         """The run's suffixes from `low` to `high`, as positions in the whole."""
@@ -67,16 +62,9 @@ class Run:
 def merge_suffixes(
     tokens: np.ndarray, parts: Sequence[Part], threads: int = 1
 ) -> Iterator[np.ndarray]:
-    """Merges the suffix arrays of the parts of a text.
-
-    Args:
-        tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): The text, n < 2**31.
-        parts (sequence of `Part`): Perhaps mapped from unchecked files.
-        threads (`int`, *optional*, defaults to 1): How many blocks are merged at a time.
-
-    Yields:
-        The suffix array of the text, int32, block by block.
-    """
+    """Merges the suffix arrays of the parts of a text (uint16 or uint32, shorter than 2**31),
+    perhaps mapped from unchecked files, in several threads; yields that of the whole, int32, block
+    by block."""
     runs = _runs(tokens, parts)
     bounds = _bounds(tokens, runs)
 
@@ -197,22 +185,13 @@ def _common_bits(one, other):
     drafts=False,
 )
 def merge_runs(tokens, runs, ends, depth):
-    """Merges sorted runs of suffixes, two neighbours at a time.
+    """Merges sorted runs of suffixes, which end at `ends`, two neighbours at a time; of suffixes
+    that are equal in the first `depth` tokens, 8 or more, that of the earlier run stands first.
 
     With each suffix goes the length of the prefix that it shares with the one before it (Ng and
     Kakehi, "Merging String Sequences by Longest Common Prefixes", 2008). Of two candidates, the one
     that shares more with the last suffix comes next; only if both share as much are they compared,
-    from there on. So hardly any token is read twice, however alike the suffixes are.
-
-    Args:
-        tokens: The text.
-        runs: Positions in it, one run after another.
-        ends: Where each run ends.
-        depth: How many tokens of a suffix count, 8 or more.
-
-    Returns:
-        The positions in order; of equal suffixes that of the earlier run first.
-    """
+    from there on. So hardly any token is read twice, however alike the suffixes are."""
     positions, new_positions = runs.copy(), np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)
     # A loop that does little else lets the processor wait for many memory accesses at a time.

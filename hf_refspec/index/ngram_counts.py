@@ -18,17 +18,11 @@ RAREST = 2  # n-grams that occur once are of no use
 
 @dataclass(slots=True, eq=False)
 class _Order:
-    """Candidates for the commonest n-grams of one length, in the order of the text's suffixes.
+    """Candidates for the commonest n-grams of one length, in the order of the text's suffixes."""
 
-    Attributes:
-        most (`int`): How many are wanted.
-        found (`np.ndarray`, int64 of shape `(n, 2)`): Where each occurs, and how often.
-        least (`int`): The fewest occurrences that count.
-    """
-
-    most: int
-    found: np.ndarray
-    least: int = RAREST
+    most: int  # how many are wanted
+    found: np.ndarray  # int64, (n, 2), where each occurs, and how often
+    least: int = RAREST  # the fewest occurrences that count
 
     def add(self, runs: np.ndarray) -> None:
         self.found = np.concatenate([self.found, runs])
@@ -52,12 +46,9 @@ class _Order:
 
 
 def common_ngrams(text: IndexedText, longest: int, per_order: int) -> list[np.ndarray]:
-    """Finds the commonest n-grams of each length in a text, in memory that does not grow with it.
-
-    Returns:
-        `list[np.ndarray]`: Of each length from 1 on, int32 of shape `(count, n)`, those that occur
-        at least twice, the commonest first. Where too many are equally common, none of them.
-    """
+    """Finds the commonest n-grams of each length in a text, in memory that does not grow with it:
+    of each length from 1 on, int32 of shape `(count, n)`, those that occur at least twice, the
+    commonest first. Where too many are equally common, none of them."""
     orders = [_Order(per_order, np.empty((0, 2), np.int64)) for _ in range(longest)]
     runs = np.full((longest, 2), -1, np.int64)
     ended = np.empty((longest, BLOCK // RAREST + 1, 2), np.int64)
@@ -85,21 +76,14 @@ _COUNTS = (
 
 @kernel(_COUNTS.format("uint16"), _COUNTS.format("uint32"), drafts=False)
 def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
-    """Counts the n-grams of each length: each is a run of a suffix array.
+    """Counts the n-grams of each length: each is a run of a suffix array, of which `suffixes` is
+    the next part and `before` the suffix before it, -1 if there is none. Tokens from `vocab_size`
+    on separate documents.
 
-    Args:
-        tokens: A text.
-        suffixes: The next part of its suffix array.
-        before: The suffix before this part, -1 if there is none.
-        vocab_size: Larger tokens separate documents.
-        least: Of each length, the fewest occurrences that count.
-        runs: int64 of shape (lengths, 2): where the n-gram of the current run occurs (-1 if
-            its document ends before) and how often; read and written.
-        ended: int64 of shape (lengths, room, 2): the same of the runs that have ended, written.
-
-    Returns:
-        How many runs of each length have ended.
-    """
+    `least` has the fewest occurrences that count, of each length. `runs` (lengths, 2) has where the
+    n-gram of the current run occurs (-1 if its document ends before) and how often; it is read and
+    written. `ended` (lengths, room, 2) receives the same of the runs that have ended, whose numbers
+    are returned."""
     numbers = np.zeros(len(runs), dtype=np.int64)
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])

@@ -92,20 +92,12 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
     """Enters what the target expects after a text and after each node of a tree below it.
 
     It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
-    best one is invalid.
+    best one is invalid. `before` are the last tokens of the text, as many as there are up to
+    MOST_CONTEXT; `best_tokens` and `best_probs` (1 + T, k) stand after the text and each of T
+    nodes.
 
-    Args:
-        table: Changed in place.
-        longest: n, the longest contexts.
-        vocab_size: Tokens are below it.
-        before: The last tokens of the text, as many as there are up to MOST_CONTEXT.
-        tokens, parents: The T nodes, parents first; -1 is the text.
-        best_tokens, best_probs: The best next tokens, (1 + T, k): after the text, and each node.
-        start: The first of the (1 + T) n contexts to enter.
-
-    Returns:
-        The first context that it had no room for, (1 + T) n if it has entered all.
-    """
+    Of the (1 + T) n contexts it enters those from `start` on, n being the `longest`; returns the
+    first one that it had no room for, (1 + T) n if there is none."""
     path = np.full((1 + len(parents), MOST_CONTEXT), -1, dtype=np.int32)
     for i in range(len(before)):
         path[0, i] = before[len(before) - 1 - i]

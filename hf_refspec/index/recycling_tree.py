@@ -91,15 +91,9 @@ def recycling_tree(
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
     all scores and of one that stands for all unknown tokens.
 
-    Args:
-        table, pooling: The `Table` and a `Pooling`.
-        longest: n, the longest contexts.
-        text: The last tokens, as many as there are up to MOST_CONTEXT.
-        commonest: Tokens that are proposed everywhere.
-        counts, counted: How often each token came, and all of them.
-        last_tokens, last_probs: What the target expected in place of the last token.
-        budget, chain: See `grow`.
-    """
+    `text` is the last tokens, as many as there are up to MOST_CONTEXT; `commonest` is proposed
+    everywhere; `counts` is how often each token came, `counted` all of them; `last_tokens` and
+    `last_probs` are what the target expected in place of the last token."""
     best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
     best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
     for i in range(min(RUNNERS_UP, len(last_tokens))):

@@ -2,8 +2,11 @@
 
 "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252, section 3): the longest suffix of
 the text is searched in the datastore's suffix arrays, its continuations form a trie weighted by
-frequency, and the most frequent nodes are the draft. Reading and growing handle several match
-lengths at a time, for mixed_trie.py.
+frequency, and the most frequent nodes are the draft.
+
+Beyond REST, where the longest match alone decides, `mixed_tree` mixes matches of several lengths: a
+long but rare match is a poor witness. Each length backs off to the next shorter one: prediction by
+partial matching (Cleary and Witten, 1984).
 """
 
 # mypy: disallow-untyped-defs=False
@@ -20,6 +23,17 @@ from .best_first import divide, expands, grow
 from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
+
+# The number of continuations at which a match counts as much as all shorter ones together: the
+# larger, the less a rare long match is trusted.
+PSEUDO_COUNT = 30.0
+# Matches that would count with a smaller probability are not worth the search.
+LEAST_WEIGHT = 0.02
+# Continuations read of a match, however little it counts: with fewer, chance would decide.
+FEWEST_ROWS = 16
+# How much further the longest match is read, in case it leaves no choice: longer drafts of copied
+# text, at the price of more reading in every draft.
+FURTHER = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +66,8 @@ def rest_tree(
 ) -> TreeArrays:
     """REST's draft tree: the most frequent nodes of the trie of the longest match's continuations.
 
-    Args:
-        texts, context, min_match: See [`all_matches`].
-        budget (`int`): The most nodes.
-        max_continuations (`int`): How many continuations are read of each text, as in the authors'
-            code the first ones in the order of the suffix array.
-        continuation_length (`int`): How many tokens of each.
-    """
+    Of each text, `max_continuations` are read, `continuation_length` tokens each: as in the
+    authors' code the first ones in the order of the suffix array. See [`all_matches`]."""
     longest = [
         _first(match, max_continuations) for match in all_matches(texts, context, min_match)[:1]
     ]
@@ -72,6 +81,47 @@ def _first(match: Match, most: int) -> Match:
     begins, ends = match.ranges.T
     ranges = np.stack([begins, np.minimum(ends, begins + most)], axis=1)
     return Match(match.length, ranges, int((ranges[:, 1] - begins).sum()))
+
+
+def mixed_tree(
+    texts: Sequence[IndexedText],
+    context: np.ndarray,
+    min_match: int,
+    budget: int,
+    max_continuations: int,
+    continuation_length: int,
+) -> TreeArrays:
+    """Grows a draft tree out of what followed matches of several lengths, see [`grow_trie`].
+
+    It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
+    times as far as `continuation_length`.
+    """
+    matches = mixed_matches(texts, context, min_match)
+    weights, left = [], 1.0
+    for match in matches:
+        weights.append(left * (1 - _backed_off(match)))
+        left -= weights[-1]
+    quotas = [max(FEWEST_ROWS, int(max_continuations * each / sum(weights))) for each in weights]
+    limits = [continuation_length * (1 if i else FURTHER) for i in range(len(matches))]
+    return trie_tree(texts, matches, quotas, limits, budget, PSEUDO_COUNT)
+
+
+def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
+    """The longest match and the shorter ones that count beside it, the longest first."""
+    matches: list[Match] = []
+    left = 1.0
+    for match in all_matches(texts, context, min_match):
+        if left < LEAST_WEIGHT:
+            break
+        if not matches or match.count > matches[-1].count:  # else it has the same places
+            matches.append(match)
+            left *= _backed_off(match)
+    return matches
+
+
+def _backed_off(match: Match) -> float:
+    """The probability that a match leaves to shorter ones."""
+    return PSEUDO_COUNT / (match.count + PSEUDO_COUNT)
 
 
 def trie_tree(
@@ -111,20 +161,14 @@ class _Orders(NamedTuple):
 
 @kernel(f"{TREE}(Continuations, int64, float64, int64)")
 def grow_trie(read, order_count, pseudo_count, budget):
-    """Grows a draft tree from what followed matches of several lengths, best node first.
+    """Grows a draft tree from what followed matches of several lengths (orders, 0 the longest),
+    best node first.
 
-    At every node each match length (order) that still has continuations there estimates the next
-    token by their frequencies. The longest with n continuations counts with probability
-    n / (n + pseudo_count) and backs off to the next shorter one with the remainder, as prediction
-    by partial matching does; the remainder of the shortest is lost, so that probabilities fall
-    where little is known.
-
-    Args:
-        read: From `sample_continuations`.
-        order_count: The number of orders; 0 is the longest match.
-        pseudo_count: With 0.0 the longest match alone decides.
-        budget: The most nodes.
-    """
+    At every node each order that still has continuations there estimates the next token by their
+    frequencies. The longest with n continuations counts with probability n / (n + pseudo_count) and
+    backs off to the next shorter one with the remainder, as prediction by partial matching does;
+    the remainder of the shortest is lost, so that probabilities fall where little is known. With a
+    pseudo-count of 0 the longest match alone decides."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
     return grow(found, len(read.rows), len(read.rows), budget, False)

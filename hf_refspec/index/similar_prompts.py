@@ -23,21 +23,12 @@ def similar_prompts(
     count: int,
     vocab_size: int,
 ) -> list[int]:
-    """Finds the documents whose prompts' sets of tokens have the largest cosines with a prompt's.
+    """Finds up to `count` documents whose prompts' sets of tokens have the largest cosines with
+    that of a prompt, the most similar one last; of equal ones the newer is later.
 
-    Args:
-        tokens (`np.ndarray`, int32 of shape `(n,)`): The documents, with a boundary behind each.
-        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each document is.
-        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of the first tokens of each
-            are its prompt.
-        skipped (`int`): How many of the first documents are skipped.
-        prompt (`np.ndarray`, integers of shape `(n,)`): What they are compared with.
-        count (`int`): How many are found at most.
-        vocab_size (`int`): All tokens of the documents are below it.
-
-    Returns:
-        `list[int]`: Their numbers, the most similar one last; of equal ones the newer is later.
-    """
+    `tokens` (n,) are the documents, below `vocab_size`, each with a boundary behind it at one of
+    `ends` (d,). Of each, the first `prompt_lengths` (d,) tokens are its prompt. The first `skipped`
+    documents are left out."""
     asked = np.zeros(vocab_size, dtype=bool)
     asked[prompt[prompt < vocab_size]] = True
     return search_prompts(tokens, ends, prompt_lengths, skipped, asked, count).tolist()

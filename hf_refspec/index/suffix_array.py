@@ -126,15 +126,11 @@ _FIND = "int64[:, ::1](IndexedText_{}, int32[::1], int64)"
 
 @kernel(_FIND.format("uint16"), _FIND.format("uint32"))
 def find_suffixes(text, context, min_match):
-    """Finds all places of the last tokens of a context in a text, for all lengths.
+    """Finds all places of the last tokens of a context in a text, for all lengths: of each length
+    that occurs in the text, the range in `suffixes`, its end exclusive, the shortest first.
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
-    tokens. Several searches that take their steps together wait for them at the same time.
-
-    Returns:
-        Of each length that occurs in the text, the range in `suffixes`, its end exclusive, the
-        shortest first: int64 of shape (lengths, 2).
-    """
+    tokens. Several searches that take their steps together wait for them at the same time."""
     tokens, suffixes = text.tokens, text.suffixes
     total = max(len(context) - min_match + 1, 0)
     ranges = np.empty((total, 2), dtype=np.int64)
@@ -180,23 +176,16 @@ _SAMPLE = "int64(IndexedText_{}, int64[:, :], int64[:, ::1], int64, Continuation
 
 @kernel(_SAMPLE.format("uint16"), _SAMPLE.format("uint32"))
 def sample_continuations(text, ranges, plan, end, written):
-    """Copies what follows the matches of several lengths in one of several texts.
+    """Copies what follows the matches of several lengths in one of several texts into `written`,
+    from row `end` on; returns how many rows there are then.
 
     It reads a text in proportion to its matches, but at least once: what only a small text has is
     worth a row. Of more matches it takes evenly spaced ones. A range is sorted by what follows, so
     each continuation is sampled in proportion to its occurrences, to within one.
 
-    Args:
-        text: The `IndexedText`.
-        ranges: int64 of shape (m, 2): where in the suffix array the matches of each length are.
-        plan: int64 of shape (m, 4): of each length, how many tokens match, in how many places of
-            all texts, about how many of these are read, and how many tokens of each, at least 1.
-        end: How many rows there are already.
-        written: `Continuations`, written from row `end` on.
-
-    Returns:
-        How many rows there are now.
-    """
+    `ranges` (m, 2) is where in the suffix array the matches of each length are, and `plan` (m, 4)
+    of each length, how many tokens match, in how many places of all texts, about how many of these
+    are read, and how many tokens of each, at least 1."""
     tokens, suffixes, vocab_size = text
     rows, lengths, orders, occurrences = written
     separator = np.iinfo(tokens.dtype).max

@@ -46,8 +46,8 @@ class RunningSearch:
 class CheckedRetriever:
     """Searches in a thread of its own, and checks every answer.
 
-    A context manager: the thread ends with it, or when the retriever returns. An answer may have
-    fewer passages than the `k` that a step needs only where there are no more.
+    The thread ends with `close`, or when the retriever returns. An answer may have fewer passages
+    than the `k` that a step needs only where there are no more.
     """
 
     def __init__(
@@ -60,10 +60,7 @@ class CheckedRetriever:
         self._most_known = 0  # passages that it certainly has
         self._thread = ThreadPoolExecutor(1, "retrieval")
 
-    def __enter__(self) -> CheckedRetriever:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown(wait=False)
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
@@ -78,20 +75,6 @@ class CheckedRetriever:
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         """Waits for a search; returns the passages of each query, and its seconds."""
         answer, seconds = search.answer.result()
-        return self._checked(search, answer), seconds
-
-    def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """`Retriever.score`, checked."""
-        scores = np.asarray(call(self._retriever, "score", query, ids))
-        if scores.shape != ids.shape:
-            raise RetrievalError(
-                f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
-                f"shape {scores.shape}."
-            )
-        self._check_finite("score", scores)
-        return scores
-
-    def _checked(self, search: RunningSearch, answer: Any) -> list[Retrieved]:
         try:
             answers = list(answer)
         except TypeError:
@@ -110,7 +93,18 @@ class CheckedRetriever:
                     f"{self._name}.search returned {len(answer)} of {self._k} passages that a step "
                     f"needs, though it has {self._most_known} or more."
                 )
-        return checked
+        return checked, seconds
+
+    def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
+        """`Retriever.score`, checked."""
+        scores = np.asarray(call(self._retriever, "score", query, ids))
+        if scores.shape != ids.shape:
+            raise RetrievalError(
+                f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
+                f"shape {scores.shape}."
+            )
+        self._check_finite("score", scores)
+        return scores
 
     def _checked_answer(self, answer: Any, count: int) -> Retrieved:
         try:

@@ -11,6 +11,7 @@ the first k of any larger number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -86,7 +87,7 @@ def generate_speculatively(
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
-    with CheckedRetriever(retriever, k, clock) as checked:
+    with closing(CheckedRetriever(retriever, k, clock)) as checked:
         if speculation is None:
             _Request(text, checked, k, stats, clock).run()
             return stats
@@ -95,14 +96,13 @@ def generate_speculatively(
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
             learned = vars(retriever).setdefault(_LEARNED, {})
         setting = (k, speculation.prefetch, speculation.asynchronous, candidates is not None)
-        if setting in learned:
-            scheduler = deepcopy(learned[setting])
-            scheduler.begin_request()
-        else:
+        scheduler = deepcopy(learned.get(setting))
+        if scheduler is None:
             most = speculation.max_gamma
-            gamma = GammaByLag() if most is None else PublishedGamma(most)
-            ahead = None if most is None else 1
+            gamma = PublishedGamma(most) if most else GammaByLag()
+            ahead = 1 if most else None
             scheduler = StrideScheduler(gamma, ahead if speculation.asynchronous else 0)
+        scheduler.begin_request()
         _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, scheduler, neighbours, candidates)
         ).run()

@@ -22,15 +22,13 @@ _PROBE_LENGTH = 8
 
 
 class HiddenStates:
-    """A layer's states in the last forward pass, `(batch, length, hidden_size)`."""
+    """A layer's states in the last forward pass."""
 
-    def __init__(self) -> None:
-        self.states: torch.Tensor | None = None
+    states: torch.Tensor  # (batch, length, hidden_size)
 
-    def last(self) -> torch.Tensor:
-        """The state of the first row's last token, `(hidden_size,)`."""
-        assert self.states is not None, "there was no forward pass"
-        return self.states[0, -1]
+    def last(self) -> np.ndarray:
+        """The state of the first row's last token, float32 of shape `(hidden_size,)`."""
+        return self.states[0, -1].float().numpy(force=True).copy()
 
 
 @contextmanager
@@ -86,7 +84,7 @@ def probe(model: PreTrainedModel, layer: Layer) -> np.ndarray:
     ids = torch.arange(1, _PROBE_LENGTH + 1, device=model.device)[None] % vocab_size
     with recorded(model, layer) as hidden:
         model.base_model(ids, use_cache=False)
-        return hidden.last().float().numpy(force=True)
+        return hidden.last()
 
 
 @torch.no_grad()
@@ -105,7 +103,6 @@ def read_corpus(
     with bar, recorded(model, layer) as hidden:
         for windows, ids in read_windows(model, tokenizer, corpus):
             model.base_model(ids, use_cache=False)
-            assert hidden.states is not None
             for row, window in enumerate(windows):
                 keys.append(hidden.states[row, window.predicted].float().numpy(force=True).copy())
                 values.append(window.targets.astype(np.int32))

@@ -25,27 +25,23 @@ from ..drafting.calls import drafter_call
 from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
+from ..generation.budget import Budget, make_budget
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.cache import find_cache
+from ..verification.draft_limits import DraftLimits
 from .engine import check_call, decode
-from .iterative_text import IterativeText, PassageLoop, Passages
+from .iterative_text import IterativeText, Passages
 from .options import Speculation
 from .passage_contexts import PassageContexts
 from .stats import RetrievalStats
 
 # Arguments that `generate` prepares, and that are prepared again for each passage.
-_PREPARED = (
-    "attention_mask",
-    "position_ids",
-    "use_cache",
-    "logits_to_keep",
-    *CACHE_NAMES,
-    *FURTHER_OUTPUTS,
-)
+_PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+_PREPARED |= {*CACHE_NAMES, *FURTHER_OUTPUTS}
 
 
 @torch.no_grad()
@@ -119,13 +115,17 @@ def iterative_ralm(
     contexts = PassageContexts(
         model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
     )
-    loop = PassageLoop(model, contexts, model_kwargs, drafter)
+    kind, budget = contexts.kind, Budget(0)
+    if drafter is not None and kind.takes_several_tokens:
+        budget = make_budget("auto", drafter, model, kind.name)
+    limits = DraftLimits(kind, model, 1, model_kwargs)
+    drafts_from = Drafter() if drafter is None else drafter
     text = IterativeText(
-        row, contexts, passages, loop, prompt, generation_stride, query_length, streamer
+        *(row, contexts, passages, limits, budget, drafts_from),
+        *(prompt, generation_stride, query_length, streamer),
     )
     sampling = Sampling.of(generation_config)
-    prompts = [prompt]
-    drafts = None if drafter is None else drafter_call(drafter, prompts, vocab_size, sampling)
+    drafts = None if drafter is None else drafter_call(drafter, [prompt], vocab_size, sampling)
     with drafts or nullcontext():
         decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)
         if drafter is not None:  # a session cache remembers the whole text without passages

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from ..drafting.drafter import Drafter
-from ..generation.budget import Budget, make_budget
+from ..generation.budget import Budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..retrieval.retriever import Retrieved, Retriever
-from ..text_config import text_config
 from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call
 from .passage_contexts import Context, ContextChange, PassageContexts
@@ -27,7 +25,7 @@ class Passages:
     def __init__(self, retriever: Retriever, room: int | None, vocab_size: int) -> None:
         self.retriever = retriever
         self._room = room
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._tokens: dict[int, np.ndarray] = {}
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
@@ -41,57 +39,14 @@ class Passages:
                 f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
                 f"{tokens.shape} and the dtype {tokens.dtype}."
             )
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise RetrievalError(
                 f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "
-                f"has {self._vocab_size} tokens. Was the knowledge base built with another "
+                f"has {self.vocab_size} tokens. Was the knowledge base built with another "
                 "tokenizer?"
             )
         self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
         return self._tokens[passage_id]
-
-
-class PassageLoop:
-    """Decodes a row behind a passage, with drafts from the passage, the prompt and the output.
-
-    The drafter begins anew where the text goes on behind another passage, or was rolled back.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        contexts: PassageContexts,
-        model_kwargs: dict[str, Any],
-        drafter: Drafter | None,
-    ) -> None:
-        kind = contexts.kind
-        self._drafter = Drafter() if drafter is None else drafter
-        self._vocab_size = text_config(model).vocab_size
-        self._budget = Budget(0)
-        if drafter is not None and kind.takes_several_tokens:
-            self._budget = make_budget("auto", drafter, model, kind.name)
-        self._limits = DraftLimits(kind, model, 1, model_kwargs)
-        self._chains = not kind.takes_trees
-        # The context that the drafter has observed, and the text's length by then.
-        self.observed: tuple[Context, int] | None = None
-
-    def run(self, row: Row, context: Context, end: int) -> None:
-        """Decodes until the row is `end` tokens long, or has ended."""
-        row.seen = context
-        row.draft_end = end if row.max_length is None else min(end, row.max_length)
-        context.prefill()
-        if self.observed != (context, len(row)):
-            ids = context.ids[0].numpy(force=True).astype(np.int64)
-            self._drafter.begin(ids, self._vocab_size)
-        loop = Loop(context.verifier, self._budget, self._limits, self._drafter.stats, self._chains)
-        row.drafter = self._drafter
-        while not row.finished and len(row) < end:
-            if context.verifier.cached:
-                loop.prepare([row])
-                loop.step([row])
-            else:
-                loop.prefill([row])
-        self.observed = (context, len(row))
 
 
 @dataclass(slots=True, eq=False)
@@ -106,17 +61,23 @@ class IterativeStep:
 
 @dataclass
 class IterativeText:
-    """The text of one call, see [`RetrievalAugmentedGeneration`]."""
+    """The text of one call, see [`RetrievalAugmentedGeneration`], with drafts from the passage, the
+    prompt and the output."""
 
     row: Row
     contexts: PassageContexts
     passages: Passages
-    loop: PassageLoop
+    limits: DraftLimits
+    budget: Budget
+    drafter: Drafter
     prompt: np.ndarray  # without padding, int64
     stride: int  # the tokens of a step
     query_length: int
     streamer: BaseStreamer | None  # receives each token once it is verified
     _unverified: list[IterativeStep] = field(default_factory=list)
+    # The context that the drafter has observed, and the text's length by then. It begins anew where
+    # the text goes on behind another passage, or was rolled back.
+    _observed: tuple[Context, int] | None = None
 
     @property
     def finished(self) -> bool:
@@ -133,9 +94,27 @@ class IterativeText:
         context, change = self.contexts.enter(passage)
         step = IterativeStep(passage, before, change, end=len(self.row) + self.stride)
         self._unverified.append(step)
-        self.loop.run(self.row, context, step.end)
+        self._decode(context, step.end)
         step.end = len(self.row)
         return step
+
+    def _decode(self, context: Context, end: int) -> None:
+        """Decodes until the row is `end` tokens long, or has ended."""
+        row, drafter, verifier = self.row, self.drafter, context.verifier
+        row.seen, row.drafter = context, drafter
+        row.draft_end = end if row.max_length is None else min(end, row.max_length)
+        context.prefill()
+        if self._observed != (context, len(row)):
+            ids = context.ids[0].numpy(force=True).astype(np.int64)
+            drafter.begin(ids, self.passages.vocab_size)
+        loop = Loop(verifier, self.budget, self.limits, drafter.stats, not verifier.takes_trees)
+        while not row.finished and len(row) < end:
+            if verifier.cached:
+                loop.prepare([row])
+                loop.step([row])
+            else:
+                loop.prefill([row])
+        self._observed = (context, len(row))
 
     def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
         # Two passages may be the same text.
@@ -146,7 +125,7 @@ class IterativeText:
             last = self._unverified.pop()
             self.contexts.undo(last.change)
             self.row.roll_back(last.before)
-        self.loop.observed = None  # the drafter begins anew
+        self._observed = None
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
         if not steps:

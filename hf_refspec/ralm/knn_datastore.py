@@ -31,10 +31,9 @@ from ..retrieval.vector_index import Index, check_index, squared_lengths
 from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
-from ..store.folder_config import FolderConfig
 from ..store.printable import printable
-from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
+from ..store.schema import Named
+from ..store.stored_folder import FolderConfig, StoredFolder
 from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
@@ -45,7 +44,7 @@ _NEXT_ENTRIES = 10
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
 PQ_INDEX = Named("a file of a PQ index", r"pq_index\.safetensors")
-_COUNT = Range(1, 2**31 - 1)
+_COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
 
 

@@ -95,19 +95,19 @@ def knn_lm(
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
     check_call(model, input_ids, generation_config, model_kwargs, retrieval_stats, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
-    mixture.datastore.check_model(model)
+    store = mixture.datastore
+    store.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
-    retriever = cast(Retriever, mixture.datastore)  # the engine only searches and scores
-    store = mixture.datastore
+    retriever = cast(Retriever, store)  # the engine only searches and scores
     sources: dict[str, Any] = {}
     if speculation is not None:  # where guesses come from beside what was retrieved
-        published = speculation.max_gamma is not None
-        if published or (mixture.k <= _FEW_NEIGHBOURS and store.pq_index is None):
-            sources = {"neighbours": store.next_entries}
-        elif mixture.k <= _FEW_NEIGHBOURS and store.pq_index is not None:
+        published, few = speculation.max_gamma is not None, mixture.k <= _FEW_NEIGHBOURS
+        if few and not published and store.pq_index is not None:
             sources = {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
-    with recorded(model, mixture.datastore.config.layer) as hidden:
+        elif few or published:
+            sources = {"neighbours": store.next_entries}
+    with recorded(model, store.config.layer) as hidden:
         text = KnnText(row, verifier, hidden, mixture, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
     if not generation_config.return_dict_in_generate:
@@ -213,7 +213,7 @@ class KnnText:
         if self._after is None:
             logits = self.verifier.forward([self.row], [DraftTree.empty()])
             self.verifier.keep([[]])
-            self._after = (logits[0, -1], self.hidden.last().float().numpy(force=True).copy())
+            self._after = (logits[0, -1], self.hidden.last())
         return self._after
 
 

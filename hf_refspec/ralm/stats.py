@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..drafting.stats import shares
+
 
 @dataclass(repr=False)
 class RetrievalStats:
@@ -78,8 +80,4 @@ class RetrievalStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        total = sum(seconds.values())
-        line += f", {total:.1f} s"
-        parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
-        line += ": " + ", ".join(parts) if parts else ""
-        return f"{line}; {self.verification_seconds:.1f} s in searches"
+        return f"{line}, {shares(seconds)}; {self.verification_seconds:.1f} s in searches"

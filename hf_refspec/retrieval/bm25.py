@@ -41,16 +41,10 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     Every list is walked once for all queries. A passage's score is summed in the order of the
     tokens, as in `SparseRetriever.score`: what a query finds does not depend on the batch.
 
-    Args:
-        weights (float32 of shape `(postings,)`): What a token adds to a passage's score.
-        passages (int32 of shape `(postings,)`): To which passage, ascending for each token.
-        bounds (int64 of shape `(vocabulary + 1,)`): Where the list of each token begins.
-        tokens (int64 of shape `(t,)`): Of all queries, ascending.
-        counts (float32 of shape `(t, q)`): How often each query has each of them.
-        number (int): Of all passages.
-        scores (float32 of shape `(q, k)`): Receives the scores, the best first.
-        ids (int64 of shape `(q, k)`): Receives the passages.
-    """
+    The list of a token t is from `bounds[t]` to `bounds[t + 1]`: to which of `number` passages,
+    ascending, it adds what weight. `tokens` (t,) are those of all queries, ascending, and `counts`
+    (t, q) how often each query has them. `scores` and `ids` (q, k) receive what is found, the best
+    first."""
     scores[:] = -1  # no score is below 0
     at = bounds[tokens]
     sums = np.empty((_PASSAGES_AT_ONCE, len(scores)), np.float32)

@@ -57,16 +57,10 @@ class FlatIndex(VectorIndex):
     drafts=False,
 )
 def scan(rows, queries, by_distance, ids, counts, bounds):
-    """Finds the rows with the highest scores for each query.
-
-    Args:
-        rows (float32 of shape `(n, d)`): What is searched.
-        queries (float32 of shape `(p, d)`): The q queries, padded to a multiple of four.
-        by_distance (bool): A score is minus the squared distance, else the inner product.
-        ids (int64 of shape `(q, 2 * most)`): Receives the rows in its first columns, unordered.
-        counts (int64 of shape `(q,)`): Receives how many were found: at most `most`.
-        bounds (float32 of shape `(q,)`): Receives what the score of no other row exceeds.
-    """
+    """Finds the rows (n, d) with the highest scores for each query; the score is minus the squared
+    distance, else the inner product. The q queries (p, d) are padded to a multiple of four. The
+    first columns of `ids` (q, 2 * most) receive the rows, unordered, `counts` (q,) their number, at
+    most `most`, and `bounds` (q,) what the score of no other row exceeds."""
     most, first = ids.shape[1] // 2, queries[0]
     scores = np.empty(ids.shape, np.float32)
     block = np.empty((len(queries), _BLOCK), np.float32)

@@ -14,33 +14,35 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..store.build.source import Source, open_source
+from ..store.build.engine import encode
+from ..store.build.source import Source, batches, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
-from ..store.folder_config import FolderConfig, token_dtype
-from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import vocabulary_size
+from ..store.schema import Named
+from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
+from ..store.stored_tokenizer import load_backend, vocabulary_size
 from ..version import __version__
-from .passages import cut_passages, decode, embedded
 from .text_encoder import TextEncoder
 
 # Numbers that are read at once, and bytes of the longest path that a system allows.
 _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
+# Texts that are passed to the encoder at once: enough for it to sort them by length.
+_TEXTS_AT_ONCE = 512
 
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
 SOURCES = Named("a file of sources", r"sources\.safetensors")
 EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
-_LARGEST = 2**62
+_COUNT = range(1, 2**62 + 1)
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class KnowledgeBaseConfig(FolderConfig):
     FILES = (PASSAGES, SOURCES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
 
-    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
-    chunk_length: Annotated[int, Range(1, 2**31 - 1)]
-    passages: Annotated[int, Range(1, _LARGEST)]
-    tokens: Annotated[int, Range(1, _LARGEST)]
-    dimension: Annotated[int, Range(0, 2**31 - 1)]
+    vocab_size: Annotated[int, range(1, 2**31)]
+    chunk_length: Annotated[int, range(1, 2**31)]
+    passages: Annotated[int, _COUNT]
+    tokens: Annotated[int, _COUNT]
+    dimension: Annotated[int, range(2**31)]
     passages_file: Annotated[FileEntry, PASSAGES]
     sources_file: Annotated[FileEntry, SOURCES]
     embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
@@ -238,7 +240,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
-        return decode(self.tokenizer, self.passage(passage_id))
+        return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
@@ -271,7 +273,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     @cached_property
     def _keeps_lines(self) -> bool:
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
-        return decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
+        return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
 
 def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -290,7 +292,7 @@ def _write(
     chunk_length: int,
     progress: bool,
 ) -> None:
-    tokens, bounds, documents = cut_passages(source, tokenizer, chunk_length, progress)
+    tokens, bounds, documents = _cut_passages(source, tokenizer, chunk_length, progress)
     names = [str(file).encode("utf-8", errors="replace") for file in source.files or ()]
     arrays = {"tokens": tokens, "bounds": bounds}
     sources = {
@@ -300,7 +302,7 @@ def _write(
     }
     count, dimension, embeddings_file = len(bounds) - 1, 0, None
     if encoder is not None:
-        rows = embedded(encoder, tokenizer, tokens, bounds, progress)
+        rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
         dimension = first.shape[1]
         embeddings = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
@@ -324,3 +326,67 @@ def _write(
             "hf_refspec": __version__,
         },
     ).write(folder)
+
+
+def _cut_passages(
+    source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokenises documents and cuts them into passages: all tokens, the bounds of the passages, and
+    the document of each."""
+    dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
+    backend = load_backend(tokenizer.backend_tokenizer.to_str())
+    tokens: list[np.ndarray] = []
+    lengths: list[int] = []
+    passages_of: list[int] = []  # each document
+    with tqdm(
+        desc="reading", unit=" documents", total=source.total, disable=not progress or None
+    ) as bar:
+        for batch in batches(source.documents):
+            separated, in_a_row = encode(backend, batch, dtype, separator=0)
+            # Removes the separator after each document that is not empty.
+            ends = np.cumsum(separated[separated > 0])
+            tokens.append(np.delete(in_a_row, ends - 1))
+            for length in separated.tolist():
+                parts = even_parts(length - 1, chunk_length) if length else []
+                lengths += parts
+                passages_of.append(len(parts))
+            bar.update(len(batch))
+    if not lengths:
+        raise ValueError("documents has no token in it: there is nothing to retrieve")
+    documents = np.repeat(np.arange(len(passages_of), dtype=np.int64), passages_of)
+    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
+
+
+def even_parts(length: int, most: int) -> list[int]:
+    """Divides `length` into as few parts of at most `most` as possible, of about equal length."""
+    count = -(-length // most)
+    return [length // count + (part < length % count) for part in range(count)]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
+    text = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
+    return str(text)
+
+
+def _embedded(
+    encoder: TextEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: np.ndarray,
+    bounds: np.ndarray,
+    progress: bool,
+) -> Iterator[np.ndarray]:
+    """Yields the embeddings of the passages, block by block."""
+    count, dimension = len(bounds) - 1, None
+    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
+        for first in range(0, count, _TEXTS_AT_ONCE):
+            edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
+            texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
+            vectors = encoder.passages(texts)
+            dimension = dimension or vectors.shape[1]
+            if vectors.shape[1] != dimension:
+                raise ValueError(
+                    f"encoder returned vectors of dimension {dimension}, and then of "
+                    f"{vectors.shape[1]}; all must have the same"
+                )
+            yield vectors
+            bar.update(len(texts))

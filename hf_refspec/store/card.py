@@ -8,12 +8,14 @@ from collections import defaultdict
 from dataclasses import fields
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCardData
 
-from .folder_config import FolderConfig
 from .printable import printable
+
+if TYPE_CHECKING:
+    from .stored_folder import FolderConfig
 
 TAGS = ["hf-refspec", "speculative-decoding"]
 # The commonest licences that the Hub knows; it refuses a card with any other, for which the card

@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..check_count import check_count
 from ..index.best_nodes import best_nodes
 from ..index.crest_table import NgramTable, build_table, table_bytes
 from ..index.draft_tree import TreeArrays
-from ..index.mixed_trie import mixed_tree
 from ..index.ngram_counts import common_ngrams as ngrams_of_text
-from ..index.rest_trie import all_matches, trie_tree
+from ..index.rest_trie import all_matches, mixed_tree, trie_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
@@ -62,14 +62,13 @@ class CompactOptions:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {self.mode!r}")
-        for name, number, least, most in (
-            ("max_ngram", self.max_ngram, 1, LONGEST_NGRAM),
-            ("ngrams_per_order", self.ngrams_per_order, 1, None),
-            ("max_bytes", self.max_bytes, 4096, None),
-        ):
-            if number is not None and (number < least or (most is not None and number > most)):
-                bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-                raise ValueError(f"{name} must be {bounds}, but is {number}")
+        if not 1 <= self.max_ngram <= LONGEST_NGRAM:
+            bounds = f"from 1 to {LONGEST_NGRAM}"
+            raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
+        if self.ngrams_per_order is not None:
+            check_count("ngrams_per_order", self.ngrams_per_order, " or None")
+        if self.max_bytes is not None:
+            check_count("max_bytes", self.max_bytes, " or None", 4096)
 
     def candidates(self, dtype: np.dtype) -> int:
         """The most n-grams of each length to choose from."""
@@ -115,21 +114,16 @@ def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeAr
 def common_ngrams(
     texts: Sequence[IndexedText], max_ngram: int, per_order: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Finds the commonest n-grams of each length from 1 to `max_ngram`, the commonest first.
+    """Finds the commonest n-grams of each length from 1 to `max_ngram`, the commonest first: int32
+    arrays of shape `(count, n)`, and how often each occurs, int64 of shape `(count,)`.
 
-    Returns int32 arrays of shape `(count, n)`, and how often each n-gram occurs, int64 of shape
-    `(count,)`.
-
-    The texts are read one after another, in memory that does not grow with them. An n-gram that is
-    not among the commonest of any single text is left out.
-    """
+    An n-gram that is not among the commonest of any single text is left out."""
     candidates = [ngrams_of_text(text, max_ngram, per_order) for text in texts]
     common, counts = [], []
     for found in zip(*candidates, strict=True):
         ngrams = np.unique(np.concatenate(found), axis=0)
-        occurrences = [
-            sum(high - low for low, high in (text.find(each) for text in texts)) for each in ngrams
-        ]
+        ranges = ([text.find(ngram) for text in texts] for ngram in ngrams)
+        occurrences = [sum(high - low for low, high in of_ngram) for of_ngram in ranges]
         numbers = np.array(occurrences, dtype=np.int64)
         commonest = np.argsort(-numbers, kind="stable")[:per_order]
         common.append(ngrams[commonest])

@@ -169,7 +169,8 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
-        extended = Datastore(extend_store(self.path, more, tokenizer, **options))
+        extend_store(self.path, more, tokenizer, **options)
+        extended = Datastore(self.path)
         extended._warn_if_stale()
         return extended
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
-from .folder_config import FolderConfig, token_dtype
-from .schema import AtMost, Named, Range
+from .schema import Named
+from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 
@@ -37,8 +37,8 @@ class ShardEntry:
     """A part of the corpus: how many tokens (with separators) it has, how many documents end in
     it, and the files of its two arrays."""
 
-    tokens: Annotated[int, Range(1, LARGEST_SHARD)]
-    documents: Annotated[int, Range(0, LARGEST_SHARD)]
+    tokens: Annotated[int, range(1, LARGEST_SHARD + 1)]
+    documents: Annotated[int, range(LARGEST_SHARD + 1)]
     tokens_file: Annotated[FileEntry, TOKENS]
     suffixes_file: Annotated[FileEntry, SUFFIXES]
 
@@ -48,9 +48,9 @@ class NgramsEntry:
     """The compact form: the number of n-grams of the orders 1, 2, ..., the nodes of all draft trees
     together, the tokens of the shards that were counted, and the file of its arrays."""
 
-    ngrams: Annotated[list[Annotated[int, Range(0, LARGEST_SHARD)]], AtMost(LONGEST_NGRAM)]
-    nodes: Annotated[int, Range(0, LARGEST_SHARD)]
-    corpus_tokens: Annotated[int, Range(0, 2**62)]
+    ngrams: Annotated[list[Annotated[int, range(LARGEST_SHARD + 1)]], range(LONGEST_NGRAM + 1)]
+    nodes: Annotated[int, range(LARGEST_SHARD + 1)]
+    corpus_tokens: Annotated[int, range(2**62 + 1)]
     file: Annotated[FileEntry, NGRAMS]
 
 
@@ -64,9 +64,9 @@ class StoreConfig(FolderConfig):
     FILES = (*ARRAY_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
 
-    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
+    vocab_size: Annotated[int, range(1, 2**31)]
     source: dict[str, Any] = field(default_factory=dict)
-    shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
+    shards: Annotated[list[ShardEntry], range(MOST_SHARDS + 1)] = field(default_factory=list)
     ngrams: NgramsEntry | None = None
     tokenizer_file: Annotated[FileEntry, TOKENIZER] | None = None
 

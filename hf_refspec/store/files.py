@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -20,7 +19,6 @@ import numpy as np
 from safetensors import safe_open
 
 from .printable import one_line, printable
-from .schema import Range
 
 CONFIG = "config.json"
 # No real header comes near this size; a larger one is not read.
@@ -40,7 +38,7 @@ class FileEntry:
     checksum in hexadecimal."""
 
     name: str
-    size: Annotated[int, Range(0, 2**62)]
+    size: Annotated[int, range(2**62 + 1)]
     sha256: str
 
 
@@ -122,23 +120,21 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with replacing(path) as file:
-        beginning: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-        for data in chain(beginning, _bytes_of(parts, order)):
+
+        def write(data: bytes | memoryview) -> None:
             digest.update(data)
             file.write(data)
+
+        write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            part, length = parts[name], 0
+            for block in part.blocks:
+                length += block.size
+                numbers = np.ascontiguousarray(block, part.dtype.newbyteorder("<"))
+                write(numbers.reshape(-1).view(np.uint8).data)
+            if length != part.length:
+                raise ValueError(f"{name} has {length} numbers instead of {part.length}")
     return FileEntry(path.name, 8 + len(text) + end, digest.hexdigest())
-
-
-def _bytes_of(parts: Mapping[str, Blocks], order: Iterable[str]) -> Iterator[memoryview]:
-    """All arrays as little-endian bytes, block by block."""
-    for name in order:
-        part, left = parts[name], parts[name].length
-        for block in part.blocks:
-            left -= block.size
-            numbers = np.ascontiguousarray(block, part.dtype.newbyteorder("<"))
-            yield numbers.reshape(-1).view(np.uint8).data
-        if left:
-            raise ValueError(f"{name} has {part.length - left} numbers instead of {part.length}")
 
 
 def write_bytes(path: Path, content: bytes) -> FileEntry:
@@ -213,7 +209,7 @@ def check_file(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> 
     DatastoreError if it differs, or as [`open_entry`]."""
     path, digest = folder / entry.name, hashlib.sha256()
     with open_entry(folder, entry) as file:
-        for block in _blocks(file, path):
+        while block := _read(file, path):
             digest.update(block)
             if copy is not None:
                 copy.write(block)
@@ -230,9 +226,8 @@ def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
         check_file(folder, entry, copy)
 
 
-def _blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+def _read(file: BinaryIO, path: Path) -> bytes:
     try:
-        while block := file.read(_BLOCK):
-            yield block
+        return file.read(_BLOCK)
     except OSError as error:
         raise unreadable(path, error) from None

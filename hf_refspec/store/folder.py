@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable, write_bytes
+from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable
 from .schema import Named
 
 logger = logging.getLogger("hf_refspec")
@@ -51,12 +51,6 @@ def read_json(path: Path, noun: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
     return content if isinstance(content, dict) else {}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file, or replaces it atomically."""
-    write_bytes(path, json_of(content))
-    sync_folder(path.parent)
 
 
 def json_of(content: dict[str, Any]) -> bytes:

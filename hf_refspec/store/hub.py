@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from huggingface_hub import (
     CommitInfo,
@@ -26,10 +26,12 @@ from huggingface_hub.errors import (
 
 from ..version import __version__
 from .card import card
-from .files import CONFIG, DatastoreError, check_file, open_file, unreadable
-from .folder_config import FolderConfig
+from .files import CONFIG, DatastoreError, open_file, unreadable
 from .names import is_here, is_only_cached
 from .printable import one_line
+
+if TYPE_CHECKING:
+    from .stored_folder import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 C = TypeVar("C", bound="FolderConfig")
@@ -99,7 +101,7 @@ def push(
     """Checks a folder and publishes it, see [`StoredFolder.push_to_hub`]; the commit also removes
     the files of an older version."""
     folder = Path(folder)
-    config = kind.opened(folder, lambda config: _checked(folder, config))
+    config = kind.opened(folder, lambda config: config.check_files(folder))
     card_text = _read_card(folder)
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
@@ -115,13 +117,7 @@ def push(
 
     message = commit_message or f"Upload the {kind.NOUN}"
     what = f"the {kind.NOUN} in {folder}"
-    return commit(what, repo_id, "dataset", operations, message, token, **target)
-
-
-def _checked(folder: Path, config: C) -> C:
-    for entry in config.files():
-        check_file(folder, entry)
-    return config
+    return _commit(what, repo_id, "dataset", operations, message, token, **target)
 
 
 def _read_card(folder: Path) -> bytes | None:
@@ -154,15 +150,15 @@ def push_files(
     private: bool | None = None,
     token: str | bool | None = None,
 ) -> CommitInfo:
-    """Writes files, by their paths, into a repo in one commit; its other files stay. Arguments and
-    errors as of [`commit`]."""
+    """Writes files, by their paths, into a repo in one commit; its other files stay."""
     additions = [CommitOperationAdd(path, content) for path, content in files.items()]
     message = f"Written by hf_refspec {__version__}"
-    what = f"the {repo_type}"
-    return commit(what, repo_id, repo_type, lambda *_: additions, message, token, private)
+    return _commit(
+        f"the {repo_type}", repo_id, repo_type, lambda *_: additions, message, token, private
+    )
 
 
-def commit(
+def _commit(
     what: str,
     repo_id: str,
     repo_type: RepoType,
@@ -206,15 +202,12 @@ def commit(
             repo_type=repo_type,
         )
     except Exception as error:  # of several libraries
+        hint = "a push is one commit, so nothing is half done: push again"
+        if isinstance(error, HFValidationError):
+            hint = 'this is not a name for a repo ("organisation/name")'
+        elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            hint = "the Hub does not let you write there: use another token, or run `hf auth login`"
         raise OSError(
             f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "
-            f"{_hint(error)}"
+            f"{hint}"
         ) from error
-
-
-def _hint(error: Exception) -> str:
-    if isinstance(error, HFValidationError):
-        return 'this is not a name for a repo ("organisation/name")'
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return "the Hub does not let you write there: use another token, or run `hf auth login`"
-    return "a push is one commit, so nothing is half done: push again"

@@ -24,9 +24,8 @@ from ..index.recycling import MOST_CONTEXT
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
-from .folder_config import FolderConfig, token_dtype
-from .schema import Named, Range
-from .stored_folder import StoredFolder
+from .schema import Named
+from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = Named("a recycling table", r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn has room for as many of each context,
@@ -46,10 +45,10 @@ class RecyclingTableConfig(FolderConfig):
     TEMPLATE = "recycling_table.md"
 
     model: str
-    vocab_size: Annotated[int, Range(1, 2**31 - 2)]
-    context: Annotated[int, Range(1, MOST_CONTEXT)]
-    top_k: Annotated[int, Range(1, MOST_NEXT)]
-    contexts: Annotated[int, Range(1, 2**31 - 1)]
+    vocab_size: Annotated[int, range(1, 2**31 - 1)]
+    context: Annotated[int, range(1, MOST_CONTEXT + 1)]
+    top_k: Annotated[int, range(1, MOST_NEXT + 1)]
+    contexts: Annotated[int, range(1, 2**31)]
     table_file: Annotated[FileEntry, TABLE]
     source: dict[str, Any] = field(default_factory=dict)
 

@@ -3,12 +3,12 @@
 ```python
 @dataclass(frozen=True)
 class ShardEntry:
-    tokens: Annotated[int, Range(1, 100)]
+    tokens: Annotated[int, range(1, 100)]
     file: Annotated[FileEntry, Named("a file of tokens", r"tokens-[0-9]{5}\\.safetensors")]
 ```
 
-A field is a `str`, an `int`, a `float`, a `Literal` of strings, a `dict` of anything, another
-dataclass, a `list` of these, or one of these or `None`.
+A field is a `str`, an `int`, a `Literal` of strings, a `dict` of anything, another dataclass, a
+`list` of these, or one of these or `None`. A range bounds an `int`, or the length of a `list`.
 """
 
 from __future__ import annotations
@@ -27,29 +27,6 @@ _DEEPEST_DICT = 20
 
 
 @dataclass(frozen=True)
-class Range:
-    """A number must be from `low` to `high`."""
-
-    low: float
-    high: float
-
-    def check(self, name: str, value: float) -> None:
-        if not self.low <= value <= self.high:
-            raise ValueError(f"{name} is {short(value)}")
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """A `list` must have no more than `count` entries."""
-
-    count: int
-
-    def check(self, name: str, value: list[Any]) -> None:
-        if len(value) > self.count:
-            raise ValueError(f"{name} has {len(value)} entries, more than {self.count}")
-
-
-@dataclass(frozen=True)
 class Named:
     """A file entry's whole name must match `pattern`, so that no name leads out of the folder;
     `kind` says what such a file is, for messages."""
@@ -59,10 +36,6 @@ class Named:
 
     def matches(self, name: str) -> bool:
         return re.fullmatch(self.pattern, name) is not None
-
-    def check(self, name: str, value: Any) -> None:
-        if not self.matches(value.name):
-            raise ValueError(f"{short(value.name)} is not the name of {self.kind} in its folder")
 
 
 def parse(kind: type[T], content: Any) -> T:
@@ -101,26 +74,27 @@ def _value(name: str, value: Any, hint: Any) -> Any:
         if value is None:
             return None
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
-    checks: list[Any] = []
+    check: Any = None
     if get_origin(hint) is Annotated:
-        hint, *checks = get_args(hint)
+        hint, check = get_args(hint)
+    origin = get_origin(hint) or hint
     if is_dataclass(hint):
-        kind: Any = hint
-        value = parse(kind, value)
-    elif not _is_of(value, hint):
-        raise ValueError(f"{name} is {short(value)}")
-    for check in checks:  # the length of a list before all that is in it
-        check.check(name, value)
-    if get_origin(hint) is list:
+        value = parse(cast(Any, hint), value)
+        if check is not None and not check.matches(value.name):
+            raise ValueError(f"{short(value.name)} is not the name of {check.kind} in its folder")
+    elif origin is list and isinstance(value, list):
+        if check is not None and len(value) not in check:
+            raise ValueError(f"{name} has {len(value)} entries, more than {check[-1]}")
         (inner,) = get_args(hint)
         value = [_value(f"{name}[{i}]", each, inner) for i, each in enumerate(value)]
+    elif not _fits(value, hint, origin) or (check is not None and value not in check):
+        raise ValueError(f"{name} is {short(value)}")
     elif is_deeper(value, _DEEPEST_DICT):  # Python could not write it again
         raise ValueError(f"{name} is nested too deep")
     return value
 
 
-def _is_of(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint) or hint
+def _fits(value: Any, hint: Any, origin: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in get_args(hint)
     return isinstance(value, origin) and not isinstance(value, bool)

@@ -1,20 +1,33 @@
-"""The full form of a datastore: shards of tokens with suffix arrays, memory-mapped."""
+"""The full form of a datastore: shards of tokens with suffix arrays, memory-mapped and merged.
+
+As in a log-structured store, each new shard joins the preceding ones that are not much larger than
+all that came after them ([`due_to_join`]): sizes grow geometrically, a draft searches as many
+shards as the corpus has orders of magnitude, and each token is rewritten as many times.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from tqdm.auto import tqdm
 
+from ..index.merge import merge_suffixes
 from ..index.suffix_array import IndexedText
-from .datastore_config import ShardEntry, StoreConfig
-from .files import Blocks, FileEntry, read_arrays, write_arrays
+from .datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from .files import Blocks, DatastoreError, FileEntry, check_file, read_arrays, write_arrays
+from .folder import sync_folder
 
-# Tokens that are searched for the ends of documents at a time.
+# Tokens that are searched for the ends of documents, or copied, at a time.
 _BLOCK = 1 << 20
+# A shard is joined with the newer ones unless it is more than 4 times as large as all of them: a
+# larger factor leaves fewer shards to search, and writes each token more often.
+GROWTH = 4
 
 
 def next_number(folder: Path) -> int:
@@ -37,9 +50,8 @@ def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarr
 
 def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
     """The suffix array of a shard, int32 of shape `(n,)`; raises as [`read_arrays`]."""
-    return read_arrays(folder, shard.suffixes_file, {"suffixes": (np.int32, shard.tokens)})[
-        "suffixes"
-    ]
+    expected = {"suffixes": (np.int32, shard.tokens)}
+    return read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
 
 
 def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
@@ -63,3 +75,90 @@ def split_documents(
                 begun, start = [], int(end) + 1
             begun.append(tokens[start:])
     return np.concatenate(begun) if begun else np.empty(0, np.int64)
+
+
+def due_to_join(sizes: Sequence[int]) -> slice | None:
+    """Which consecutive shards should be joined into one, if any."""
+    for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
+        oldest, total = newest - 1, sizes[newest - 1]
+        while oldest > 0 and sizes[oldest - 1] <= min(GROWTH * total, LARGEST_SHARD - total):
+            oldest -= 1
+            total += sizes[oldest]
+        if newest - oldest > 1:
+            return slice(oldest, newest)
+    return None
+
+
+def groups_due(shards: Iterable[ShardEntry]) -> list[list[ShardEntry]]:
+    """Groups the shards that are due to be merged into one; the others stand alone."""
+    groups = [[shard] for shard in shards]
+    while due := due_to_join([_token_count(group) for group in groups]):
+        groups[due] = [list(chain(*groups[due]))]
+    return groups
+
+
+def largest_groups(shards: Iterable[ShardEntry]) -> list[list[ShardEntry]]:
+    """As few groups of shards as possible, each of which fits into one."""
+    groups: list[list[ShardEntry]] = []
+    for shard in shards:
+        if groups and _token_count(groups[-1]) + shard.tokens <= LARGEST_SHARD:
+            groups[-1].append(shard)
+        else:
+            groups.append([shard])
+    return groups
+
+
+def _token_count(shards: Iterable[ShardEntry]) -> int:
+    return sum(shard.tokens for shard in shards)
+
+
+def merge_shards(
+    folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], threads: int, show: bool
+) -> list[ShardEntry]:
+    """Merges each group into one shard, and returns all shards after that.
+
+    The old files stay, and nothing names the new ones yet."""
+    number, shards = next_number(folder), []
+    total = sum(_token_count(group) for group in groups if len(group) > 1)
+    options = {"unit_scale": True, "disable": not show or None, "delay": 1}
+    with tqdm(desc="merging", total=total, unit=" tokens", **options) as bar:
+        for group in groups:
+            if len(group) == 1:
+                shards += group
+                continue
+            shards.append(_merge(folder, config, group, number, threads, bar))
+            number += 1
+    sync_folder(folder)
+    return shards
+
+
+def _merge(
+    folder: Path,
+    config: StoreConfig,
+    shards: list[ShardEntry],
+    number: int,
+    threads: int,
+    bar: tqdm,
+) -> ShardEntry:
+    for shard in shards:  # damaged content must not get a valid checksum
+        check_file(folder, shard.tokens_file)
+        check_file(folder, shard.suffixes_file)
+    size, documents = _token_count(shards), sum(shard.documents for shard in shards)
+    texts = (map_tokens(folder, config, shard) for shard in shards)
+    blocks = (text[i : i + _BLOCK] for text in texts for i in range(0, len(text), _BLOCK))
+    tokens_file = write_part(folder, "tokens", number, Blocks(config.token_dtype, size, blocks))
+    whole = ShardEntry(size, documents, tokens_file, tokens_file)
+    tokens = map_tokens(folder, config, whole)
+    parts = [(shard.tokens, partial(map_suffixes, folder, shard)) for shard in shards]
+
+    def merged() -> Iterator[np.ndarray]:
+        for block in merge_suffixes(tokens, parts, threads):
+            bar.update(len(block))
+            yield block
+
+    suffixes = Blocks(np.dtype(np.int32), size, merged())
+    try:
+        suffixes_file = write_part(folder, "suffixes", number, suffixes)
+    except ValueError as error:
+        raise DatastoreError(f"{folder} cannot be merged: {error}") from None
+    return ShardEntry(size, documents, tokens_file, suffixes_file)

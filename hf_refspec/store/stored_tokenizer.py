@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .files import DatastoreError, FileEntry, check_file, write_bytes
+from .files import DatastoreError, FileEntry, check_file
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -97,12 +97,6 @@ def load_backend(content: str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
-    """Writes a tokenizer into a folder."""
-    text: str = tokenizer.backend_tokenizer.to_str()
-    return write_bytes(folder / "tokenizer.json", text.encode())
 
 
 def read_tokenizer(

@@ -66,7 +66,10 @@ class SequentialVerifier(Verifier):
         if further == 0:
             return self.model_kwargs
         if further < 0:
-            return {**self.model_kwargs, **_shortened(self.model_kwargs, -further)}
+            names = ("attention_mask", "position_ids", "token_type_ids")
+            given = {name: self.model_kwargs.get(name) for name in names}
+            cut = {name: value[..., :further] for name, value in given.items() if value is not None}
+            return {**self.model_kwargs, **cut}
         kwargs = next_kwargs(self.model, {}, dict(self.model_kwargs), further)
         if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
             # Plain decoding repeats the last type; the method above would repeat the last k types.
@@ -128,9 +131,3 @@ class PlainVerifier(SequentialVerifier):
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
             self.entries, self.cached = Entries(find_cache(self.model_kwargs)), []
-
-
-def _shortened(kwargs: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
-    names = ("attention_mask", "position_ids", "token_type_ids")
-    given = {name: kwargs.get(name) for name in names}
-    return {name: value[..., :-count] for name, value in given.items() if value is not None}

@@ -23,12 +23,8 @@ from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
-# The verifiers of each kind of call, the best first.
-_REPRODUCIBLE = (ReproducibleVerifier,)
-_STATIC = (StaticVerifier,)
+# The verifiers over a cache that grows, the best first.
 _DYNAMIC = PackedVerifier, TreeVerifier, ChainVerifier, RecurrentVerifier
-
-
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
@@ -63,9 +59,13 @@ def select_verifier(
     """
     findings: dict[str, Finding] = {}
     reproducible = requested == ReproducibleVerifier.name
-    is_static = isinstance(find_cache(model_kwargs), StaticCache)
-    kinds: tuple[type[Verifier], ...] = _STATIC if is_static else _DYNAMIC
-    for kind in _REPRODUCIBLE if reproducible else kinds:
+    kinds: tuple[type[Verifier], ...] = _DYNAMIC
+    if reproducible:
+        kinds = (ReproducibleVerifier,)
+    elif isinstance(find_cache(model_kwargs), StaticCache):
+        kinds = (StaticVerifier,)
+    usual = model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
+    for kind in kinds:
         # In a static cache, and with several rows, a chain is verified as a tree.
         as_tree = kind in (StaticVerifier, PackedVerifier) or (rows > 1 and requested == "chain")
         allowed = requested in ("auto", kind.name) or as_tree
@@ -80,12 +80,8 @@ def select_verifier(
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
         # Windows may be applied in a manner of the model's own (Dory), where chains are tried next.
-        later = (
-            probes_later
-            and kind is TreeVerifier
-            and _takes_usual_steps(model, model_kwargs)
-            and not attends_locally(text_config(model))
-        )
+        locally = attends_locally(text_config(model))
+        later = probes_later and kind is TreeVerifier and usual and not locally
         untried = plain and (not drafts or (later and _key(*probed) not in memo_of_state(model)))
         finding = Finding(True) if untried else known_finding(*probed, config=config, stats=stats)
         if finding.exact:
@@ -151,12 +147,6 @@ def known_finding(
             stats.probe_passes += known.passes
     memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
     return known
-
-
-def _takes_usual_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether `generate` calls the model for a token as it calls most: with its id and what is
-    known of all tokens."""
-    return model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
 
 
 def _key(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -53,11 +53,13 @@ class CompiledForward:
         it, and nothing has run."""
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
+        dynamo: Any = torch._dynamo.config
+        options = {name: value for name, value in _COMPILING.items() if hasattr(dynamo, name)}
         graphs = _graphs()
         forward = self.model.get_compiled_call(self.config.compile_config)
         try:
             # Only the first pass of each width in a call may compile anything.
-            with nullcontext() if width in self._run_before else _compiling():
+            with nullcontext() if width in self._run_before else dynamo.patch(options):
                 logits: torch.Tensor = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self.is_active = False
@@ -69,16 +71,13 @@ class CompiledForward:
             )
             return None
         self._run_before.add(width)
-        self.prepared = self._was_prepared(width, shape, _graphs() > graphs)
-        # The next pass of a CUDA graph writes over what this one has returned.
-        return logits.clone() if logits.device.type == "cuda" else logits
-
-    def _was_prepared(self, width: int, shape: tuple[Any, ...], compiled: bool) -> bool:
-        """Whether a pass did more than run: it was compiled, or captured as a CUDA graph."""
+        compiled, on_gpu = _graphs() > graphs, logits.device.type == "cuda"
         left = memo_of(self.model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
-        return compiled or (before > 0 and self.model.device.type == "cuda")
+        self.prepared = compiled or (before > 0 and self.model.device.type == "cuda")
+        # The next pass of a CUDA graph writes over what this one has returned.
+        return logits.clone() if on_gpu else logits
 
 
 def _graphs() -> int:
@@ -86,10 +85,3 @@ def _graphs() -> int:
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
-
-
-def _compiling() -> AbstractContextManager[None]:
-    """Around a pass that torch may compile."""
-    config: Any = torch._dynamo.config
-    options = {name: value for name, value in _COMPILING.items() if hasattr(config, name)}
-    return config.patch(options)

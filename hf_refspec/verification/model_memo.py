@@ -111,7 +111,8 @@ class _State:
                     self._values += value
             hooks = {**attributes["_forward_pre_hooks"], **attributes["_forward_hooks"]}
             for number, hook in hooks.items():
-                if _may_change_logits(hook):
+                reads = hasattr(hook, "only_reads")
+                if not reads and getattr(hook, "__name__", None) not in _FOR_GRADIENTS:
                     is_function = type(hook) in _FUNCTIONS
                     parts += _parts_of(hook) if is_function else []
                     self._values += [] if is_function else [number]
@@ -137,10 +138,6 @@ def _parts_of(function: Any) -> list[Any]:
     """The objects that identify a function: a bound method is a new object at each access."""
     parts = [function.__func__, function.__self__] if type(function) is MethodType else [function]
     return parts if all(type(part).__weakrefoffset__ for part in parts) else [function]
-
-
-def _may_change_logits(hook: Any) -> bool:
-    return not hasattr(hook, "only_reads") and getattr(hook, "__name__", None) not in _FOR_GRADIENTS
 
 
 def _settings(model: nn.Module) -> list[Any]:

@@ -83,8 +83,11 @@ def prompt_top_tokens(
     hidden = torch.cat(list(states), dim=1)  # (R, n, hidden_size)
     positions = hidden.shape[1]
     count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
-    if count < _FEWEST or hidden.shape[0] != logits.shape[0] or not _takes(head, hidden):
+    if count < _FEWEST or hidden.shape[0] != logits.shape[0]:
         return None
+    weight = getattr(head, "weight", None)  # of quantised layers it may be a method
+    if isinstance(weight, torch.Tensor) and weight.shape[-1] != hidden.shape[-1]:
+        return None  # some models project before the output layer
     pieces: list[TopTokens] = []
     for piece in reversed(hidden[:, positions - 1 - count :].split(_PIECE, dim=1)):
         own = head(piece)
@@ -93,12 +96,6 @@ def prompt_top_tokens(
         pieces.insert(0, top_tokens(own, k))
     every = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
     return TopTokens(*(each[:, :-1] for each in every))
-
-
-def _takes(head: nn.Module, states: torch.Tensor) -> bool:
-    """Whether the output layer takes such states: some models project before it."""
-    weight = getattr(head, "weight", None)  # of quantised layers it may be a method
-    return not isinstance(weight, torch.Tensor) or weight.shape[-1] == states.shape[-1]
 
 
 def _are_equal(own: torch.Tensor, logits: torch.Tensor) -> bool:

@@ -107,7 +107,12 @@ class StaticVerifier(Verifier):
 
     def _run(self, now: Pass) -> torch.Tensor:
         entries, slots = self.entries, self.entries.slots
-        self._check_room(now)
+        for pending, end in zip(now.pending, self._ends, strict=True):
+            if pending and end >= entries.length:  # the caller's cache is too short for a text
+                raise ValueError(
+                    f"The static cache has room for {entries.length} tokens, and a text has "
+                    "more. Pass a `StaticCache` with a larger `max_cache_len`."
+                )
         self.pass_tokens = width = self._width(now.size)
         compiled = self._compiled.is_active and width in self.widths
         if not compiled:
@@ -143,15 +148,6 @@ class StaticVerifier(Verifier):
             logits = self.model(**model_inputs, return_dict=True).logits
         entries.moved()
         return from_roots(now, logits)
-
-    def _check_room(self, now: Pass) -> None:
-        """Refuses to write over a text that the caller's cache is too short for."""
-        for pending, end in zip(now.pending, self._ends, strict=True):
-            if pending and end >= self.entries.length:
-                raise ValueError(
-                    f"The static cache has room for {self.entries.length} tokens, and a text has "
-                    "more. Pass a `StaticCache` with a larger `max_cache_len`."
-                )
 
     def _width(self, size: int) -> int:
         """The narrowest width for `size` tokens of a row: `size` itself where they reach the last

@@ -96,26 +96,6 @@ def keeps_all(cache: StaticCache) -> bool:
     return all(type(layer) is StaticLayer for layer in cache.layers)
 
 
-def keep_all(cache: StaticCache, length: int) -> None:
-    """Gives an unused static cache layers of this length, also in place of ones that keep a window:
-    a mask hides what is outside of it, and a draft may be rejected behind it."""
-    before, cache.layers = cache.layers, [StaticLayer(max_cache_len=length) for _ in cache.layers]
-    for old, layer in zip(before, cache.layers, strict=True):
-        if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
-            layer.lazy_initialization(old.keys, old.values)
-
-
-def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:
-    """The layer that plain decoding would have left of a text of this length: `layer`, which
-    [`keep_all`] made, stands in the place of an `empty` one that may be shorter or keep a window.
-    """
-    same_length = empty.max_cache_len == layer.max_cache_len
-    if layer is empty or (type(empty) is StaticLayer and same_length):
-        return layer
-    empty.update(layer.keys[:, :, :length], layer.values[:, :, :length])
-    return empty
-
-
 class SlottedEntries(Entries):
     """The slots of a static cache, each row's behind its own last token; `forward` is what runs
     over it, in passes up to the `widest`."""
@@ -125,7 +105,13 @@ class SlottedEntries(Entries):
         self._forward, self._model, self._config = forward, forward.model, forward.config
         self._plain_layers = cache.layers
         if not has_begun(cache):
-            keep_all(cache, self._wanted_length(widest, same_bits))
+            # Also in place of layers that keep a window: a mask hides what is outside of it, and a
+            # draft may be rejected behind it.
+            length = self._wanted_length(widest, same_bits)
+            cache.layers = [StaticLayer(max_cache_len=length) for _ in cache.layers]
+            for old, layer in zip(self._plain_layers, cache.layers, strict=True):
+                if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
+                    layer.lazy_initialization(old.keys, old.values)
         self.length: int = cache.layers[0].max_cache_len  # the slots of a row
         self.slots = Slots()
         self._layers = cache.layers
@@ -229,10 +215,15 @@ class SlottedEntries(Entries):
         length = max(self.ends(cached))
         for layer in self._layers:
             layer.cumulative_length.fill_(length)
-        self.cache.layers = [
-            as_plain(*layers, length)
-            for layers in zip(self._layers, self._plain_layers, strict=True)
-        ]
+        # Plain decoding would have left shorter layers, or ones that keep a window.
+        self.cache.layers = []
+        for layer, plain in zip(self._layers, self._plain_layers, strict=True):
+            shape = type(layer), layer.max_cache_len
+            if layer is not plain and (type(plain), plain.max_cache_len) != shape:
+                plain.update(layer.keys[:, :, :length], layer.values[:, :, :length])
+                self.cache.layers.append(plain)
+            else:
+                self.cache.layers.append(layer)
 
     def mark(self) -> EntriesMark:
         self.move()

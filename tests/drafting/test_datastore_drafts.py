@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from datastores import write_store
+from drafters import drafted as draft
 from trees import nodes_of
 
-from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
+from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
-from hf_refspec.drafting.observation import Observation
 from hf_refspec.store.compact import CONTINUATIONS
 from hf_refspec.store.files import write_arrays
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
@@ -48,16 +48,6 @@ def store(tmp_path_factory) -> Datastore:
 @pytest.fixture(scope="module")
 def compact(store, tmp_path_factory) -> Datastore:
     return store.compact(tmp_path_factory.mktemp("stores") / "compact", progress=False)
-
-
-def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
-    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], VOCAB_SIZE):
-        if output:
-            drafter.observe(Observation(np.array(output)))
-        tree = drafter.draft(budget)
-    tree.checked(VOCAB_SIZE)
-    assert len(tree) <= budget
-    return tree
 
 
 # --- what is drafted
@@ -159,6 +149,11 @@ def test_a_pickled_drafter_does_not_carry_the_tokens(tmp_path):
 def test_bad_arguments_are_named(store, arguments, error, message):
     with pytest.raises(error, match=message):
         DatastoreDrafts(store, **arguments)
+
+
+def test_its_printed_form_names_the_store(store):
+    assert repr(DatastoreDrafts(store)) == f"DatastoreDrafts({store!r})"
+    assert repr(DatastoreDrafts(store, 4)) == f"DatastoreDrafts({store!r}, max_match=4)"
 
 
 @pytest.mark.parametrize("wrong", ["org/store", None, [[1, 2]]])

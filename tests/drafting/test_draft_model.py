@@ -19,7 +19,7 @@ import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.drafting.drafter import checked_draft
+from hf_refspec.drafting.drafter import Sampling, checked_draft
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.payoff import Prices
 from hf_refspec.drafting.source import Source
@@ -55,16 +55,9 @@ def passes_of(*models: PreTrainedModel) -> Iterator[list[int]]:
         yield read
 
 
-@pytest.fixture
-def passes(llama):
-    with passes_of(llama) as read:
-        yield read
-
-
-@pytest.fixture
-def sure_passes(sure_llama):
-    with passes_of(sure_llama) as read:
-        yield read
+def call_of(drafter: Drafter, sampling: Sampling | None = None):
+    """A call with the usual prompt."""
+    return drafter_call(drafter, [PROMPT[0].numpy()], VOCAB_SIZE, sampling)
 
 
 def chain_of(drafter: Drafter, budget: int) -> DraftTree:
@@ -80,18 +73,14 @@ def observe(drafter: Drafter, *tokens: int) -> None:
 
 
 def test_a_chain_is_the_assistants_greedy_text(llama):
-    drafter = DraftModel(llama)
-    prompt = PROMPT[0].numpy()
-    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+    with call_of(drafter := DraftModel(llama)):
         chain = chain_of(drafter, 6)
-    assert chain.tokens.tolist() == expected(llama, prompt, 6)
+    assert chain.tokens.tolist() == expected(llama, PROMPT[0].tolist(), 6)
     assert (np.diff(chain.probs) <= 0).all() and chain.probs[0] < 1
 
 
 def test_a_tree_is_its_most_probable_nodes_beside_that_chain(llama):
-    drafter = DraftModel(llama)
-    prompt = PROMPT[0].numpy()
-    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+    with call_of(drafter := DraftModel(llama)):
         tree = drafter.draft(12).checked(VOCAB_SIZE)
     with torch.no_grad():
         probs = llama(PROMPT).logits[0, -1].softmax(-1).topk(4)
@@ -103,19 +92,17 @@ def test_a_tree_is_its_most_probable_nodes_beside_that_chain(llama):
 
 def test_estimates_are_those_of_the_calls_temperature(llama):
     chains = []
-    for sampling in (None, rs.drafting.drafter.Sampling(temperature=2.0)):
+    for sampling in (None, Sampling(temperature=2.0)):
         drafter = DraftModel(llama)
-        with drafter_call(drafter, [PROMPT[0].numpy()], VOCAB_SIZE, sampling):
+        with call_of(drafter, sampling):
             chains.append(chain_of(drafter, 1))
     assert chains[0].tokens.tolist() == chains[1].tokens.tolist()
     assert chains[1].probs[0] < chains[0].probs[0]
 
 
-def test_only_what_is_new_is_read(llama, passes):
-    drafter = DraftModel(llama)
-    prompt = PROMPT[0].numpy()
-    passes.clear()
-    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+def test_only_what_is_new_is_read(llama):
+    drafter, prompt = DraftModel(llama), PROMPT[0].tolist()
+    with passes_of(llama) as passes, call_of(drafter):
         chain = chain_of(drafter, 3).tokens.tolist()
         assert passes == [len(prompt), 1, 1]
         observe(drafter, *chain, 7)  # all accepted: the last of them was not read
@@ -126,10 +113,9 @@ def test_only_what_is_new_is_read(llama, passes):
         assert passes == [3]
 
 
-def test_what_the_target_rejected_leaves_the_cache(llama, passes):
-    drafter = DraftModel(llama)
-    prompt = PROMPT[0].numpy()
-    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+def test_what_the_target_rejected_leaves_the_cache(llama):
+    drafter, prompt = DraftModel(llama), PROMPT[0].tolist()
+    with passes_of(llama) as passes, call_of(drafter):
         chain = chain_of(drafter, 4).tokens.tolist()
         text = [*prompt, chain[0], (chain[1] + 1) % VOCAB_SIZE]
         observe(drafter, *text[len(prompt) :])
@@ -161,7 +147,7 @@ def priced(drafter: DraftModel, prices: Prices) -> DraftTree:
 
 def test_passes_go_on_while_they_cost_less_than_they_save(llama):
     drafter = DraftModel(llama)
-    with drafter_call(drafter, [PROMPT[0].numpy()], VOCAB_SIZE):
+    with call_of(drafter):
         assert len(priced(drafter, Prices(0.0))) == 0  # nothing is known yet
         assert len(priced(drafter, PAYING)) > 20
         assert len(priced(drafter, COSTLY)) == 0
@@ -172,7 +158,7 @@ def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
     prompt = PROMPT[0].tolist()
     text = expected(llama, prompt, 3)
     for known, counts in (([], (3, 2, 2)), (text[:1], (2, 1, 1)), (text, (0, 0, 0))):
-        with drafter_call(drafter, [np.array(prompt)], VOCAB_SIZE):
+        with call_of(drafter):
             drafter.known = DraftTree.chain(known, [0.5] * len(known))
             chain_of(drafter, 3)
             assert drafter._outcome(np.array(text)) == counts  # of three tokens two were drafted
@@ -211,45 +197,41 @@ class Chain(Source):
         return DraftTree.chain([1, 2], [0.9, 0.8])
 
 
-def test_where_others_are_sure_the_assistant_does_not_run(llama, passes):
+def test_where_others_are_sure_the_assistant_does_not_run(llama):
     blend = Chain([4, 5], 1.0) | DraftModel(llama)
-    passes.clear()
-    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
+    with passes_of(llama) as passes, call_of(blend):
         blend.call.prices = lambda: PAYING
         tree = blend.draft(2)
     assert tree.tokens.tolist() == [4, 5]
     assert passes == []
 
 
-def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama, sure_passes):
+def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama):
     prompt = PROMPT[0].tolist()
     right = expected(sure_llama, prompt, 3)
     wrong = (right[1] + 1) % VOCAB_SIZE
     blend = Chain([right[0], wrong], 1.0) | DraftModel(sure_llama)
-    sure_passes.clear()
-    with drafter_call(blend, [np.array(prompt)], VOCAB_SIZE):
+    with passes_of(sure_llama) as passes, call_of(blend):
         blend.call.prices = lambda: PAYING
         blend.draft(3)
-        drafter = blend.drafters[1]
-        assert drafter._tree.best_chain().tokens.tolist() == right
-    assert sure_passes[:2] == [len(prompt) + 2, 1]
+        assert blend.drafters[1]._tree.best_chain().tokens.tolist() == right
+    assert passes[:2] == [len(prompt) + 2, 1]
 
 
-def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(sure_llama, sure_passes):
+def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(sure_llama):
     prompt = PROMPT[0].tolist()
     right = expected(sure_llama, prompt, 3)
     blend = Chain(right[:2], 1.0) | DraftModel(sure_llama)
-    sure_passes.clear()
-    with drafter_call(blend, [np.array(prompt)], VOCAB_SIZE):
+    with passes_of(sure_llama) as passes, call_of(blend):
         blend.call.prices = lambda: PAYING
         assert chain_of(blend, 3).tokens.tolist() == right
-    assert sure_passes == [len(prompt) + 2]
+    assert passes == [len(prompt) + 2]
 
 
 def test_others_go_on_with_what_it_drafted(sure_llama):
     other = Chain([], 1.0)
     blend = other | DraftModel(sure_llama)
-    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
+    with call_of(blend):
         tree = merged(blend._estimates(8), 64).checked(VOCAB_SIZE)
         own = blend.drafters[1]._tree
     leaves = {tuple(own.path(node).tolist()) for node in range(len(own))}
@@ -262,7 +244,7 @@ def test_others_go_on_with_what_it_drafted(sure_llama):
 def test_what_they_drafted_behind_it_is_counted_as_theirs(sure_llama):
     other = Chain([], 1.0)
     blend = other | DraftModel(sure_llama)
-    with drafter_call(blend, [PROMPT[0].numpy()], VOCAB_SIZE):
+    with call_of(blend):
         blend.draft(8)
         path = other.paths[0]
         observe(blend, *path, 1, 2, 9)
@@ -296,9 +278,9 @@ def test_another_vocabulary_is_refused_but_where_it_is_only_padded(llama):
 
 
 def test_of_a_part_of_the_vocabulary_nothing_else_is_drafted(llama):
-    prompt, some = PROMPT[0].numpy(), np.arange(0, VOCAB_SIZE, 3)
+    some = np.arange(0, VOCAB_SIZE, 3)
     drafter = DraftModel(llama, vocabulary=some[::-1].copy())
-    with drafter_call(drafter, [prompt], VOCAB_SIZE):
+    with call_of(drafter):
         tree = drafter.draft(20)
     with torch.no_grad():
         probs = llama(PROMPT).logits[0, -1, some].softmax(-1).numpy()
@@ -316,7 +298,7 @@ def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
     def drafts_as(expected: DraftModel) -> bool:
         chains = []
         for each in (drafter, expected):
-            with drafter_call(each, [PROMPT[0].numpy()], VOCAB_SIZE):
+            with call_of(each):
                 chains.append(chain_of(each, 3).tokens.tolist())
         return chains[0] == chains[1]
 
@@ -354,7 +336,7 @@ def test_copies_and_forks_share_the_weights(llama):
         assert copied.drafters[1].assistant is llama
         assert copied.drafters[1]._payoff is not blend.drafters[1]._payoff
     restored = pickle.loads(pickle.dumps(DraftModel(llama)))
-    with drafter_call(restored, [PROMPT[0].numpy()], VOCAB_SIZE):
+    with call_of(restored):
         assert chain_of(restored, 2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)
 
 

@@ -44,13 +44,6 @@ class Recorder(Drafter):
 PROMPT = np.array([1, 2, 3])
 
 
-def test_a_session_begins_and_ends():
-    drafter = Recorder()
-    with drafter_call(drafter, [PROMPT], 10):
-        assert drafter.calls == [("begin", [1, 2, 3])]
-    assert drafter.calls == [("begin", [1, 2, 3]), ("end",)]
-
-
 @pytest.mark.parametrize("fails_to_begin", [False, True])
 def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin):
     drafter = Recorder(fails_to_begin)
@@ -167,18 +160,15 @@ def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
     ]
 
 
-def test_get_candidates_begins_anew_after_a_session():
+def test_get_candidates_begins_anew_after_a_session_and_takes_one_row_only():
     drafter = Recorder()
     drafter.get_candidates(torch.tensor([[1, 2]]))
     with drafter_call(drafter, [PROMPT], 10):
         pass
     drafter.get_candidates(torch.tensor([[1, 2, 3]]))
     assert drafter.calls[-1] == ("begin", [1, 2, 3])
-
-
-def test_get_candidates_takes_one_row_only():
     with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
-        Recorder().get_candidates(torch.tensor([[1], [2]]))
+        drafter.get_candidates(torch.tensor([[1], [2]]))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from drafters import drafted as draft
 
-from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.tree import DraftTree
-
-VOCAB_SIZE = 100
 
 
 class WordLengths:
@@ -18,15 +14,6 @@ class WordLengths:
     def __call__(self, text, add_special_tokens=True, verbose=True):
         ids = [len(word) for word in text.split()]
         return {"input_ids": [0, *ids] if add_special_tokens else ids}
-
-
-def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
-    with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], VOCAB_SIZE):
-        if output:
-            drafter.observe(Observation(np.array(output)))
-        tree = drafter.draft(budget)
-    tree.checked(VOCAB_SIZE)
-    return tree
 
 
 # --- what is copied
@@ -105,25 +92,24 @@ def test_without_a_match_or_a_budget_the_draft_is_empty(mode):
 # --- LLMA
 
 
-def test_llma_copies_the_span_after_the_first_longest_match():
-    references = [[3, 4, 7, 7], [2, 3, 4, 5, 6, 8], [2, 3, 4, 9]]
-    drafter = ReferenceCopy(references, copy_length=2, mode="llma")
-    tree = draft(drafter, [1], output=[2, 3, 4])
-    assert tree.is_chain
-    assert tree.tokens.tolist() == [5, 6]
+SPANS = [[3, 4, 7, 7], [2, 3, 4, 5, 6, 8], [2, 3, 4, 9]]
+FIVE = [[2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]]
 
 
-def test_llma_matches_at_most_five_tokens():
-    references = [[2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]]
-    tree = draft(ReferenceCopy(references, mode="llma"), [9], output=[1, 2, 3, 4, 5, 6])
-    assert tree.tokens.tolist() == [7]
-
-
-def test_llma_copies_from_the_prompt_only_without_references_and_never_from_the_output():
-    assert draft(ReferenceCopy(mode="llma"), [5, 6, 1], output=[5]).tokens.tolist() == [6, 1]
-    assert len(draft(ReferenceCopy([[9, 9]], mode="llma"), [5, 6, 1], output=[5])) == 0
-    assert len(draft(ReferenceCopy(mode="llma"), [1], output=[5, 6, 5])) == 0
-    assert len(draft(ReferenceCopy(mode="llma"), [5, 6, 1, 5])) == 0  # nor is its end matched
+@pytest.mark.parametrize(
+    ("references", "prompt", "output", "expected"),
+    [
+        (SPANS, [1], [2, 3, 4], [5, 6]),  # behind the first of the longest matches
+        (FIVE, [9], [1, 2, 3, 4, 5, 6], [7]),  # at most five tokens match
+        (None, [5, 6, 1], [5], [6, 1]),
+        ([[9, 9]], [5, 6, 1], [5], []),  # the prompt only without references
+        (None, [1], [5, 6, 5], []),  # never the output
+        (None, [5, 6, 1, 5], [], []),  # nor is the prompt's end matched
+    ],
+)
+def test_llma_copies_the_span_after_the_first_longest_match(references, prompt, output, expected):
+    tree = draft(ReferenceCopy(references, copy_length=2, mode="llma"), prompt, output)
+    assert tree.is_chain and tree.tokens.tolist() == expected
 
 
 # --- calls
@@ -166,9 +152,5 @@ def test_bad_arguments_are_named(arguments, error, message):
 
 
 def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
-    drafter = ReferenceCopy([[1, 100]])
-    with (
-        pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"),
-        drafter_call(drafter, [np.array([1])], VOCAB_SIZE),
-    ):
-        pass
+    with pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"):
+        draft(ReferenceCopy([[1, 100]]), [1], vocab_size=100)

@@ -122,16 +122,12 @@ def test_the_prompt_teaches_what_comes_after_its_tokens():
 
 def test_forks_share_the_table_and_copies_do_not():
     drafter = taught()
-    fork, clone, pickled = (
-        drafter.fork(),
-        copy.deepcopy(drafter),
-        pickle.loads(pickle.dumps(drafter)),
-    )
-    known = len(drafter)
+    fork, known = drafter.fork(), len(drafter)
+    copies = copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))
     with drafter_call(fork, [np.array([1, 2])], VOCAB_SIZE):
         fork.observe(observed([3], (), [3]))
     assert len(drafter) == len(fork) == known + 2
-    for each in (clone, pickled):
+    for each in copies:
         assert len(each) == known
         with drafter_call(each, [PROMPT], VOCAB_SIZE):
             assert each.draft(1).tokens.tolist() == [8]
@@ -161,29 +157,23 @@ def test_threads_may_learn_into_one_table():
     assert 50 * 7 // 8 <= len(drafter) <= 50  # a full table gives up an eighth
 
 
-def test_bad_arguments_are_refused_by_name():
-    for options, message in [
-        ({"top_k": 0}, "top_k must be at least 1"),
-        ({"context": 4}, "context must be at most 3"),
-        ({"max_contexts": 0}, "max_contexts must be at least 1"),
-        ({"mode": "fast"}, "mode must be one of"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            TokenRecycling(**options)
-    with pytest.raises(TypeError, match="top_k must be an int"):
-        TokenRecycling(top_k=2.5)
-
-
-def test_a_vocabulary_smaller_than_k_or_another_one_is_refused():
-    with pytest.raises(
-        ValueError, match="top_k is 8, but the target model's vocabulary has only 5"
-    ):
-        TokenRecycling().begin(PROMPT, 5)
-    with pytest.raises(ValueError, match="vocabulary of 40 tokens, but the target model's has 50"):
-        taught().begin(PROMPT, 50)
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TokenRecycling(top_k=0), ValueError, "top_k must be at least 1"),
+        (lambda: TokenRecycling(top_k=2.5), TypeError, "top_k must be an int"),
+        (lambda: TokenRecycling(context=4), ValueError, "context must be at most 3"),
+        (lambda: TokenRecycling(max_contexts=0), ValueError, "max_contexts must be at least 1"),
+        (lambda: TokenRecycling(mode="fast"), ValueError, "mode must be one of"),
+        (lambda: TokenRecycling().begin(PROMPT, 5), ValueError, "top_k is 8, .* has only 5"),
+        (lambda: taught().begin(PROMPT, 50), ValueError, "of 40 tokens, .* model's has 50"),
+    ],
+)
+def test_bad_arguments_and_vocabularies_are_refused_by_name(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_inside_assisted_decoding_it_drafts_what_it_knows():
-    drafter = taught()
-    ids, _ = drafter.get_candidates(torch.tensor([[5, 6, 7]]))
+    ids, _ = taught().get_candidates(torch.tensor([[5, 6, 7]]))
     assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]

@@ -27,14 +27,11 @@ def branching(**changes) -> DraftTree:
 
 def test_a_chain_is_its_own_best_chain():
     chain = DraftTree.chain([3, 1, 2], probs=[0.9, 0.5, 0.1])
-    assert chain.is_chain
+    assert chain.is_chain and not branching().is_chain
     assert chain.parents.tolist() == [-1, 0, 1]
-    assert chain.best_chain().tokens.tolist() == [3, 1, 2]
+    assert chain.best_chain().tokens.tolist() == chain.path(2).tolist() == [3, 1, 2]
+    assert chain.path(-1).tolist() == []
     assert DraftTree.chain([3]).probs.tolist() == [1.0]
-
-
-def test_a_branching_tree_is_no_chain():
-    assert not branching().is_chain
 
 
 def test_the_empty_tree_has_no_node_and_is_legal():
@@ -44,7 +41,7 @@ def test_the_empty_tree_has_no_node_and_is_legal():
     assert tree.depths().shape == (0,)
     assert tree.ancestors().shape == (0, 0)
     assert len(tree.best_chain()) == 0
-    tree.checked(vocab_size=1)
+    assert len(tree.checked(vocab_size=1)) == len(DraftTree([], [], []).checked(9)) == 0
 
 
 def test_children_finds_a_node_by_parent_and_token():
@@ -90,10 +87,6 @@ def test_lists_and_other_numbers_are_converted(changes):
     assert tree.depths().tolist() == branching().depths().tolist()
 
 
-def test_an_empty_list_is_no_node():
-    assert len(DraftTree([], [], []).checked(9)) == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -116,9 +109,3 @@ def test_an_empty_list_is_no_node():
 def test_what_is_wrong_with_a_tree_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         branching(**changes).checked(vocab_size=9)
-
-
-def test_a_path_has_the_tokens_from_the_root_to_a_node():
-    tree = DraftTree.chain([5, 6, 7])
-    assert tree.path(2).tolist() == [5, 6, 7]
-    assert tree.path(-1).tolist() == []

@@ -11,21 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
-from architectures import small
 from bag_of_tokens import BagOfTokens
 from calls import ListStreamer
-from drafters import Noise, Prophet
 from transformers import CompileConfig, DynamicCache, LogitsProcessor, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import stopping_criteria
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.transformers_names import CACHE_NAME, cache_name
 
-from .decoding_models import VOCAB_SIZE, Last, Side, store, tokenizer
+from .decoding_models import VOCAB_SIZE, Last, Side, drafter_of, tokenizer
 
 
 @dataclass
@@ -284,7 +280,7 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
         kwargs["logits_processor"] = [*kwargs["logits_processor"], recorder]
     if "positions" in call.objects and call.mask is not None:
         kwargs["position_ids"] = (call.mask.cumsum(dim=-1) - 1).clamp(min=0)
-    drafter = _drafter(side, call, plain) if drafts else None
+    drafter = drafter_of(side, call, plain) if drafts else None
     if drafts and not call.attached and call.retrieval is None:
         kwargs |= {"candidate_generator": drafter, **call.drafting}
     elif not drafts and call.drafting["verification"] == "reproducible":
@@ -373,46 +369,3 @@ def _retrieval(side: Side, call: Call, drafter: Any) -> dict[str, Any]:
     options["drafter"] = drafter if isinstance(drafter, rs.Drafter) else None
     options |= {"custom_generate": rs.iterative_ralm, "retriever": BagOfTokens()}
     return options | {"query_length": 8}
-
-
-class KnowsPlain(Prophet):
-    """Knows what plain decoding answered to each prompt."""
-
-    def __init__(self, plain: Answer, mask: torch.Tensor | None, accuracy: float) -> None:
-        super().__init__(np.zeros(1), accuracy)
-        self.plain, self.mask = plain, mask
-
-    def begin(self, prompt_ids, vocab_size):
-        ids, length = self.plain.ids, self.plain.prompt_length
-        for row, prompt in enumerate([] if ids is None else ids[:, :length]):
-            mask = None if self.mask is None else self.mask[row * len(self.mask) // len(ids)]
-            kept = prompt if mask is None else prompt[mask > 0]
-            if kept.tolist() == prompt_ids.tolist():
-                self.target_ids = np.concatenate([prompt_ids, ids[row, length:].numpy()])
-        super().begin(prompt_ids, vocab_size)
-
-
-def _drafter(side: Side, call: Call, plain: Answer) -> Any:
-    """A drafter; those that learn are the same from call to call."""
-    name = call.drafter
-    if name == "auto":
-        return name
-    if name == "noise":
-        return Noise()
-    if name == "prophet":
-        mask = call.mask if call.goes_on is None else None
-        return KnowsPlain(plain, mask, random.Random(call.seed).choice([0.3, 0.9, 1.0]))
-    if name == "lookup":
-        return PromptLookupCandidateGenerator(num_output_tokens=8, max_length=10**6)
-    if name not in side.drafters:
-        made = {
-            "copy": rs.ReferenceCopy,
-            "recycling": rs.TokenRecycling,
-            "published": lambda: rs.TokenRecycling(mode="published"),
-            "store": lambda: rs.DatastoreDrafts(store()),
-            "sessions": rs.RetrievalCache,
-            "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.RetrievalCache(),
-            "model": lambda: rs.ReferenceCopy() | rs.DraftModel(small("llama")),
-        }
-        side.drafters[name] = made[name]()
-    return side.drafters[name]

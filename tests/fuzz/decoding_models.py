@@ -1,5 +1,5 @@
-"""Tiny random models with a tokenizer and a datastore, and what users do to a model between two
-calls."""
+"""Tiny random models with a tokenizer, a datastore and drafters, and what users do to a model
+between two calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
+from drafters import Noise, Prophet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import Cache
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+import hf_refspec as rs
 from hf_refspec.store.datastore import Datastore
 
 _DROPOUT = dict.fromkeys(
@@ -140,6 +144,49 @@ def store() -> Datastore:
     rng = random.Random(0)
     documents = [rng.choices(range(3, VOCAB_SIZE), k=200) for _ in range(20)]
     return Datastore.build(documents, tokenizer(), f"{folder}/store", num_proc=1, progress=False)
+
+
+class KnowsPlain(Prophet):
+    """Knows what plain decoding answered to each prompt."""
+
+    def __init__(self, plain: Any, mask: torch.Tensor | None, accuracy: float) -> None:
+        super().__init__(np.zeros(1), accuracy)
+        self.plain, self.mask = plain, mask
+
+    def begin(self, prompt_ids, vocab_size):
+        ids, length = self.plain.ids, self.plain.prompt_length
+        for row, prompt in enumerate([] if ids is None else ids[:, :length]):
+            mask = None if self.mask is None else self.mask[row * len(self.mask) // len(ids)]
+            kept = prompt if mask is None else prompt[mask > 0]
+            if kept.tolist() == prompt_ids.tolist():
+                self.target_ids = np.concatenate([prompt_ids, ids[row, length:].numpy()])
+        super().begin(prompt_ids, vocab_size)
+
+
+def drafter_of(side: Side, call: Any, plain: Any) -> Any:
+    """A drafter; those that learn are the same from call to call."""
+    name = call.drafter
+    if name == "auto":
+        return name
+    if name == "noise":
+        return Noise()
+    if name == "prophet":
+        mask = call.mask if call.goes_on is None else None
+        return KnowsPlain(plain, mask, random.Random(call.seed).choice([0.3, 0.9, 1.0]))
+    if name == "lookup":
+        return PromptLookupCandidateGenerator(num_output_tokens=8, max_length=10**6)
+    if name not in side.drafters:
+        made = {
+            "copy": rs.ReferenceCopy,
+            "recycling": rs.TokenRecycling,
+            "published": lambda: rs.TokenRecycling(mode="published"),
+            "store": lambda: rs.DatastoreDrafts(store()),
+            "sessions": rs.RetrievalCache,
+            "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.RetrievalCache(),
+            "model": lambda: rs.ReferenceCopy() | rs.DraftModel(small("llama")),
+        }
+        side.drafters[name] = made[name]()
+    return side.drafters[name]
 
 
 # Changes. Each is made to both sides with the same random numbers.

@@ -82,8 +82,3 @@ def test_a_small_vocabulary_will_do(model):
 def test_it_copies_and_recycles():
     assert [type(source) for source in default_sources()] == [rs.ReferenceCopy, rs.TokenRecycling]
     assert module.Blend(default_sources()).observed_top_k > 0
-
-
-def test_another_word_is_refused(model):
-    with pytest.raises(TypeError, match=r"must be .auto., a drafter.*but is .best."):
-        model.generate(PROMPT, candidate_generator="best", **OPTIONS)

@@ -47,18 +47,11 @@ def test_several_rows(llama, blend, options, max_draft_tokens):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reproducible_passes(blend, models_by_type, dtype):
-    model = small("llama", dtype)
-    options = {**GREEDY, "verification": "reproducible"}
+    model, options = models_by_type("llama", dtype), {**GREEDY, "verification": "reproducible"}
     plain = model.generate(PROMPT, **options)
     drafted = model.generate(PROMPT, candidate_generator=blend, max_draft_tokens=6, **options)
     assert drafted.tolist() == plain.tolist()
     assert blend.stats.mat > 1.5
-
-
-def test_speculate(llama, blend):
-    plain = llama.generate(PROMPT, **GREEDY)
-    options = {"candidate_generator": blend, "custom_generate": rs.speculate}
-    assert llama.generate(PROMPT, **options, **GREEDY).tolist() == plain.tolist()
 
 
 def test_attached_to_a_model_and_called_in_several_threads(llama, blend):

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from calls import GREEDY
-from transformers.generation import BaseStreamer
+from calls import GREEDY, ListStreamer
 
 import hf_refspec as rs
 from hf_refspec.drafting.compilation import DraftingKernels, drafting_kernels
@@ -80,12 +79,9 @@ def test_the_first_token_waits_for_no_probe(models_by_type):
     model, passes, passes_before = copy.deepcopy(models_by_type("llama")), [], []
     model.register_forward_hook(lambda *_: passes.append(True))
 
-    class Counter(BaseStreamer):
+    class Counter(ListStreamer):
         def put(self, value):
             passes_before.append(len(passes))
-
-        def end(self):
-            pass
 
     drafted(model, streamer=Counter())
     assert passes_before[:2] == [0, 1]  # the prompt, the first token
@@ -93,16 +89,8 @@ def test_the_first_token_waits_for_no_probe(models_by_type):
 
 
 def test_references_of_another_vocabulary_are_refused_before_any_token(models_by_type, late):
-    model, puts = models_by_type("llama"), []
-
-    class Recorder(BaseStreamer):
-        def put(self, value):
-            puts.append(value)
-
-        def end(self):
-            pass
-
+    model, streamer = models_by_type("llama"), ListStreamer()
     drafter = rs.ReferenceCopy(references=[[5, 10_000]]) | rs.TokenRecycling()
     with pytest.raises(ValueError, match="10000"):
-        model.generate(PROMPT, candidate_generator=drafter, streamer=Recorder(), **OPTIONS)
-    assert not puts
+        model.generate(PROMPT, candidate_generator=drafter, streamer=streamer, **OPTIONS)
+    assert not streamer.puts

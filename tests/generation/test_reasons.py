@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from architectures import Architecture, build
@@ -41,14 +43,22 @@ def test_drafts_leave_no_reason(llama):
     assert drafter.stats.verification == "tree"
 
 
-def test_a_drafter_that_found_nothing(llama):
-    assert (
-        stats_of(llama, Silent(), max_draft_tokens=4).reason == "the drafter found nothing to draft"
-    )
-
-
-def test_a_budget_of_nothing(llama):
-    assert stats_of(llama, Noise(), max_draft_tokens=0).reason == "`max_draft_tokens=0`"
+@pytest.mark.parametrize(
+    ("model_type", "drafter", "nodes", "rows", "reason"),
+    [
+        ("llama", Silent(), 4, 1, "^the drafter found nothing to draft$"),
+        ("llama", Noise(), 0, 1, "^`max_draft_tokens=0`$"),
+        ("minimax", Noise(), 4, 1, "its cache"),
+        # Not that several tokens have other logits.
+        ("bloom", Noise(), 4, 2, "^its attention .* rows .*pass one prompt at a time$"),
+    ],
+)
+def test_the_reason_is_what_kept_the_call_from_drafting(
+    models_by_type, model_type, drafter, nodes, rows, reason
+):
+    stats = stats_of(models_by_type(model_type), drafter, rows, max_draft_tokens=nodes)
+    assert re.search(reason, stats.reason)
+    assert f"; nothing drafted: {stats.reason[:20]}" in str(stats)
 
 
 def test_an_inexact_probe_with_its_differences(caplog):
@@ -71,20 +81,3 @@ def test_a_training_mode_that_draws(fresh_llama, caplog):
     stats = stats_of(fresh_llama, Noise(), max_draft_tokens=4)
     assert stats.reason.startswith("dropout is at work in training mode")
     assert "call `model.eval()`" in caplog.text
-
-
-def test_a_cache_of_an_unknown_kind():
-    model = build(Architecture("minimax"))
-    assert "its cache" in stats_of(model, Noise(), max_draft_tokens=4).reason
-
-
-def test_rows_that_cannot_be_verified_together():
-    stats = stats_of(build(Architecture("bloom")), Noise(), rows=2, max_draft_tokens=4)
-    assert "pass one prompt at a time" in stats.reason
-    assert "other logits" not in stats.reason
-
-
-def test_the_reason_stands_in_the_line_of_a_call(llama):
-    assert "; nothing drafted: the drafter found nothing" in str(
-        stats_of(llama, Silent(), max_draft_tokens=4)
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -265,19 +266,22 @@ def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
     assert first.sequences.shape[1] == 24
 
 
-class Failing(StoppingCriteria):
+class FailsAt(StoppingCriteria):
+    def __init__(self, length: int):
+        self.length = length
+
     def __call__(self, input_ids, scores, **kwargs):
-        if input_ids.shape[1] > 8:
-            raise RuntimeError("no more")
+        if input_ids.shape[1] == self.length:
+            raise RuntimeError("this criterion fails")
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 def test_a_pass_that_fails_ends_its_texts_and_the_next_ones_go_well(llama):
     batch = RunningBatch(llama, max_rows=1)
-    criteria = StoppingCriteriaList([Failing()])
+    criteria = StoppingCriteriaList([FailsAt(9)])
     failing = batch.add(input_ids=ids(4), **GREEDY, max_new_tokens=20, stopping_criteria=criteria)
     waiting = batch.add(input_ids=ids(6, 1), **GREEDY, max_new_tokens=9)
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(RuntimeError, match="criterion fails"):
         finish(batch)
     assert failing.finished and not waiting.finished
     finish(batch)
@@ -357,16 +361,6 @@ def test_drafters_begin_and_end_with_their_texts(llama):
     assert Counting.running == 0
 
 
-class FailsAt(StoppingCriteria):
-    def __init__(self, length: int):
-        self.length = length
-
-    def __call__(self, input_ids, scores, **kwargs):
-        if input_ids.shape[1] == self.length:
-            raise RuntimeError("this criterion fails")
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
 def test_a_text_that_ends_in_its_prefill_has_ended_also_where_the_pass_of_others_fails(llama):
     batch = RunningBatch(llama, max_draft_tokens=0)
     failing = StoppingCriteriaList([FailsAt(8)])
@@ -419,6 +413,23 @@ def test_ended_texts_keep_no_keys_and_values(llama, padding):
     assert cached() > before
     finish(batch)
     assert cached() == before and all(text.finished for text in texts)
+
+
+def test_a_drafter_is_freed_with_its_text_before_garbage_is_collected(llama):
+    """A server that isolates its clients has one for each request."""
+    batch, prompt = RunningBatch(llama, prefix_tokens=0), ids(40)
+    gc.collect()
+    gc.disable()
+    try:
+        drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+        batch.add(input_ids=prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        finish(batch)
+        batched, drafter = weakref.ref(drafter), rs.ReferenceCopy() | rs.TokenRecycling()
+        llama.generate(prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        called, drafter = weakref.ref(drafter), None
+        assert batched() is None and called() is None
+    finally:
+        gc.enable()
 
 
 def test_texts_that_are_dropped_end(llama):

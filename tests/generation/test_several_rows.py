@@ -118,14 +118,11 @@ def test_a_streamer_gets_the_tokens_of_all_rows_at_once_as_in_plain_decoding(lla
 def test_each_row_has_a_copy_of_a_processor_that_keeps_state(call):
     plain = call.generate(logits_processor=LogitsProcessorList([Alternating()]))
     drafter = Prophets(call.inputs, plain, UNEQUAL)
-    given_processor = Alternating()
-    drafted = call.generate(
-        logits_processor=LogitsProcessorList([given_processor]),
-        candidate_generator=drafter,
-        max_draft_tokens=8,
-    )
+    given = Alternating()
+    options = {"candidate_generator": drafter, "max_draft_tokens": 8}
+    drafted = call.generate(logits_processor=LogitsProcessorList([given]), **options)
     assert drafted.tolist() == plain.tolist()
-    assert given_processor.calls == 0
+    assert given.calls == 0
     assert drafter.stats.mat > 1.2
 
 
@@ -205,12 +202,8 @@ def test_sampled_tokens_are_distributed_as_the_model_says(sampling):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = small("llama", vocab_size=vocab_size, initializer_range=0.2, **shape)
     ids = torch.tensor([[0, 0, 5, 6, 7], [9, 8, 7, 6, 5]]).repeat_interleave(rows // 2, dim=0)
-    options = {
-        "attention_mask": (ids != 0).long(),
-        "do_sample": True,
-        "eos_token_id": None,
-        **SAMPLING[sampling],
-    }
+    options = {"attention_mask": (ids != 0).long(), "do_sample": True, "eos_token_id": None}
+    options |= SAMPLING[sampling]
     drafting = {"candidate_generator": Fan(), "max_draft_tokens": 30}
     calls = [model.generate(ids, max_new_tokens=3, **drafting, **options) for _ in range(4)]
     drafted = torch.cat(calls)
@@ -336,14 +329,10 @@ def test_ended_rows_draft_nothing_and_leave_the_passes(fresh_llama, attention):
         assert passes[0][1] > 3 * (1 + 4) >= passes[-1][1]  # the tokens of three rows at most
 
 
-class Cancelled(Exception):
-    pass
-
-
 class Cancelling(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         if input_ids.shape[1] == 20:
-            raise Cancelled
+            raise KeyboardInterrupt
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
@@ -351,7 +340,7 @@ def test_a_cancelled_call_leaves_the_prompts_in_the_cache(call):
     cache = DynamicCache(config=call.model.config)
     drafter = call.drafter([1.0, 0.1, 0.5, 0.5])
     for _ in range(2):  # the drafter is free again as well
-        with pytest.raises(Cancelled):
+        with pytest.raises(KeyboardInterrupt):
             call.generate(
                 past_key_values=cache,
                 stopping_criteria=StoppingCriteriaList([Cancelling()]),

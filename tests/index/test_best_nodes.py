@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import paths
 
 from hf_refspec.index.best_nodes import best_nodes, replaced_nodes, worth_keeping
-from hf_refspec.index.mixed_trie import mixed_tree
+from hf_refspec.index.rest_trie import mixed_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
 VOCAB_SIZE = 4
@@ -33,13 +34,6 @@ def bytes_of(entries: int, nodes: int) -> int:
     return 20 * entries + 4 * nodes
 
 
-def paths_of(tree) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree[0].tolist(), tree[1].tolist(), strict=True):
-        paths.append(((*paths[parent],) if parent >= 0 else ()) + (token,))
-    return paths
-
-
 def twin(orders, counts, trees, entry_price: float, node_price: float) -> list[int]:
     """Of each n-gram, how many nodes are worth their price."""
     sizes: dict[tuple[int, ...], int] = {}
@@ -50,8 +44,8 @@ def twin(orders, counts, trees, entry_price: float, node_price: float) -> list[i
         values = [count * float(prob) for prob in tree[2]]
         worth = [value - node_price for value in values if value >= node_price]
         shorter = held.get(ngram[1:])
-        there = set(paths_of(shorter)[: sizes[ngram[1:]]]) if shorter is not None else set()
-        lost = [v for v, path in zip(values, paths_of(tree), strict=True) if path in there]
+        there = set(paths(*shorter)[: sizes[ngram[1:]]]) if shorter is not None else set()
+        lost = [v for v, path in zip(values, paths(*tree), strict=True) if path in there]
         is_beside = sizes.get(ngram[1:], 1) > 0
         kept = is_beside and sum(worth) - sum(lost) > entry_price
         sizes[ngram] = len(worth) if kept else 0

@@ -6,15 +6,21 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from datastores import shards_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from trees import nodes_of
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import mixed_trie, rest_trie
-from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
-from hf_refspec.index.rest_trie import all_matches, grow_trie
-from hf_refspec.index.suffix_array import Continuations, IndexedText, build_suffix_array
+from hf_refspec.index import rest_trie
+from hf_refspec.index.rest_trie import (
+    LEAST_WEIGHT,
+    PSEUDO_COUNT,
+    all_matches,
+    grow_trie,
+    mixed_matches,
+)
+from hf_refspec.index.suffix_array import Continuations, IndexedText
 
 VOCAB_SIZE = 3
 ALL = 1_000_000  # continuations, more than there are
@@ -25,16 +31,6 @@ documents_lists = st.lists(
 shard_counts = st.integers(1, 3)
 contexts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5)
 types = st.sampled_from([np.uint16, np.uint32])
-
-
-def shards_of(documents, count=1, dtype=np.uint16, vocab_size=VOCAB_SIZE) -> list[IndexedText]:
-    """Deals documents out to shards; a shard without one has an empty document."""
-    shards = []
-    for part in range(count):
-        some = documents[part::count] or [[]]
-        tokens = np.array([t for each in some for t in [*each, np.iinfo(dtype).max]], dtype)
-        shards.append(IndexedText(tokens, build_suffix_array(tokens), vocab_size))
-    return shards
 
 
 def occurrences(documents, pattern: list[int]) -> list[list[int]]:
@@ -55,7 +51,7 @@ def grown_by(grow):
     return grown
 
 
-rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
+rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(rest_trie.mixed_tree)
 
 
 def sampled(texts, context, min_match, budget, most, length):

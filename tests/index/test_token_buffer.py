@@ -1,15 +1,16 @@
-"""`TokenBuffer` against a plain list."""
+"""`TokenBuffer` and `SideBySide` against plain lists."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.token_buffer import TokenBuffer
+from hf_refspec.index import token_buffer
+from hf_refspec.index.token_buffer import SideBySide, TokenBuffer
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
 
 
-def occurrences(buffer: TokenBuffer, token: int) -> list[int]:
+def occurrences(buffer: TokenBuffer | SideBySide, token: int) -> list[int]:
     _, previous, latest = buffer.text
     found = []
     position = latest[token] if token < len(latest) else -1
@@ -46,3 +47,45 @@ def test_keeps_everything_when_it_outgrows_its_storage():
     for start in range(0, 5000, 7):
         buffer.extend(tokens[start : start + 7])
     assert_holds(buffer, tokens.tolist())
+
+
+added = st.lists(st.integers(0, 6), max_size=12)
+additions = st.lists(st.tuples(st.integers(-1, 5), added), min_size=1, max_size=30)
+
+
+def held(texts: SideBySide) -> list[list[int]]:
+    """What stands between boundaries."""
+    places = texts.text.tokens.reshape(-1, texts._room).tolist()
+    return [[token for token in place if token >= 0] for place in places]
+
+
+@given(additions, st.sampled_from([4, 256]))
+def test_holds_what_lists_would_and_finds_every_token(steps, room):
+    before, token_buffer._ROOM = token_buffer._ROOM, room
+    try:
+        texts, expected = SideBySide(), []
+    finally:
+        token_buffer._ROOM = before
+    for number, more in steps:
+        if number < 0 or not expected:
+            assert texts.add(np.array(more, dtype=np.int64)) == len(expected)
+            expected.append(more)
+        else:
+            texts.extend(number % len(expected), np.array(more, dtype=np.int64))
+            expected[number % len(expected)] = expected[number % len(expected)] + more
+        assert len(texts) == len(expected)
+        assert held(texts)[: len(expected)] == expected
+        assert not any(held(texts)[len(expected) :])
+    for token in range(7):
+        places = np.flatnonzero(texts.text.tokens == token).tolist()
+        assert sorted(occurrences(texts, token)) == places
+
+
+def test_the_latest_of_all_texts_is_found_first():
+    texts = SideBySide()
+    for _ in range(2):
+        texts.add(np.array([5]))
+    texts.extend(0, np.array([7, 9]))
+    assert texts.text.tokens[texts.text.latest[7] + 1] == 9
+    texts.extend(1, np.array([7, 8]))
+    assert texts.text.tokens[texts.text.latest[7] + 1] == 8

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from functools import partial
 from typing import Literal
 
 import openai
 import pytest
-import requests
 from pydantic import BaseModel
+from running_server import server_process
 
 pytest.importorskip("llguidance")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -39,26 +34,8 @@ LIMITS = {"max_tokens": 200, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def url():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = "import sys; from hf_refspec.apps.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "serve", "--port", str(port), "--max-rows", "2"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        base = f"http://127.0.0.1:{port}"
-        ends = time.monotonic() + 300
-        while True:
-            try:
-                assert requests.get(base + "/health", timeout=300).ok
-                break
-            except requests.ConnectionError:
-                assert time.monotonic() < ends and process.poll() is None
-                time.sleep(0.2)
-        yield f"{base}/v1"
-    finally:
-        process.terminate()
-        process.wait(60)
+    with server_process("--max-rows", 2) as (_, address, _):
+        yield address
 
 
 def of_openai(url: str) -> Person | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import openai
 import pytest
 import requests
+from running_server import wait_until
 from transformers.utils.import_utils import is_serve_available
 
 import hf_refspec as rs
@@ -28,10 +28,7 @@ def url():
     server = Serve(default_model(), device="cpu", host="127.0.0.1", port=port, non_blocking=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
-        while not _answers(url):
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.1)
+        wait_until(lambda: _answers(url))
         yield url
     finally:
         server.kill_server()
@@ -60,9 +57,6 @@ def test_chat_completions(url, messages, stream):
     assert plain
     with rs.attach(max_draft_tokens=8) as attachment:
         assert completion(url, messages[0], stream) == plain
-        deadline = time.monotonic() + 60
-        while not attachment.stats.tokens:  # counted just after the stream has ended
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: attachment.stats.tokens > 0)  # just after the stream has ended
     assert attachment.stats.accepted > 0
     assert attachment.stats.forward_passes < attachment.stats.tokens

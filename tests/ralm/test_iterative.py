@@ -128,10 +128,9 @@ def test_sampled_ids_are_those_of_the_baseline(
         "generation_stride": stride,
         "query_length": query_length,
     }
-    results = []
+    model, results = models_by_type(model_type), []  # building it sets a seed
     for each, drafter in ((None, None), (speculation, rs.ReferenceCopy() if drafts else None)):
         torch.manual_seed(seed)
-        model = models_by_type(model_type)
         ids = generate(model, retriever, speculation=each, drafter=drafter, **options)
         results.append((ids.tolist(), torch.get_rng_state().tolist()))
     assert results[0] == results[1]

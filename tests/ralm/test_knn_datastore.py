@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex
-from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.store.build.windows import windows
 from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -28,6 +27,16 @@ def path(store):
     return store.path
 
 
+@pytest.fixture
+def built(byte_llama, tokenizer, tmp_path):
+    def build(model=byte_llama, corpus=CORPUS, **options):
+        return KnnDatastore.build(
+            model, tokenizer, corpus, tmp_path / "s", progress=False, **options
+        )
+
+    return build
+
+
 def other_model(**changes) -> LlamaForCausalLM:
     torch.manual_seed(1)
     config = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 259, **changes}
@@ -35,20 +44,20 @@ def other_model(**changes) -> LlamaForCausalLM:
 
 
 class TestWindows:
-    @given(st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(4, 20))
-    def test_every_token_but_the_first_is_predicted_once_in_order(self, lengths, size):
+    @given(st.lists(st.integers(0, 200), min_size=1, max_size=4), st.integers(4, 20))
+    def test_every_token_but_the_first_is_predicted_once_in_order_after_enough_others(
+        self, lengths, size
+    ):
         texts = [np.arange(1000 * i, 1000 * i + length) for i, length in enumerate(lengths)]
         pieces = list(windows(texts, size))
         predicted = [piece.ids[piece.known :] for piece in pieces]
         assert np.array_equal(
             np.concatenate([*predicted, []]), np.concatenate([text[1:] for text in texts])
         )
-        assert all(len(piece.ids) <= size for piece in pieces)
-
-    @given(st.integers(30, 200), st.integers(8, 20))
-    def test_every_token_has_a_quarter_of_the_window_before_it_or_the_whole_text(self, n, size):
-        for piece in windows([np.arange(n)], size):
-            assert piece.ids[0] == 0 or piece.known == size // 4
+        for piece in pieces:
+            assert len(piece.ids) <= size
+            # A quarter of the window, or the whole text before it.
+            assert piece.ids[0] % 1000 == 0 or piece.known == size // 4
 
 
 class TestBuild:
@@ -65,56 +74,45 @@ class TestBuild:
                 entry += 1
         assert entry == len(store)
 
-    def test_the_key_goes_into_the_last_mlp(self, byte_llama, tokenizer):
-        ids = tokenizer("x = 1", return_tensors="pt")["input_ids"]
-        seen = []
-        handle = byte_llama.model.layers[-1].mlp.register_forward_pre_hook(
-            lambda module, args: seen.append(args[0])
-        )
-        with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
-            byte_llama(ids)
-        handle.remove()
-        assert torch.equal(hidden.states, seen[0])
-
-    def test_or_it_is_the_last_hidden_state(self, byte_llama, tokenizer, tmp_path):
-        options = {"layer": "last_hidden", "progress": False}
-        store = KnnDatastore.build(byte_llama, tokenizer, CORPUS[:1], tmp_path / "s", **options)
+    def test_or_it_is_the_last_hidden_state(self, byte_llama, tokenizer, built):
+        store = built(corpus=CORPUS[:1], layer="last_hidden")
         ids = tokenizer(CORPUS[0], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             expected = byte_llama.model(ids).last_hidden_state[0, :-1]
         assert np.allclose(store.keys, expected.numpy(), atol=1e-4)
 
-    def test_float16_takes_half_of_the_disk(self, byte_llama, tokenizer, store, tmp_path):
-        options = {"key_dtype": "float16", "progress": False}
-        half = KnnDatastore.build(byte_llama, tokenizer, CORPUS, tmp_path / "s", **options)
+    def test_float16_takes_half_of_the_disk(self, built, store):
+        half = built(key_dtype="float16")
         assert half.keys.dtype == np.float32
         assert np.allclose(half.keys, store.keys, atol=1e-2)
         assert half.config.file.size < 0.7 * store.config.file.size
         assert half.search([half.keys[7]], 1)[0].scores[0] == 0
 
-    def test_it_ends_with_max_entries(self, byte_llama, tokenizer, store, tmp_path):
-        options = {"max_entries": 20, "progress": False}
-        part = KnnDatastore.build(byte_llama, tokenizer, CORPUS, tmp_path / "s", **options)
-        assert np.array_equal(part.values, store.values[:20])
+    def test_it_ends_with_max_entries(self, built, store):
+        assert np.array_equal(built(max_entries=20).values, store.values[:20])
 
-    @pytest.mark.parametrize("corpus", [[], "", ["", "x"]])
-    def test_an_empty_corpus_is_refused_and_nothing_stays(
-        self, byte_llama, tokenizer, corpus, tmp_path
+    @pytest.mark.parametrize(
+        ("corpus", "error", "message"),
+        [
+            ([], ValueError, "corpus has no text"),
+            ("", ValueError, "corpus has no text"),
+            (["", "x"], ValueError, "corpus has no text"),
+            (["text", 7], TypeError, "entry 1 is 7"),
+        ],
+    )
+    def test_a_corpus_without_text_is_refused_and_nothing_stays(
+        self, built, corpus, error, message, tmp_path
     ):
-        with pytest.raises(ValueError, match="corpus has no text"):
-            KnnDatastore.build(byte_llama, tokenizer, corpus, tmp_path / "s", progress=False)
+        with pytest.raises(error, match=message):
+            built(corpus=corpus)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_corpus_of_something_else_is_refused(self, byte_llama, tokenizer, tmp_path):
-        with pytest.raises(TypeError, match="entry 1 is 7"):
-            KnnDatastore.build(byte_llama, tokenizer, ["text", 7], tmp_path / "s", progress=False)
-
-    def test_states_that_are_not_finite_are_refused(self, tokenizer, tmp_path):
+    def test_states_that_are_not_finite_are_refused_and_nothing_stays(self, built, tmp_path):
         broken = other_model()
         with torch.no_grad():
             broken.model.layers[-1].post_attention_layernorm.weight[3] = torch.nan
         with pytest.raises(ValueError, match="not finite"):
-            KnnDatastore.build(broken, tokenizer, CORPUS, tmp_path / "s", progress=False)
+            built(broken)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("architecture", ARCHITECTURES[:4], ids=str)
@@ -216,19 +214,6 @@ class TestSearch:
             ):
                 assert one.ids.tolist() == other.ids.tolist()
                 assert one.scores.tolist() == other.scores.tolist()
-
-
-class TestNextTokens:
-    def test_they_are_weighted_by_distance(self, store):
-        found = Retrieved(np.array([4, 9, 11, 2]), np.float32([-1.0, -2.5, -3.0, -700.0]))
-        weights = {}
-        for entry, score in zip(found.ids, found.scores, strict=True):
-            token = int(store.values[entry])
-            weights[token] = weights.get(token, 0.0) + np.exp(float(score) / 2.0)
-        tokens, probs = store.next_tokens(found, 2.0)
-        assert tokens.tolist() == sorted(weights)
-        expected = np.array([weights[token] for token in tokens.tolist()])
-        assert np.allclose(probs, expected / expected.sum())
 
 
 class TestDamage:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -16,12 +14,15 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Stoppi
 
 from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.ralm.knn_lm import Mixture, knn_lm
+from hf_refspec.ralm.knn_lm import Mixture
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.retrieval.retriever import Retrieved
 
 SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", Speculation.published("psa")]
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True}
 
 
 class TestTheSameTextWithEverySpeculation:
@@ -101,13 +102,12 @@ class TestTheDistribution:
                 mixed[token], lambda_ * p_knn + (1 - lambda_) * p_lm, rel_tol=1e-4, abs_tol=1e-9
             )
 
-    def test_is_the_models_with_lambda_0(self, byte_llama, inputs, store):
+    def test_is_the_models_with_lambda_0_and_the_neighbours_with_lambda_1(
+        self, byte_llama, inputs, store, tokenizer
+    ):
         plain = byte_llama.generate(**inputs, max_new_tokens=30)
-        assert torch.equal(
-            generate(byte_llama, inputs, store, lambda_=0.0, max_new_tokens=30), plain
-        )
-
-    def test_is_the_neighbours_with_lambda_1(self, byte_llama, store, tokenizer):
+        options = {"lambda_": 0.0, "max_new_tokens": 30}
+        assert torch.equal(generate(byte_llama, inputs, store, **options), plain)
         prompt = tokenizer(CORPUS[0][:20], return_tensors="pt", return_token_type_ids=False)
         ids = generate(byte_llama, prompt, store, lambda_=1.0, k=1)
         assert tokenizer.decode(ids[0]).startswith(CORPUS[0][:45])
@@ -165,31 +165,20 @@ class TestGenerate:
         assert stats.searches < stats.steps
         assert stats.verified > 0
 
-    def test_ends_with_eos(self, byte_llama, inputs, store):
-        ids = generate(byte_llama, inputs, store)
-        eos = int(ids[0, -5])
-        first = ids[0, inputs["input_ids"].shape[1] :].tolist().index(eos)
-        ended = generate(byte_llama, inputs, store, eos_token_id=eos)
-        assert ended.shape[1] == inputs["input_ids"].shape[1] + first + 1
-        assert torch.equal(ended[0], ids[0, : ended.shape[1]])
-
-    def test_ends_with_a_stopping_criterion(self, byte_llama, inputs, store):
-        for speculation in (None, "", "psa"):
-            ids = generate(
-                byte_llama, inputs, store, stopping_criteria=[Stop(23)], speculation=speculation
-            )
-            assert ids.shape[1] == 23
+    @pytest.mark.parametrize("speculation", [None, "", "psa"])
+    def test_ends_with_eos_or_a_stopping_criterion(self, byte_llama, inputs, store, speculation):
+        ids, begin = generate(byte_llama, inputs, store)[0].tolist(), inputs["input_ids"].shape[1]
+        end = ids.index(ids[-5], begin) + 1
+        for length, stop in (
+            (end, {"eos_token_id": ids[-5]}),
+            (23, {"stopping_criteria": [Stop(23)]}),
+        ):
+            ended = generate(byte_llama, inputs, store, speculation=speculation, **stop)
+            assert ended[0].tolist() == ids[:length]
 
     def test_streams_each_token_once(self, byte_llama, inputs, store):
         streamer = ListStreamer()
-        ids = byte_llama.generate(
-            **inputs,
-            max_new_tokens=40,
-            custom_generate=functools.partial(
-                knn_lm, knn_datastore=store, k=8, lambda_=0.6, temperature=4.0, streamer=streamer
-            ),
-        )
-        prompt = inputs["input_ids"]
+        ids, prompt = generate(byte_llama, inputs, store, streamer=streamer), inputs["input_ids"]
         tokens = ids[0, prompt.shape[1] :].tolist()
         assert streamer.puts == [prompt.tolist(), *([token] for token in tokens)]
         assert streamer.ended == 1
@@ -206,21 +195,19 @@ class TestGenerate:
         ids = generate(byte_llama, inputs, store, generation_config=config, max_new_tokens=20)
         assert torch.equal(ids, generate(byte_llama, inputs, store, max_new_tokens=20))
 
-    def test_carries_the_verified_text_when_the_datastore_fails(
-        self, byte_llama, inputs, store, monkeypatch
-    ):
+    def test_carries_the_verified_text_when_the_datastore_fails(self, byte_llama, inputs, store):
+        class Broken(KnnDatastore):
+            searches = 0
+
+            def search(self, queries, k):
+                self.searches += 1
+                if self.searches > 5:
+                    raise OSError("the disk is gone")
+                return super().search(queries, k)
+
         expected = generate(byte_llama, inputs, store)
-        broken, calls = pickle.loads(pickle.dumps(store)), []
-
-        def search(queries, k):
-            calls.append(len(queries))
-            if len(calls) > 5:
-                raise OSError("the disk is gone")
-            return store.search(queries, k)
-
-        monkeypatch.setattr(broken, "search", search)
         with pytest.raises(RetrievalError, match="the disk is gone") as error:
-            generate(byte_llama, inputs, broken, speculation="p")
+            generate(byte_llama, inputs, Broken(store.path), speculation="p")
         verified = error.value.text_ids
         assert len(verified) > inputs["input_ids"].shape[1]
         assert expected[0, : len(verified)].tolist() == verified
@@ -239,11 +226,7 @@ class TestBadInput:
             ({"speculation": "x"}, ValueError, "speculation must be of the letters"),
             ({"num_beams": 2}, ValueError, "`knn_lm` cannot be combined with `num_beams=2`"),
             ({"use_cache": False}, ValueError, "`knn_lm` cannot be combined with `use_cache"),
-            (
-                {"return_dict_in_generate": True, "output_scores": True},
-                ValueError,
-                "output_scores",
-            ),
+            (SCORES, ValueError, "output_scores"),
             ({"retrieval_stats": {}}, TypeError, "RetrievalStats"),
             ({"guidance_scale": 2.0}, ValueError, "Pass `speculation=None`"),
             ({"knn_datastore": None}, TypeError, r"KnnDatastore\.build"),

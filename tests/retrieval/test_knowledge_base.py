@@ -16,8 +16,7 @@ from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.retrieval.passages import even_parts
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase, even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -50,6 +49,10 @@ def test_passages_are_the_documents_in_order_with_their_embeddings(base):
     np.testing.assert_array_equal(base.embeddings, bag_of_words(texts))
     assert base.embeddings.dtype == np.float32
     assert base.passage(3).dtype == np.int64
+    for passage_id in (-1, 30):
+        with pytest.raises(IndexError, match="there is no passage"):
+            base.passage(passage_id)
+    assert f"of {DIMENSION} numbers, by the encoder bag_of_words" in card(base.config, "o/p")
 
 
 def test_a_long_document_is_cut_into_passages_of_about_the_same_length(tmp_path, tokenizer):
@@ -161,10 +164,6 @@ def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
     assert "SparseRetriever" in card(base.config, "owner/passages")
 
 
-def test_the_card_tells_of_the_embeddings(base):
-    assert f"of {DIMENSION} numbers, by the encoder bag_of_words" in card(base.config, "o/p")
-
-
 def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
     base.save_pretrained(tmp_path / "saved")
     saved = KnowledgeBase.from_pretrained(tmp_path / "saved", tokenizer)
@@ -173,21 +172,6 @@ def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
         np.testing.assert_array_equal(other.embeddings, base.embeddings)
     with pytest.raises(FileExistsError):
         base.save_pretrained(tmp_path / "saved")
-
-
-@pytest.mark.parametrize("documents", [[], ["", ""], iter([])])
-def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
-    with pytest.raises(ValueError, match="documents has no token"):
-        build(tmp_path / "base", tokenizer, documents)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("chunk_length", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)]
-)
-def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length, error):
-    with pytest.raises(error, match="chunk_length must be"):
-        build(tmp_path / "base", tokenizer, chunk_length=chunk_length)
 
 
 def nan_for_some(texts):
@@ -200,55 +184,47 @@ def raises(texts):
     raise MemoryError("no room")
 
 
+def changing(texts):
+    return bag_of_words(texts)[:, : 23 if len(texts) == 512 else 22]
+
+
 @pytest.mark.parametrize(
-    ("encoder", "error", "message"),
+    ("options", "error", "message"),
     [
-        (nan_for_some, ValueError, "NaN or infinite numbers for 1 of 30"),
-        (raises, RuntimeError, "encoder failed on 30 texts.*MemoryError: no room"),
-        (lambda texts: bag_of_words(texts)[:5], ValueError, r"shape \(30, d\).*\(5, 24\)"),
-        (lambda texts: bag_of_words(texts)[0], ValueError, r"of shape \(24,\)"),
-        (lambda texts: None, ValueError, "NoneType"),
-        (7, TypeError, "encoder must be a SentenceTransformer, the folder or Hub id of one, or a"),
+        *(({"documents": none}, ValueError, "documents has no token") for none in ([], ["", ""])),
+        *(({"chunk_length": n}, ValueError, "chunk_length must be") for n in (0, -1)),
+        ({"chunk_length": 2.5}, TypeError, "chunk_length must be"),
+        ({"encoder": nan_for_some}, ValueError, "NaN or infinite numbers for 1 of 30"),
+        ({"encoder": raises}, RuntimeError, "encoder failed on 30 texts.*MemoryError: no room"),
+        ({"encoder": lambda texts: bag_of_words(texts)[:5]}, ValueError, r"\(30, d\).*\(5, 24\)"),
+        ({"encoder": lambda texts: bag_of_words(texts)[0]}, ValueError, r"of shape \(24,\)"),
+        ({"encoder": lambda texts: None}, ValueError, "NoneType"),
+        ({"encoder": 7}, TypeError, "encoder must be a SentenceTransformer, the folder or Hub id"),
+        (
+            {"encoder": changing, "documents": ["word"] * 600},
+            ValueError,
+            "of dimension 23, and then of 22",
+        ),
     ],
 )
-def test_an_encoder_that_makes_no_vectors_leaves_nothing(
-    tmp_path, tokenizer, encoder, error, message
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    tmp_path, tokenizer, options, error, message
 ):
     with pytest.raises(error, match=message):
-        build(tmp_path / "base", tokenizer, encoder=encoder)
+        build(tmp_path / "base", tokenizer, **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_encoder_that_changes_its_dimension_is_refused(tmp_path, tokenizer):
-    calls = []
-
-    def changing(texts):
-        calls.append(len(texts))
-        return bag_of_words(texts)[:, : DIMENSION - len(calls)]
-
-    with pytest.raises(ValueError, match="of dimension 23, and then of 22"):
-        build(tmp_path / "base", tokenizer, ["word"] * 600, encoder=changing)
-
-
-def test_another_tokenizer_is_refused(base, tokenizer):
+def test_what_it_was_not_made_for_is_refused(base, tmp_path, tokenizer):
     other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     other.add_tokens(["<other>"])
     with pytest.raises(DatastoreError, match="made for another tokenizer"):
         KnowledgeBase(base.path, other)
-
-
-def test_a_datastore_is_no_knowledge_base_and_the_other_way_round(base, tmp_path, tokenizer):
     store = Datastore.build(some_texts(3), tokenizer, tmp_path / "store", progress=False)
     with pytest.raises(DatastoreError, match="not a knowledge base's"):
         KnowledgeBase(store.path, tokenizer)
     with pytest.raises(DatastoreError):
         Datastore(base.path)
-
-
-def test_there_is_no_passage_beyond_the_last(base):
-    for passage_id in (-1, len(base)):
-        with pytest.raises(IndexError, match="there is no passage"):
-            base.passage(passage_id)
 
 
 BOUNDS = {

@@ -87,19 +87,13 @@ def test_rows_far_from_the_origin_are_told_apart(metric):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_graph_finds_nearly_all(metric):
+def test_a_graph_finds_nearly_all_and_the_flat_index_of_faiss_the_same(metric):
+    """Its sums round in another order, and it has a limit of candidates."""
     pytest.importorskip("faiss")
     rows = np.random.default_rng(0).standard_normal((3000, 16), dtype=np.float32)
     walked = HnswIndex(rows, squared_lengths(rows), metric)
     pairs = zip(flat(rows, metric).search(rows[:50], 10), walked.search(rows[:50], 10), strict=True)
     assert np.mean([np.isin(a.ids, b.ids).mean() for a, b in pairs]) > 0.95
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_the_flat_index_of_faiss_finds_the_same(metric):
-    """Its sums round in another order, and it has a limit of candidates."""
-    pytest.importorskip("faiss")
-    rows = np.random.default_rng(0).standard_normal((2600, 24), dtype=np.float32)
     rows[::3] = rows[0]
     index = FaissFlatIndex(rows, squared_lengths(rows), metric)
     for k in (1, 5, 100, 2500):

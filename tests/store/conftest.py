@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from datastores import DOCUMENTS, QUIET, write_store
+from datastores import DOCUMENTS, QUIET, make_store, write_store
 
 from hf_refspec.store.datastore import Datastore
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """The folder of a datastore whose arrays mean nothing."""
+    make_store(tmp_path / "store")
+    return tmp_path / "store"
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from datastores import SOURCE, make_store
+from datastores import SOURCE, fetch, push
 from hub_server import TOKEN
 
-from hf_refspec.store import hub as hub_module
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -20,23 +19,9 @@ from hf_refspec.store.files import DatastoreError
 REPO = "owner/store"
 
 
-def fetch(repo: str) -> Path:
-    return hub_module.fetch(repo, StoreConfig)
-
-
-def push(folder: Path, repo: str):
-    return hub_module.push(folder, StoreConfig, repo, token=TOKEN)
-
-
 @pytest.fixture
-def store(tmp_path) -> Path:
-    make_store(tmp_path / "store")
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def config(tmp_path) -> StoreConfig:
-    return make_store(tmp_path / "store")
+def config(store) -> StoreConfig:
+    return StoreConfig.read(store)
 
 
 def metadata(card: str) -> dict:
@@ -102,13 +87,6 @@ def test_the_list_of_cards_has_every_template_of_the_package():
     assert sorted(linked) == [path.relative_to(root).as_posix() for path in templates]
 
 
-def test_a_card_of_ones_own_is_kept(hub, store):
-    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    push(store, REPO)
-    assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
-    assert fetch(REPO).joinpath("README.md").read_text().endswith("# Mine\n")
-
-
 def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
     secret = tmp_path / "blobs" / ("a" * 40)
     secret.parent.mkdir()
@@ -118,7 +96,7 @@ def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
     for target in (secret, Path("../blobs") / secret.name, link, tmp_path / "nothing"):
         (store / "README.md").symlink_to(target)
         with pytest.raises(DatastoreError, match=r"README\.md is a link, which is not followed"):
-            push(store, REPO)
+            push(store, REPO, token=TOKEN)
         (store / "README.md").unlink()
     # Nor is one in a folder that looks like the Hub's cache, if what it is to is not a file there.
     snapshot = tmp_path / "snapshots" / "b"
@@ -129,16 +107,18 @@ def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
     (tmp_path / "secret").write_text("secret")
     (snapshot / "README.md").symlink_to(Path("../../blobs") / secret.name)
     with pytest.raises(DatastoreError, match=r"blobs/a* is a link, which is not followed"):
-        push(snapshot, REPO)
+        push(snapshot, REPO, token=TOKEN)
     assert not hub.repos
 
 
-def test_a_card_in_the_cache_of_the_hub_is_published_again(hub, store):
+def test_a_card_of_ones_own_is_kept_and_published_again_from_the_cache(hub, store):
     (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    push(store, REPO)
+    push(store, REPO, token=TOKEN)
+    assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
     fetched = fetch(REPO)
     assert (fetched / "README.md").is_symlink()
-    push(fetched, "owner/copy")
+    assert (fetched / "README.md").read_text().endswith("# Mine\n")
+    push(fetched, "owner/copy", token=TOKEN)
     assert hub.repos["owner/copy"].files() == hub.repos[REPO].files()
 
 
@@ -149,13 +129,9 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        (os.mkfifo, "is not a file"),
-        (os.mkdir, "is not a file"),
-        (truncate, "has more than .* bytes"),
-    ],
+    [*((make, "is not a file") for make in (os.mkfifo, os.mkdir)), (truncate, "has more than .*")],
 )
 def test_what_is_no_card_is_refused_and_neither_read_nor_waited_for(hub, store, make, message):
     make(store / "README.md")
     with pytest.raises(DatastoreError, match=rf"README\.md {message}"):
-        push(store, REPO)
+        push(store, REPO, token=TOKEN)

@@ -6,14 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from datastores import shards_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
-from hf_refspec.index.mixed_trie import mixed_tree
-from hf_refspec.index.rest_trie import all_matches, trie_tree
-from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+from hf_refspec.index.rest_trie import all_matches, mixed_tree, trie_tree
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
     CONTINUATIONS,
@@ -37,17 +36,6 @@ configs = st.sampled_from(list(CONFIGS.values()))
 documents_lists = st.lists(
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=10), min_size=1, max_size=8
 )
-
-
-def shards_of(documents, config=CONFIGS["uint16"], count=1) -> list[IndexedText]:
-    """Deals documents out to shards; a shard without one has an empty document."""
-    shards = []
-    for part in range(count):
-        some = documents[part::count] or [[]]
-        tokens = [token for each in some for token in [*each, config.separator]]
-        array = np.array(tokens, config.token_dtype)
-        shards.append(IndexedText(array, build_suffix_array(array), config.vocab_size))
-    return shards
 
 
 def count_ngrams(documents, length: int) -> Counter:
@@ -76,7 +64,9 @@ def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[l
 def test_common_ngrams_are_all_that_stand_twice_in_a_shard_the_commonest_first(
     documents, config, max_ngram, count
 ):
-    orders = common_ngrams(shards_of(documents, config, count), max_ngram, ALL)
+    orders = common_ngrams(
+        shards_of(documents, count, config.token_dtype, config.vocab_size), max_ngram, ALL
+    )
     assert len(orders) == max_ngram
     for length, ngrams in enumerate(orders, start=1):
         assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
@@ -107,7 +97,7 @@ def test_of_one_text_none_is_left_out_for_a_rarer_one(documents, per_order):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_commonest_of_a_natural_distribution_are_found(count):
     documents = zipf_documents(vocab_size=50)
-    shards = shards_of(documents, StoreConfig("", "", 50), count)
+    shards = shards_of(documents, count, vocab_size=50)
     for length, ngrams in enumerate(common_ngrams(shards, 2, 20), start=1):
         counts = count_ngrams(documents, length)
         found = [counts[tuple(ngram)] for ngram in ngrams.tolist()]
@@ -120,7 +110,7 @@ def test_the_commonest_of_a_natural_distribution_are_found(count):
 
 
 def form_of(documents, config=CONFIGS["uint16"], count=1, **options):
-    shards = shards_of(documents, config, count)
+    shards = shards_of(documents, count, config.token_dtype, config.vocab_size)
     counts, table = compact_form(shards, config, CompactOptions(progress=False, **options))
     return shards, counts, table
 

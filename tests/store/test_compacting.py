@@ -62,9 +62,10 @@ def test_compacting_in_place_refuses_a_datastore_that_was_replaced(full):
     assert content_of(full.path) == before
 
 
-def test_compacting_needs_the_full_form_and_sound_numbers(full, compact):
-    with pytest.raises(ValueError, match="needs the full form, but only the compact one is open"):
-        compact.compact(**QUIET)
+def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_path, tokenizer):
+    for use in (lambda: compact.compact(**QUIET), lambda: compact.retokenize(tokenizer, tmp_path)):
+        with pytest.raises(ValueError, match="needs the full form, but only the compact one"):
+            use()
     for options, message in (
         ({"mode": "crest"}, "mode must be one of"),
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
@@ -163,23 +164,18 @@ def test_the_compact_form_is_built_without_keeping_the_full_one(tmp_path, tokeni
     assert sorted(os.listdir(tmp_path)) == ["full", "same", "store"]
 
 
-def test_a_compact_build_that_fails_leaves_nothing(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="document 1"):
-        Datastore.build(["a text", 7], tokenizer, tmp_path / "store", form="compact", **SILENT)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("texts", "options", "message"),
     [
-        ({"max_bytes": 8000}, 'max_bytes=8000 is for form="compact"'),
-        ({"form": "compact", "max_bytes": 7}, "max_bytes must be at least 4096"),
-        ({"form": "small"}, "small"),
+        (TEXTS, {"max_bytes": 8000}, 'max_bytes=8000 is for form="compact"'),
+        (TEXTS, {"form": "compact", "max_bytes": 7}, "max_bytes must be at least 4096"),
+        (TEXTS, {"form": "small"}, "small"),
+        (["a text", 7], {"form": "compact"}, "document 1"),
     ],
 )
-def test_options_of_the_other_form_are_refused(tmp_path, tokenizer, options, message):
+def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer, texts, options, message):
     with pytest.raises(ValueError, match=message):
-        Datastore.build(TEXTS, tokenizer, tmp_path / "store", **options)
+        Datastore.build(texts, tokenizer, tmp_path / "store", **options, **SILENT)
     assert os.listdir(tmp_path) == []
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import huggingface_hub
 import pytest
-from datastores import make_store
+from datastores import fetch, make_store, push
 from hub_server import TOKEN, Blob, Fault
 from huggingface_hub import constants
 from stored import content_of
 
-from hf_refspec.store import hub as hub_module
-from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file
-from hf_refspec.store.folder import write_json
 
 REPO = "owner/store"
 
@@ -26,21 +23,6 @@ REPO = "owner/store"
 def no_waiting(monkeypatch):
     """Between two tries the client waits for seconds."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-
-
-def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
-    return hub_module.fetch(repo, StoreConfig, Datastore._part(form), **options)
-
-
-def push(folder: Path, repo: str, **options):
-    return hub_module.push(folder, StoreConfig, repo, **options)
-
-
-@pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "store"
-    make_store(folder)
-    return folder
 
 
 @pytest.fixture
@@ -71,9 +53,11 @@ def test_what_is_pushed_is_fetched(hub, store, large):
         check_file(fetch(REPO), entry)
 
 
-def test_a_folder_is_returned_as_it_is(hub, store):
+def test_a_folder_is_returned_as_it_is_and_what_can_only_be_one_not_looked_for(hub, store):
     assert fetch(store, revision="whatever", token="whatever") == store
     assert fetch(str(store), form="compact") == store
+    with pytest.raises(OSError, match="'stroe' does not exist; name a folder, or a Hub id"):
+        fetch("stroe")
     assert hub.requests == []
 
 
@@ -103,19 +87,16 @@ def test_a_new_version_removes_the_old_ones_files(store, pushed):
     assert (old / "tokens-00001.safetensors").exists()  # whoever has it open goes on with it
 
 
-def test_private_repo(hub, store):
+def test_what_is_private_stays_private(hub, store):
     push(store, REPO, private=True, token=TOKEN)
     assert hub.repos[REPO].private
     assert fetch(REPO, token=TOKEN).is_dir()
     with pytest.raises(OSError, match=r"owner/store.*HF_TOKEN"):
         fetch(REPO, cache_dir=store / "elsewhere")
-
-
-def test_what_is_to_be_private_does_not_get_into_a_public_repo(hub, store):
-    hub.create(REPO)
-    with pytest.raises(OSError, match=r"owner/store.*public already.*private=True"):
-        push(store, REPO, private=True, token=TOKEN)
-    assert set(hub.repos[REPO].files()) == {".gitattributes"}
+    hub.create("owner/public")
+    with pytest.raises(OSError, match=r"owner/public.*public already.*private=True"):
+        push(store, "owner/public", private=True, token=TOKEN)
+    assert set(hub.repos["owner/public"].files()) == {".gitattributes"}
 
 
 def test_a_name_without_an_owner_is_the_users_own(hub, store):
@@ -123,22 +104,19 @@ def test_a_name_without_an_owner_is_the_users_own(hub, store):
     assert REPO in hub.repos["owner/store"].files()["README.md"].decode()
 
 
-def test_revisions(store, tmp_path, pushed):
+def test_revisions_and_pull_requests(hub, store, tmp_path, pushed):
     older = tmp_path / "older"
     make_store(older, seed=1)
     info = push(older, REPO, token=TOKEN, revision="older/v1")
     for revision, folder in [("older/v1", older), (info.oid, older), (None, store)]:
-        assert (fetch(REPO, revision=revision) / CONFIG).read_bytes() == (
-            folder / CONFIG
-        ).read_bytes()
-
-
-def test_pull_request(hub, store):
-    hub.create(REPO)
-    info = push(store, REPO, token=TOKEN, create_pr=True)
-    assert info.pr_url
-    assert set(hub.repos[REPO].files()) == {".gitattributes"}
-    assert CONFIG in hub.repos[REPO].files("refs/pr/1")
+        fetched = fetch(REPO, revision=revision) / CONFIG
+        assert fetched.read_bytes() == (folder / CONFIG).read_bytes()
+    with pytest.raises(OSError, match=r"'owner/store' at revision 'v9' was not .*: .*Revision"):
+        fetch(REPO, revision="v9")
+    hub.create("owner/other")
+    assert push(store, "owner/other", token=TOKEN, create_pr=True).pr_url
+    assert set(hub.repos["owner/other"].files()) == {".gitattributes"}
+    assert CONFIG in hub.repos["owner/other"].files("refs/pr/1")
 
 
 def test_other_files_of_the_repo_are_not_downloaded(hub, store, pushed):
@@ -194,19 +172,6 @@ def test_one_version_even_if_another_is_pushed_meanwhile(store, monkeypatch, pus
 # What is not there, or not for everyone
 
 
-def test_a_name_without_an_owner_is_not_looked_for(hub):
-    with pytest.raises(OSError, match="'stroe' does not exist; name a folder, or a Hub id"):
-        fetch("stroe")
-    assert hub.requests == []
-
-
-def test_missing_revision(pushed):
-    with pytest.raises(
-        OSError, match=r"'owner/store' at revision 'v9' was not downloaded: .*Revision"
-    ):
-        fetch(REPO, revision="v9")
-
-
 def test_gated_repo(hub, pushed):
     pushed.gated = True
     with pytest.raises(OSError, match=rf"granted on request.*{hub.endpoint}/datasets/{REPO}"):
@@ -214,22 +179,17 @@ def test_gated_repo(hub, pushed):
     assert fetch(REPO, token=TOKEN).is_dir()
 
 
-def test_a_repo_that_is_no_datastore(hub):
-    repo = hub.create(REPO)
-    with pytest.raises(DatastoreError, match=r"'owner/store'.*no config.json"):
-        fetch(REPO)
+def test_a_repo_that_is_no_datastore_or_lacks_a_file(hub, pushed):
+    repo = hub.create("owner/other")
+    with pytest.raises(DatastoreError, match=r"'owner/other'.*no config.json"):
+        fetch("owner/other")
     repo.commit("main", {CONFIG: Blob(b'{"model_type": "llama"}', False)})
-    with pytest.raises(DatastoreError, match=r"'owner/store'.*no format_version"):
-        fetch(REPO)
-
-
-def test_a_repo_that_lacks_a_file(pushed):
+    with pytest.raises(DatastoreError, match=r"'owner/other'.*no format_version"):
+        fetch("owner/other")
     blobs = dict(pushed.commits[pushed.branches["main"]])
     del blobs["suffixes-00001.safetensors"]
     pushed.commit("main", blobs)
-    with pytest.raises(
-        DatastoreError, match=r"'owner/store'.*it has no suffixes-00001.safetensors"
-    ):
+    with pytest.raises(DatastoreError, match=r"'owner/store'.*has no suffixes-00001.safetensors"):
         fetch(REPO)
     assert fetch(REPO, form="compact").is_dir()
 
@@ -239,7 +199,7 @@ def test_patterns_in_names_match_nothing_else(hub, store):
     assert config.ngrams
     file = replace(config.ngrams.file, name="*.safetensors")
     changed = replace(config, ngrams=replace(config.ngrams, file=file))
-    write_json(store / CONFIG, config.HEADER | asdict(changed))
+    (store / CONFIG).write_text(json.dumps(config.HEADER | asdict(changed)))
     repo = hub.create(REPO)
     repo.commit("main", {name: Blob(data, False) for name, data in content_of(store).items()})
     hub.requests.clear()
@@ -328,12 +288,10 @@ def test_two_who_push_at_the_same_time(store, monkeypatch, pushed):
 
 
 def test_without_the_right_to_write(hub, store):
-    for token in (None, "hf_of_somebody_else"):
-        with pytest.raises(OSError, match=r"'owner/store'.*not let you write there.*another token"):
-            push(store, REPO, token=token)
-    hub.create(REPO)
-    with pytest.raises(OSError, match=r"'owner/store'.*not let you write there.*another token"):
-        push(store, REPO)
+    hub.create("owner/there")
+    for repo, token in ((REPO, None), (REPO, "hf_of_somebody_else"), ("owner/there", None)):
+        with pytest.raises(OSError, match=rf"'{repo}'.*not let you write there.*another token"):
+            push(store, repo, token=token)
 
 
 def test_a_damaged_store_is_not_published(hub, store):

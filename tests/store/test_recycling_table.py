@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import TOKEN
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -16,11 +15,11 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.next_tokens import Entries, NextTokens
+from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
-from hf_refspec.store.folder_config import token_dtype
 from hf_refspec.store.recycling_table import RecyclingTable
+from hf_refspec.store.stored_folder import token_dtype
 
-REPO = "owner/table"
 TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
 
 
@@ -52,6 +51,9 @@ def test_what_was_built_comes_back(folder, drafter, tokenizer):
     stored.verify()
     held = f"contexts={stored.config.contexts:,}, context=3, top_k=8"
     assert repr(stored) == f"RecyclingTable('{folder}', {held}, model={stored.config.model!r})"
+    card = card_of(stored.config, "owner/table")
+    assert "the language model **LlamaForCausalLM** expects next" in card
+    assert "| Licence of the corpus | MIT |" in card and "$" not in card
 
 
 def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tokenizer, tmp_path):
@@ -128,18 +130,20 @@ def test_texts_without_tokens_are_refused(byte_llama, tokenizer):
         rs.TokenRecycling.build(byte_llama, tokenizer, ["", "a"], progress=False)
 
 
-def test_another_tokenizer_is_refused(folder):
+def test_another_tokenizer_and_another_vocabulary_are_refused(folder, tokenizer):
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
     other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     with pytest.raises(rs.DatastoreError, match="was made for another tokenizer"):
         rs.TokenRecycling.from_pretrained(folder, other)
-
-
-def test_another_vocabulary_is_refused(folder, tokenizer):
     opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
     message = rf"{folder} is from a model with a vocabulary of 259 tokens, but the target .* has 99"
     with pytest.raises(rs.DatastoreError, match=message):
         opened.begin(np.array([1]), 99)
+
+
+def change_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 def arrays_of(folder: Path) -> dict[str, np.ndarray]:
@@ -170,18 +174,14 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
 def test_numbers_out_of_their_range_are_refused(folder, tokenizer, name, value, message):
     arrays = arrays_of(folder)
     arrays[name][0] = value
-    entry = write_arrays(folder / "table.safetensors", arrays)
-    config = json.loads((folder / "config.json").read_text())
-    config["table_file"] = vars(entry)
-    (folder / "config.json").write_text(json.dumps(config))
+    change_config(folder, table_file=vars(write_arrays(folder / "table.safetensors", arrays)))
     with pytest.raises(rs.DatastoreError, match=message):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
 
 
 @pytest.mark.parametrize(("key", "value"), [("contexts", 0), ("top_k", 3), ("context", 4)])
 def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    change_config(folder, **{key: value})
     with pytest.raises(rs.DatastoreError, match="is damaged"):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
 
@@ -195,15 +195,3 @@ def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, toke
     with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
         RecyclingTable.write(tmp_path / "table", table, tokenizer, "m", {})
     assert not (tmp_path / "table").exists()
-
-
-def test_a_table_goes_to_the_hub_and_back_with_a_card_that_names_the_model(
-    hub, drafter, tokenizer, byte_llama, tmp_path
-):
-    drafter.push_to_hub(REPO, token=TOKEN)
-    opened = rs.TokenRecycling.from_pretrained(REPO, tokenizer, cache_dir=tmp_path)
-    assert_equal(drafter, opened)
-    card = next(tmp_path.rglob("README.md")).read_text()
-    assert "the language model **LlamaForCausalLM** expects next" in card
-    assert "| Licence of the corpus | MIT |" in card
-    assert "$" not in card

@@ -3,59 +3,91 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from operator import or_
+from pathlib import Path
+from textwrap import fill
 from time import perf_counter
-from typing import Any, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from ...did_you_mean import did_you_mean
+from ...drafting.blend import Blend
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.draft_model import DraftModel
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
+from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.stats import SpeculationStats
+from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
-from ...transformers_names import keeps_state_in_modules
-from ..shared.comparison import PLAIN, Comparison, Methods
-from ..shared.prompts import Message, chat_inputs, text_inputs, tokens_left
+from ...generation.default_drafter import default_sources
+from ...store.datastore import Datastore
+from ..shared.comparison import PLAIN, Comparison
+from ..shared.prompts import chat_inputs, tokens_left
 from .prompts import Chat
 
 LOOK_UP, LOOK_UP_TOKENS = "transformers' prompt look-up", 10
-NewDrafters: TypeAlias = Mapping[str, Callable[[], Drafter]]  # by name
+BY_NAME: dict[str, Callable[[], Drafter]] = {
+    "auto": lambda: Blend(default_sources()),
+    "ReferenceCopy": ReferenceCopy,
+    "RetrievalCache": RetrievalCache,
+    "TokenRecycling": TokenRecycling,
+    # the algorithms as they were published
+    "LLMA": partial(ReferenceCopy, mode="llma", copy_length=18),
+    "PublishedRecycling": partial(TokenRecycling, mode="published"),
+}
+# With the folder or Hub id of a datastore, of a model, or of a recycling table.
+OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
+_ACCENT, _NEUTRAL, _TEXT = "#0072B2", "#B4BAC1", "#24292F"  # of the plot
+_LABEL = 36  # characters of a line of a method's name
+
+
+def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
+    """What returns a new drafter of a name such as `ReferenceCopy | DatastoreDrafts=org/store`."""
+    parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
+    return lambda: reduce(or_, [part() for part in parts])
+
+
+def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
+    name, _, value = text.partition("=")
+    if value and name in ("DatastoreDrafts", "REST"):
+        store = Datastore.from_pretrained(value, tokenizer=tokenizer)
+        return partial(DatastoreDrafts, store, mode="rest" if name == "REST" else "mixed")
+    if value and name == "DraftModel":
+        assistant = AutoModelForCausalLM.from_pretrained(value, dtype="auto").eval()
+        return partial(DraftModel, assistant)
+    if value and name == "TokenRecycling":
+        return partial(TokenRecycling.from_pretrained, value, tokenizer)
+    if text not in BY_NAME:
+        known = [*BY_NAME, *OF_A_NAME]
+        raise ValueError(
+            f"--drafters {text!r} is none of {', '.join(known)}, nor several of them, as in "
+            f'"ReferenceCopy | TokenRecycling"{did_you_mean(text, known)}'
+        )
+    return BY_NAME[text]
 
 
 def measure(
-    model: PreTrainedModel,
+    comparison: Comparison,
     tokenizer: PreTrainedTokenizerBase,
     chats: list[Chat],
-    drafters: NewDrafters,
-    budgets: Sequence[int | str] = ("auto",),
-    turns: int | None = None,
-    max_new_tokens: int = 256,
-) -> Comparison:
-    """Answers the first `turns` turns of chats plainly, by transformers' prompt look-up and with
-    each of the drafters, each turn after plain decoding's answers to the earlier ones.
-
-    Prompts that are too long are left out; ctrl-C keeps what was measured.
-    """
-
-    def methods() -> Methods:
-        found: dict[str, dict[str, Any]] = {PLAIN: {}}
-        if not keeps_state_in_modules(model):  # transformers has none for these
-            found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
-        for name, new in drafters.items():
-            for budget in budgets:
-                label = name if budget == "auto" else f"{name}, {budget} draft tokens"
-                found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
-        return found
-
-    comparison = Comparison(model, methods, do_sample=False)
+    turns: int | None,
+    max_new_tokens: int,
+) -> None:
+    """Answers chats by all methods, each turn after plain decoding's answers to the earlier ones.
+    Prompts that are too long are left out; ctrl-C keeps what was measured."""
     comparison.warm_up()
+    model = comparison.model
     try:
         for chat in tqdm(chats, "prompts", leave=False, disable=None):
             answers: list[str] = []
             for turn in range(len(chat.turns[:turns])):
-                inputs = prompt_inputs(tokenizer, chat.until(turn, answers))
+                inputs = chat_inputs(tokenizer, chat.until(turn, answers))
                 try:
                     hint = "it is left out"
                     left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
@@ -68,14 +100,6 @@ def measure(
         print("stopped; these are the prompts so far", file=sys.stderr)
     if not comparison.calls[PLAIN]:
         raise ValueError("nothing was measured: no prompt fits into the model's context")
-    return comparison
-
-
-def prompt_inputs(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> BatchEncoding:
-    """Messages in the chat template; without one as a text."""
-    if tokenizer.chat_template is None:
-        return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
-    return chat_inputs(tokenizer, messages)
 
 
 def recorded_answers(
@@ -84,7 +108,7 @@ def recorded_answers(
     """The ids of each prompt and of the recorded answer to it."""
     pairs = [
         (
-            prompt_inputs(tokenizer, chat.until(turn, chat.answers))["input_ids"][0].tolist(),
+            chat_inputs(tokenizer, chat.until(turn, chat.answers))["input_ids"][0].tolist(),
             tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"],
         )
         for chat in chats
@@ -99,8 +123,7 @@ def replay(
     vocab_size: int,
     max_draft_tokens: int,
 ) -> SpeculationStats:
-    """Walks along recorded answers with a drafter that learns from tokens alone, and counts as
-    `generate` would if a model wrote them."""
+    """Counts as `generate` would if a model wrote these answers; the drafter sees tokens alone."""
     stats = SpeculationStats()
     for prompt_ids, answer_ids in answers:
         drafter.begin(np.array(prompt_ids), vocab_size)
@@ -115,3 +138,29 @@ def replay(
             stats.drafting_seconds += perf_counter() - began
             accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
     return stats
+
+
+def plot_speed_ups(comparison: Comparison, path: Path) -> None:
+    """Draws a bar for each method, the fastest on top, with the bounds of its speed-up."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    gains = {name: comparison.gain(name) for name in comparison.calls}
+    names = sorted(gains, key=lambda name: gains[name].ratio)
+    with rc_context({"font.size": 9, "text.color": _TEXT, "savefig.dpi": 200}):
+        figure = Figure(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
+        axes = figure.subplots()
+        for row, name in enumerate(names):
+            gain = gains[name]
+            ours = "candidate_generator" in comparison.methods[name]
+            axes.barh(row, gain.ratio, height=0.62, color=_ACCENT if ours else _NEUTRAL)
+            axes.plot([gain.low, gain.high], [row, row], color=_TEXT, linewidth=1.3)
+            figures = f"{gain.ratio:.2f}x, MAT {comparison.mat(name):.2f}"
+            right = axes.get_yaxis_transform()  # x in widths of the axes
+            axes.text(1.02, row, figures, transform=right, va="center")
+        axes.set_yticks(range(len(names)), [fill(name, _LABEL) for name in names])
+        axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle="--")
+        axes.spines[["top", "right"]].set_visible(False)
+        prompts = len(comparison.calls[comparison.first])
+        axes.set_xlabel(f"times as fast as {comparison.first}, {prompts} prompts")
+        figure.savefig(path)

@@ -18,8 +18,7 @@ ANSWERS = ("reference", "answer", "response", "completion")
 
 @dataclass(frozen=True)
 class Chat:
-    """The user's turns of a chat, the answers to them as far as they are recorded, and the system
-    message before them or ""."""
+    """A user's turns, the answers to them that are recorded, and the system message or ""."""
 
     turns: list[str]
     answers: list[str]

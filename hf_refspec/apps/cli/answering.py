@@ -32,15 +32,13 @@ from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ..shared.comparison import Decoded, decode, rate
-from ..shared.console import Terminal
-from ..shared.live_drafts import AnswerStream, LiveDrafts, legend
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
     Message,
     assistant,
     chat_inputs,
     check_chat_template,
-    question_inputs,
     system,
     text_inputs,
     tokens_left,
@@ -56,7 +54,6 @@ _HELP = """\
 
 
 def add_generate(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_generate)
     add = parser.add_argument
     add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")
     add("--prompt-file", type=Path, metavar="FILE")
@@ -64,7 +61,6 @@ def add_generate(parser: ArgumentParser) -> None:
 
 
 def add_chat(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_chat)
     parser.add_argument("--system", metavar="TEXT", help="the system message of the chat")
     _add_answering(parser, max_new_tokens=512)
 
@@ -132,15 +128,11 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
 
 def _decoding_options(args: Namespace) -> dict[str, Any]:
     """Checks the sampling options, sets the seed, and returns what is for `generate`."""
-    options: dict[str, Any] = {
-        "do_sample": args.do_sample,
-        "max_draft_tokens": args.max_draft_tokens,
-    }
+    options = {name: getattr(args, name) for name in ("do_sample", "max_draft_tokens")}
     for name in ("temperature", "seed"):
-        if getattr(args, name) is not None and not args.do_sample:
-            raise ValueError(
-                f"--{name} {getattr(args, name)} has no effect without --do-sample; add it"
-            )
+        value = getattr(args, name)
+        if value is not None and not args.do_sample:
+            raise ValueError(f"--{name} {value} has no effect without --do-sample; add it")
     if args.temperature is not None:
         if not args.temperature > 0:
             raise ValueError(f"--temperature {args.temperature} must be above 0")
@@ -153,20 +145,19 @@ def _decoding_options(args: Namespace) -> dict[str, Any]:
     return options
 
 
-def _generate(args: Namespace) -> int:
+def generate(args: Namespace) -> None:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = _decoding_options(args)
-    context, prompt = args.context and read_text(args.context, "--context"), _prompt(args)
-    if context is not None:
-        prompt = with_document(context, prompt)
+    context = args.context and read_text(args.context, "--context")
+    prompt = with_document(context, _prompt(args))
     tokenizer = load_tokenizer(args.model)
     drafter = Blend(sources(args, tokenizer))
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
     # The chat template is for prompts that are in none already.
     templated = any(token in prompt for token in special)
-    inputs = (text_inputs if templated else question_inputs)(tokenizer, prompt)
+    inputs = text_inputs(tokenizer, prompt) if templated else chat_inputs(tokenizer, [user(prompt)])
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
     max_new_tokens = tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
@@ -179,7 +170,6 @@ def _generate(args: Namespace) -> int:
         candidate_generator=drafter,
     )
     print(drafter.stats, file=sys.stderr)
-    return 0
 
 
 def _prompt(args: Namespace) -> str:
@@ -202,7 +192,7 @@ def _prompt(args: Namespace) -> str:
     return prompt
 
 
-def _chat(args: Namespace) -> int:
+def chat(args: Namespace) -> None:
     """Answers until the end of the input."""
     quieten_transformers()
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
@@ -225,14 +215,12 @@ def _chat(args: Namespace) -> int:
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
     Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
-    return 0
 
 
 @dataclass
 class Chat:
     """A conversation; each line of the standard input is a message. `document` stands before the
-    first, `opening` has the system message if there is one, and `options` are for `generate`,
-    `max_new_tokens` among them."""
+    first, `opening` has the system message if there is one, `options` are for `generate`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -280,16 +268,14 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
-        first = not self.messages and self.document is not None
-        content = with_document(self.document or "", question) if first else question
-        messages = [*self.messages, user(content)]
+        about, document = ("this message", "shorten it"), self.document
+        if self.messages:
+            about, document = ("this conversation", "/reset begins a new one"), None
+        messages = [*self.messages, user(with_document(document, question))]
         inputs = chat_inputs(self.tokenizer, [*self.opening, *messages])
-        noun, hint = "this conversation", "/reset begins a new one"
-        if not self.messages:
-            noun, hint = "this message", "shorten it"
         wanted = self.options["max_new_tokens"]
         try:
-            fitting = tokens_left(inputs, self.model.config, noun, hint, wanted)
+            fitting = tokens_left(inputs, self.model.config, *about, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
             return
@@ -308,15 +294,11 @@ class Chat:
         """Streams an answer; returns `None` if it was broken off."""
         stream = AnswerStream(self.console, self.tokenizer)
         self.drafter.listener = stream.put
+        options = {**self.options, "max_new_tokens": max_new_tokens}
         try:
             with Interrupt() as interrupt:
-                answer = decode(
-                    self.model,
-                    inputs,
-                    **{**self.options, "max_new_tokens": max_new_tokens},
-                    candidate_generator=self.drafter,
-                    stopping_criteria=StoppingCriteriaList([interrupt]),
-                )
+                options["stopping_criteria"] = StoppingCriteriaList([interrupt])
+                answer = decode(self.model, inputs, **options, candidate_generator=self.drafter)
         except KeyboardInterrupt:
             return None
         finally:
@@ -332,8 +314,7 @@ class Chat:
 
 
 class Interrupt(StoppingCriteria):
-    """While it is entered, Ctrl-C ends an answer after the forward pass that is under way; a second
-    one breaks off at once, as `KeyboardInterrupt`."""
+    """Makes Ctrl-C end an answer after the present pass; a second one breaks off at once."""
 
     came = False  # whether there was one
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -19,8 +21,6 @@ from ...store.names import ask_hub, is_here
 
 logger = logging.getLogger("hf_refspec")
 
-DTYPES = ("float32", "bfloat16", "float16")
-
 
 def positive(text: str) -> int:
     """Reads an integer of at least 1."""
@@ -35,17 +35,44 @@ def draft_budget(text: str) -> int | str:
     return text if text == "auto" else positive(text)
 
 
-def add_model(parser: ArgumentParser) -> None:
+def port(text: str) -> int:
+    """Reads the number of a port."""
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number < 1 << 16:
+        raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
+    return number
+
+
+def add_listening(parser: ArgumentParser, default: int, more: str = "") -> None:
+    """Adds the arguments of [`listen`]."""
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
+    add("--port", type=port, default=default, metavar="N", help=f"{default} by default{more}")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Takes a port, 0 for any that is free, so that nobody else can; errors name the option."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"--port {port} is in use; stop what listens there, or choose another"
+        elif error.errno == errno.EACCES:
+            why = f"--port {port} is not yours to take; choose one above 1023"
+        else:
+            why = f"--host {host} is no address of this machine: {error.strerror}"
+        raise OSError(why) from error
+
+
+def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
     """Adds the arguments that choose the model and how it is loaded."""
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
-    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
-    add_device_map(parser)
-
-
-def add_device_map(parser: ArgumentParser) -> None:
-    """Adds the argument that places the model."""
-    parser.add_argument(
+    if dtype:
+        help = "by default the model's own; float32 for the default model"
+        add("--dtype", choices=("float32", "bfloat16", "float16"), help=help)
+    add(
         "--device-map",
         "--device",
         metavar="MAP",
@@ -78,8 +105,7 @@ def check_source(args: Namespace) -> None:
 
 
 def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | None, str | None]:
-    """The documents that the arguments name, and the corpus's name and licence if a preset has
-    them. Which column of a dataset is read is printed."""
+    """The documents that the arguments name, and the name and licence that a preset has."""
     check_source(args)
     if args.source:
         return (args.source[0] if len(args.source) == 1 else args.source), None, None

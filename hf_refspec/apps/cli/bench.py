@@ -1,38 +1,45 @@
-"""What measures: `hf-refspec check`, what drafts of a model cost; `bench`, whether they pay for
-prompts; `store evaluate`, whether a datastore pays. And `warmup`, which compiles before that."""
+"""`hf-refspec check`, `bench` and `store evaluate` measure, and `warmup` compiles before that."""
 
 from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ...drafting.blend import Blend
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
-from ...generation.check import check
+from ...generation.check import check as checked
 from ...generation.default_drafter import default_sources
-from ...generation.warmup import warmup
+from ...generation.warmup import warmup as warm_up
 from ...index.kernels import all_kernels, compile_all
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import files_of
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import public_name, vocabulary_size
-from ..bench.drafters import BY_NAME, OF_A_NAME, drafter_named
-from ..bench.measure import measure, prompt_inputs, recorded_answers, replay
-from ..bench.plot import plot_speed_ups
+from ...transformers_names import keeps_state_in_modules
+from ..bench.measure import (
+    BY_NAME,
+    LOOK_UP,
+    LOOK_UP_TOKENS,
+    OF_A_NAME,
+    drafter_named,
+    measure,
+    plot_speed_ups,
+    recorded_answers,
+    replay,
+)
 from ..bench.prompts import Chat, read_chats, taking_turns
-from ..shared.comparison import PLAIN, Comparison, Methods
-from ..shared.console import Terminal
+from ..shared.comparison import PLAIN, Comparison, Methods, new_table
+from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from ..shared.prompts import text_inputs, tokens_left
+from ..shared.prompts import chat_inputs, text_inputs, tokens_left
 from .arguments import add_model, draft_budget, positive, quieten_transformers
 
 REPLAYED = (8, 16, 64)  # draft tokens
@@ -41,7 +48,6 @@ _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 
 
 def add_check(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_check)
     add_model(parser)
     parser.add_argument(
         "--context",
@@ -51,15 +57,12 @@ def add_check(parser: ArgumentParser) -> None:
     )
 
 
-def _check(args: Namespace) -> int:
+def check(args: Namespace) -> None:
     model = load_model(args.model, args.device_map, args.dtype)
-    print(check(model, args.context))
-    return 0
+    print(checked(model, args.context))
 
 
 def add_bench(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec bench`."""
-    parser.set_defaults(run=_bench)
     parser.epilog = (
         "The file has a row for each prompt, in a column turns (as Spec-Bench and SPEED-Bench have "
         "it), messages, prompt, question or text; recorded answers in reference or answer, or "
@@ -90,7 +93,7 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="write a plot too, for example speed_ups.png")
 
 
-def _bench(args: Namespace) -> int:
+def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
     quieten_transformers()
     if args.out is not None:
@@ -103,13 +106,22 @@ def _bench(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     drafters = {name: drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
     model = load_model(args.model, args.device_map, args.dtype)
-    warmup()
+    warm_up()
     dtype = str(model.dtype).removeprefix("torch.")
     console.print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
-    budgets = args.max_draft_tokens or ["auto"]
-    comparison = measure(
-        model, tokenizer, chats, drafters, budgets, args.turns, args.max_new_tokens
-    )
+
+    def methods() -> Methods:
+        found: dict[str, dict[str, Any]] = {PLAIN: {}}
+        if not keeps_state_in_modules(model):  # transformers has no prompt look-up for these
+            found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
+        for name, new in drafters.items():
+            for budget in args.max_draft_tokens or ["auto"]:
+                label = name if budget == "auto" else f"{name}, {budget} draft tokens"
+                found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
+        return found
+
+    comparison = Comparison(model, methods, do_sample=False)
+    measure(comparison, tokenizer, chats, args.turns, args.max_new_tokens)
     if args.out is not None:
         plot_speed_ups(comparison, args.out)
     return comparison.report(console)
@@ -129,13 +141,9 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     if not answers:
         raise ValueError(f"--replay {args.replay} has no recorded answers")
     console.print(f"{len(answers)} recorded answers in the tokens of {name_for_people(args.model)}")
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("MAT, draft tokens:", overflow="fold")
-    for budget in budgets:
-        table.add_column(str(budget), justify="right")
+    table, vocabulary = new_table("MAT, draft tokens:", *budgets), vocabulary_size(tokenizer)
     for name in names:
         new = drafter_named(name, tokenizer)
-        vocabulary = vocabulary_size(tokenizer)
         stats = [replay(answers, new(), vocabulary, budget) for budget in budgets]
         table.add_row(name, *(f"{each.mat:.2f}" for each in stats))
     console.print(table)
@@ -148,8 +156,6 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
 
 
 def add_evaluate(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec store evaluate`."""
-    parser.set_defaults(run=_evaluate)
     add = parser.add_argument
     add("store", help="a folder or a Hub id")
     add(
@@ -166,7 +172,7 @@ def add_evaluate(parser: ArgumentParser) -> None:
     add("--max-new-tokens", type=positive, default=96, metavar="N", help="96 by default")
 
 
-def _evaluate(args: Namespace) -> int:
+def evaluate(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
     quieten_transformers()
     if bool(args.texts) == (args.prompts is not None):
@@ -182,7 +188,7 @@ def _evaluate(args: Namespace) -> int:
         soft_wrap=True,
     )
     model = load_model(args.model, args.device_map, args.dtype)
-    warmup()
+    warm_up()
 
     def methods() -> Methods:
         with_store = Blend([*default_sources(), DatastoreDrafts(store)])
@@ -200,11 +206,9 @@ def _evaluate(args: Namespace) -> int:
         comparison.ask(inputs.to(model.device), max_new_tokens=left)
     console.print(f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}")
     status = comparison.report(console, {_WITH_STORE: _DEFAULT})
-    special, held = {*tokenizer.all_special_ids}, 0
-    for inputs in prompts:
-        ids = [token for token in inputs["input_ids"][0].tolist() if token not in special]
-        held += any(shard.holds(np.array(ids, dtype=np.int32)) for shard in store.shards)
-    if held:
+    texts = [inputs["input_ids"][0].numpy().astype(np.int32) for inputs in prompts]
+    texts = [ids[~np.isin(ids, tokenizer.all_special_ids)] for ids in texts]
+    if held := sum(any(shard.holds(ids) for shard in store.shards) for ids in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     return status
 
@@ -213,34 +217,29 @@ def _prompts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[BatchE
     """The prompts of a file, or the beginnings of texts."""
     if args.prompts is not None:
         chats = read_chats(args.prompts)[: args.limit]
-        return [prompt_inputs(tokenizer, chat.until(0, [])) for chat in chats]
+        return [chat_inputs(tokenizer, chat.until(0, [])) for chat in chats]
     files = [file for path in args.texts for file in files_of(path, args.pattern)]
     chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
     texts = [file.read_text(encoding="utf-8", errors="replace")[: 1 << 12] for file in chosen]
-    beginnings = [
-        BatchEncoding(
-            {name: ids[:, :_BEGINNING] for name, ids in text_inputs(tokenizer, text).items()}
-        )
-        for text in texts
+    prompts = [
+        BatchEncoding({name: ids[:, :_BEGINNING] for name, ids in inputs.items()})
+        for inputs in (text_inputs(tokenizer, text) for text in texts)
+        if inputs["input_ids"].shape[1] >= _LEAST
     ]
-    prompts = [each for each in beginnings if each["input_ids"].shape[1] >= _LEAST]
     if not prompts:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
     return prompts
 
 
 def add_warmup(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_warmup)
     parser.epilog = (
         "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
         "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
     )
 
 
-def _warmup(args: Namespace) -> int:
+def warmup(args: Namespace) -> None:
     start = time.perf_counter()
-    warmup()
+    warm_up()
     compile_all(all_kernels())
-    kernels = all_kernels()
-    print(f"{len(kernels)} kernels are compiled, in {time.perf_counter() - start:.1f} s")
-    return 0
+    print(f"{len(all_kernels())} kernels are compiled, in {time.perf_counter() - start:.1f} s")

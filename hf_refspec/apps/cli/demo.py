@@ -15,33 +15,35 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
-from ..shared.comparison import PLAIN, Comparison, Methods, rate, speedup, verdict
-from ..shared.console import Terminal
-from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
+from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer
-from ..shared.prompts import assistant, chat_inputs, check_chat_template, system
+from ..shared.prompts import (
+    assistant,
+    chat_inputs,
+    check_chat_template,
+    system,
+    user,
+    with_document,
+)
 from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
-from .arguments import add_device_map, positive, quieten_transformers, read_text
+from .arguments import add_model, positive, quieten_transformers, read_text
 
 DRAFTED = "drafted"
 EXCERPT_LINES = 8
 _SMALL = 1e9  # parameters
-_OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
-_DRAFTS = "Drafts change none of its words, only how soon they come. "
-_COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 
 
 def add_demo(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_demo)
+    parser.epilog = "The model decodes in float32, so that all ids are equal."
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
-    add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
-    add_device_map(parser)
+    add_model(parser, dtype=False)
     add("--max-new-tokens", type=positive, default=160, metavar="N")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
 
-def _demo(args: Namespace) -> int:
+def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
     quieten_transformers()
     if args.svg is not None and not args.svg.parent.is_dir():
@@ -94,8 +96,10 @@ class Demo:
         if scene.document is not None:
             self._print_document(scene.document)
         messages = [] if scene.system is None else [system(scene.system)]
-        for name, question, message in scene.turns():
-            messages.append(message)
+        for number, question in enumerate(scene.questions, 1):
+            name = scene.name if len(scene.questions) == 1 else f"{scene.name} {number}"
+            document = scene.document if number == 1 else None
+            messages.append(user(with_document(document, question)))
             inputs = chat_inputs(self.tokenizer, messages).to(self.comparison.model.device)
             self.console.print(Text(f"> {without_controls(question)}", "bold"))
             stream = AnswerStream(self.console, self.tokenizer)
@@ -107,10 +111,12 @@ class Demo:
                 plain = self.comparison.call(PLAIN, inputs)
             self.comparison.record({PLAIN: plain, DRAFTED: drafted})
             self.console.print(legend(self.drafter.stats))
+            place = first_difference(plain.ids, drafted.ids)
+            verdict = "ids identical" if place is None else f"IDS DIFFER from position {place}"
             summary = (
                 f"{name}: plain {rate([plain]):.1f} tokens/s, drafted {rate([drafted]):.1f} "
                 f"tokens/s: {speedup([plain], [drafted]):.2f}x; MAT {self.drafter.stats.mat:.2f}; "
-                f"{verdict(plain.ids, drafted.ids)}"
+                f"{verdict}"
             )
             self.console.print(Text(summary, "bold"), end="\n\n")
             text = self.tokenizer.decode(drafted.ids, skip_special_tokens=True)
@@ -130,13 +136,16 @@ class Demo:
         threads, parameters = torch.get_num_threads(), model.num_parameters()
         on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
         colors = self.console.color_system is not None and not self.console.no_color
-        self.console.print(
-            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
-            f"{str(model.dtype).removeprefix('torch.')}, on "
-            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
-            f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
-            f"{_COLORS if colors or self.console.record else ''}\n"
-        )
+        parts = [
+            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, float32, on "
+            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}."
+        ]
+        if parameters < _SMALL:
+            parts.append("A model of this size knows little and often errs.")
+        parts.append("Drafts change none of its words, only how soon they come.")
+        if colors or self.console.record:
+            parts.append("Coloured words were drafted by look-up, and accepted by the model.")
+        self.console.print(" ".join(parts), end="\n\n")
 
     def _print_document(self, document: str) -> None:
         """The first lines of the text in the prompt, and how long it is."""

@@ -7,47 +7,47 @@ import io
 import os
 import re
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
 from ...store.printable import one_line
 from ...version import __version__
 
-# The help of each command, and the function that adds its arguments, or further commands. Only the
-# chosen command's module is imported: torch takes seconds to load, and --help should not wait.
+# The help of each command, and the function that runs it and may return a status, beside which
+# another one adds its arguments; or further commands. Only the chosen command's module is imported:
+# torch takes seconds to load, and --help should not wait.
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
-    "build": ("build a datastore from a corpus", "store.add_build"),
-    "extend": ("add documents to a datastore", "store.add_extend"),
-    "merge": ("merge the shards of a datastore", "store.add_merge"),
-    "retokenize": ("build a datastore for another model from one", "store.add_retokenize"),
-    "compact": ("build the compact form of a datastore", "store.add_compact"),
-    "info": ("describe a datastore", "store.add_info"),
-    "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
-    "evaluate": ("measure whether a datastore pays for a model", "bench.add_evaluate"),
-    "recycle": ("learn what a model expects next in texts", "ralm.add_recycle"),
+    "build": ("build a datastore from a corpus", "store.build"),
+    "extend": ("add documents to a datastore", "store.extend"),
+    "merge": ("merge the shards of a datastore", "store.merge"),
+    "retokenize": ("build a datastore for another model from one", "store.retokenize"),
+    "compact": ("build the compact form of a datastore", "store.compact"),
+    "info": ("describe a datastore", "store.info"),
+    "search": ("show what a datastore has for a text, and the draft tree", "store.search"),
+    "evaluate": ("measure whether a datastore pays for a model", "bench.evaluate"),
+    "recycle": ("learn what a model expects next in texts", "ralm.recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
-        "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
-        "chat": ("talk to a model in the terminal", "answering.add_chat"),
-        "generate": ("generate a text, drafting from references", "answering.add_generate"),
-        "space": ("open a page in the browser: plain and drafted by turns", "publish.add_space"),
+        "demo": ("show answers of a small model, plainly and drafted", "demo.demo"),
+        "chat": ("talk to a model in the terminal", "answering.chat"),
+        "generate": ("generate a text, drafting from references", "answering.generate"),
+        "space": ("open a page in the browser: plain and drafted by turns", "serve.space"),
     },
     "measure": {
-        "check": ("say what verifies drafts of a model, and what they cost", "bench.add_check"),
-        "bench": ("measure whether drafts pay for your model and prompts", "bench.add_bench"),
+        "check": ("say what verifies drafts of a model, and what they cost", "bench.check"),
+        "bench": ("measure whether drafts pay for your model and prompts", "bench.bench"),
     },
     "draft and retrieve from texts": {
         "store": ("build, change, search and measure datastores", _STORE),
-        "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
-        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "ralm.add_knn_build")}),
+        "ralm": ("answer questions from texts, with speculative retrieval", "ralm.ralm"),
+        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "ralm.knn_build")}),
     },
     "serve and publish": {
-        "serve": ("serve a model by the OpenAI API", "serve.add_serve"),
-        "publish": ('write the repository for custom_generate="user/name"', "publish.add_publish"),
-        "warmup": ("compile all kernels, for the image of a container", "bench.add_warmup"),
+        "serve": ("serve a model by the OpenAI API", "serve.serve"),
+        "publish": ('write the repository for custom_generate="user/name"', "serve.publish"),
+        "warmup": ("compile all kernels, for the image of a container", "bench.warmup"),
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
@@ -58,8 +58,7 @@ _NOT_IN_A_PATH = r"(?<![\w/.-])"
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that refuses unknown arguments itself, with its own usage: the parser
-    above it would print another. Its commands are parsers of this class too."""
+    """Refuses unknown arguments with its own usage; the parser above it would print another."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
@@ -69,8 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after
-    ctrl-C, also while libraries are loaded."""
+    """Returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after ctrl-C."""
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
@@ -95,7 +93,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a model writes
             stream.reconfigure(errors="replace")
     try:
-        status = args.run(args)
+        status = args.run(args) or 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # Python would complain again when it writes its buffers at exit
@@ -110,7 +108,7 @@ def _add_commands(
     parser: Parser, commands: Commands, arguments: list[str], help: str | None = None
 ) -> None:
     """Adds commands, and the arguments of the chosen one; without one the help is printed."""
-    parser.set_defaults(run=partial(_print_help, parser))
+    parser.set_defaults(run=lambda _: parser.print_help())
     parsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=help)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (about, place) in commands.items():
@@ -122,19 +120,15 @@ def _add_commands(
         else:
             if name in _LOADING and not {"-h", "--help", "--push"} & {*arguments}:
                 print("Loading ...", file=sys.stderr, flush=True)
-            module, _, add_arguments = place.partition(".")
-            getattr(import_module(f".{module}", __package__), add_arguments)(command)  # sets `run`
-
-
-def _print_help(parser: Parser, _: argparse.Namespace) -> int:
-    parser.print_help()
-    return 0
+            module, _, function = place.partition(".")
+            found = import_module(f".{module}", __package__)
+            getattr(found, f"add_{function}")(command)
+            command.set_defaults(run=getattr(found, function))
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """A message with the options of a command in place of Python's arguments, and commands in place
-    of a datastore's methods: `max_bytes=100` becomes `--max-bytes 100`, and `compact()` becomes
-    `hf-refspec store compact`."""
+    """Puts options and commands in the place of Python's names: `max_bytes=100` becomes
+    `--max-bytes 100`, and `compact()` becomes `hf-refspec store compact`."""
     for name in vars(args):
         option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
         message = re.sub(rf"{word}=True\b", option, message)

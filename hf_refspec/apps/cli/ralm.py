@@ -1,5 +1,4 @@
-"""`hf-refspec ralm`: a model answers from texts that it retrieves as it writes; `knn build` and
-`store recycle`: what a model expects next in texts."""
+"""`hf-refspec ralm`, `knn build` and `store recycle`: what a model finds or expects in texts."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
-from ..shared.console import Terminal
+from ..shared.live_drafts import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
-from ..shared.prompts import question_inputs
+from ..shared.prompts import chat_inputs, user
 from .arguments import (
     add_model,
     add_source,
@@ -40,7 +39,6 @@ EXCERPT = 160  # characters of a passage
 
 
 def add_ralm(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_ralm)
     add_source(parser)
     add = parser.add_argument
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
@@ -53,7 +51,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     )
 
 
-def _ralm(args: Namespace) -> int:
+def ralm(args: Namespace) -> int:
     """Prints answers and how they came about; returns 1 if speculation has changed one."""
     quieten_transformers()
     check_source(args)
@@ -68,18 +66,14 @@ def _ralm(args: Namespace) -> int:
         corpus = printable(base.config.source["corpus"])
         length = base.config.chunk_length
         print(f"{len(base):,} passages of at most {length} tokens out of {corpus}", flush=True)
-        options = {
-            "custom_generate": iterative_ralm,
-            "retriever": SparseRetriever(base),
-            "tokenizer": tokenizer,
-            "max_new_tokens": args.max_new_tokens,
-        }
+        options = {"custom_generate": iterative_ralm, "retriever": SparseRetriever(base)}
+        options |= {"tokenizer": tokenizer, "max_new_tokens": args.max_new_tokens}
         methods: Methods = {"baseline": {"speculation": None}, "speculated": {}}
         comparison = Comparison(model, lambda: methods, **options)
         try:
             for question in args.question:
                 console.print(Text(f"\n── {question}", "dim"))
-                inputs = question_inputs(tokenizer, question).to(model.device)
+                inputs = chat_inputs(tokenizer, [user(question)]).to(model.device)
                 stats = RetrievalStats()
                 streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
                 torch.manual_seed(len(comparison.calls["baseline"]))
@@ -104,13 +98,12 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStat
 
 
 def add_knn_build(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_knn_build)
     add_source(parser)
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
 
 
-def _knn_build(args: Namespace) -> int:
+def knn_build(args: Namespace) -> None:
     """Builds a kNN datastore, all of it or nothing, and prints its size."""
     quieten_transformers()
     if args.out.exists():
@@ -125,11 +118,9 @@ def _knn_build(args: Namespace) -> int:
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
-    return 0
 
 
 def add_recycle(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_recycle)
     add_source(parser)
     add = parser.add_argument
     add_model(parser)
@@ -138,7 +129,7 @@ def add_recycle(parser: ArgumentParser) -> None:
     add("--license", help="of the corpus, for the card")
 
 
-def _recycle(args: Namespace) -> int:
+def recycle(args: Namespace) -> None:
     check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
@@ -161,4 +152,3 @@ def _recycle(args: Namespace) -> int:
         f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
         f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
     )
-    return 0

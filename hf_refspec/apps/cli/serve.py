@@ -1,17 +1,27 @@
-"""`hf-refspec serve`."""
+"""`hf-refspec serve`; `space`, the page here or on the Hub; `publish`, the Hub's repository."""
 
 from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from pathlib import Path
 
 from ...drafting.compilation import drafting_kernels
 from ...extras import require
-from ..shared.listening import listen, port
+from ...store.folder import new_folder
+from ...store.hub import push_files
+from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
-from .arguments import add_model, log_to_stderr, positive, quieten_transformers
+from .arguments import (
+    add_listening,
+    add_model,
+    listen,
+    log_to_stderr,
+    positive,
+    quieten_transformers,
+)
 
 logger = logging.getLogger("hf_refspec")
 
@@ -25,11 +35,9 @@ _LIMITS = (
 
 
 def add_serve(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_serve)
     add = parser.add_argument
     add_model(parser)
-    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
-    add("--port", type=port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
+    add_listening(parser, 8000, "; 0 for a free one")
     add_sources(parser.add_argument_group("texts"))
     add(
         "--isolate",
@@ -49,10 +57,10 @@ def add_serve(parser: ArgumentParser) -> None:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 
 
-def _serve(args: Namespace) -> int:
+def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
-        require(package, "hf-refspec serve", "serve")
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        require(name, "hf-refspec serve", "serve")
     from ..serve.app import make_app
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
@@ -82,3 +90,53 @@ def _serve(args: Namespace) -> int:
             server.run([listening])
         engine.close(_PASS_SECONDS)
     return 130 if server.force_exit else 0
+
+
+def add_space(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add_model(parser)
+    add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
+    add_listening(parser, 7860)
+    add("--push", metavar="USER/NAME", help="write the page as a Space on the Hub instead")
+    add("--private", action="store_true", help="with --push: a new Space is private")
+    add("--package", metavar="PACKAGE", help=f"with --push: {PACKAGE}")
+
+
+def space(args: Namespace) -> None:
+    require("gradio", "hf-refspec space", "space")
+    given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
+    if args.push is not None:
+        contents = space_repository(args.push, **given, package=package(args.package))
+        print(push_files(args.push, "space", contents, args.private or None).repo_url.url)
+        return
+    for option in ("private", "package"):
+        if getattr(args, option):
+            raise ValueError(f"--{option} has no effect without --push; add it")
+    listen(args.host, args.port).close()  # before a model is loaded
+    from ..space.app import serve
+
+    quieten_transformers()
+    serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
+
+
+def add_publish(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("repo", help='the name of the repository on the Hub, "user/name"')
+    add("--private", action="store_true", default=None, help="make a new repository private")
+    add("--out", type=Path, metavar="FOLDER", help="write it into a new folder; nothing is pushed")
+    add("--package", metavar="PACKAGE", help=PACKAGE)
+
+
+def publish(args: Namespace) -> None:
+    """Prints where the repository is, and the call that uses it."""
+    contents = generate_repository(args.repo, package(args.package))
+    if args.out is None:
+        print(push_files(args.repo, "model", contents, args.private).repo_url)
+        name = args.repo
+    else:
+        with new_folder(args.out) as new:
+            for path, content in contents.items():
+                (new / path).parent.mkdir(exist_ok=True)
+                (new / path).write_bytes(content)
+        name = str(args.out)
+    print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")

@@ -1,23 +1,33 @@
-"""`hf-refspec store`: the commands that write or describe datastores."""
+"""`hf-refspec store`: the commands that write, describe or search datastores."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store.datastore import Datastore
 from ...store.datastore_config import StoreConfig
 from ...store.files import DatastoreError
 from ...store.names import load_tokenizer
 from ...store.printable import printable
+from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
+
+if TYPE_CHECKING:
+    from ...drafting.tree import DraftTree
+
+_NODES = 24  # that a search drafts
+_EXAMPLES, _EXAMPLE_TOKENS = 3, 12  # places that a search shows, and what stands around them
 
 
 def add_build(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_build)
     add = parser.add_argument
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
@@ -26,7 +36,7 @@ def add_build(parser: ArgumentParser) -> None:
     add("--license", help="of the corpus, for the card")
 
 
-def _build(args: Namespace) -> int:
+def build(args: Namespace) -> None:
     documents, corpus, license = load_corpus(args, args.streaming)
     if args.tokenizer is None:
         from ...smollm2 import default_model  # which loads torch
@@ -42,68 +52,58 @@ def _build(args: Namespace) -> int:
         **_options(args),
     )
     _print_info(store)
-    return 0
 
 
 def add_extend(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_extend)
     parser.add_argument("store", help="the folder of the datastore")
     _add_corpus(parser)
 
 
-def _extend(args: Namespace) -> int:
+def extend(args: Namespace) -> None:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
     documents, _, _ = load_corpus(args, args.streaming)
     _print_info(store.extend(documents, tokenizer, **_options(args)))
-    return 0
 
 
 def add_merge(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_merge)
     parser.add_argument("store", help="the folder of the datastore")
 
 
-def _merge(args: Namespace) -> int:
+def merge(args: Namespace) -> None:
     _print_info(Datastore(args.store).merge())
-    return 0
 
 
 def add_retokenize(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_retokenize)
     add = parser.add_argument
     add("store", help="a folder or a Hub id, of a datastore with its full form")
     add("--tokenizer", required=True, help="the other model's, a folder or a Hub id")
     add("--out", type=Path, required=True, help="the new folder")
 
 
-def _retokenize(args: Namespace) -> int:
+def retokenize(args: Namespace) -> None:
     store = Datastore.from_pretrained(args.store, form="full")
     _print_info(store.retokenize(load_tokenizer(args.tokenizer), args.out))
-    return 0
 
 
 def add_compact(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_compact)
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
     add("--max-bytes", type=positive, metavar="N", help="keep what is accepted most for its bytes")
 
 
-def _compact(args: Namespace) -> int:
+def compact(args: Namespace) -> None:
     _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
-    return 0
 
 
 def add_info(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_info)
     help = "a folder or a Hub id of a datastore, or the folder of a knowledge base"
     parser.add_argument("store", help=help)
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
 
 
-def _info(args: Namespace) -> int:
+def info(args: Namespace) -> None:
     path = Path(args.store)
     try:
         base = KnowledgeBaseConfig.read(path)
@@ -121,7 +121,77 @@ def _info(args: Namespace) -> int:
         print("all files are as they were written")
     else:
         print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
-    return 0
+
+
+def add_search(parser: ArgumentParser) -> None:
+    parser.add_argument("store", help="a folder or a Hub id")
+    parser.add_argument("text", help="the text that the drafts continue")
+
+
+def search(args: Namespace) -> None:
+    """Prints the longest match with some places where it occurs, and the draft tree."""
+    from ...drafting.datastore_drafts import DatastoreDrafts  # which loads torch
+    from ...drafting.tree import ROOT
+
+    store = Datastore.from_pretrained(args.store)
+    tokenizer = store.load_tokenizer()
+    with store.naming_damage():
+        ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+        if len(ids) == 0:
+            raise ValueError("text has no tokens; give at least a word")
+        if store.form == "full":
+            _print_matches(store, ids, tokenizer)
+        drafts = DatastoreDrafts(store)
+        drafts.begin(ids, store.config.vocab_size)
+        tree = drafts.draft(_NODES)
+        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+        _print_below(ROOT, tree, ids.tolist(), tokenizer)
+
+
+def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prints the longest match, its number of occurrences, and some of them in context."""
+    matches = all_matches(store.shards, ids.astype(np.int32), 1)
+    if not matches:
+        print("not even the last token occurs")
+        return
+    match = matches[0]
+    words = tokenizer.decode(ids[-match.length :])
+    print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
+    examples = [
+        (shard, index)
+        for shard, (low, high) in zip(store.shards, match.ranges, strict=True)
+        for index in range(low, min(high, low + _EXAMPLES))
+    ]
+    for shard, index in examples[:_EXAMPLES]:
+        begin = int(shard.suffixes[index])
+        if begin < 0:
+            raise DatastoreError(
+                f"{store.path} is damaged; hf-refspec store info --verify says which file"
+            )
+        end = begin + match.length
+        low, high = max(begin - _EXAMPLE_TOKENS, 0), end + _EXAMPLE_TOKENS
+        ends = np.flatnonzero(shard.tokens[low:high] == shard.separator) + low  # of documents
+        low = max([low, *(ends[ends < begin] + 1)])
+        high = min([high, *ends[ends >= end]])
+        parts = shard.tokens[low:begin], ids[-match.length :], shard.tokens[end:high]
+        texts = (printable(tokenizer.decode(part).replace("\n", "↵")) for part in parts)
+        print("  …{}⟦{}⟧{}…".format(*texts))
+
+
+def _print_below(
+    parent: int,
+    tree: DraftTree,
+    path: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    depth: int = 1,
+) -> None:
+    """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
+    known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
+    for node in np.flatnonzero(tree.parents == parent).tolist():
+        longer = [*path, int(tree.tokens[node])]
+        added = tokenizer.decode(longer)[len(known) :]
+        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
+        _print_below(node, tree, longer, tokenizer, depth + 1)
 
 
 def _add_corpus(parser: ArgumentParser) -> None:

@@ -1,7 +1,5 @@
 """The repositories on the Hub that publish the package: the one for
-`generate(custom_generate="user/name")`, as transformers asks for it, and the page as a Space.
-
-Each gets hf_refspec by a requirement of pip, or as a wheel in it.
+`generate(custom_generate="user/name")`, and the page as a Space.
 """
 
 from __future__ import annotations
@@ -115,8 +113,7 @@ def space_repository(
     datastore: str | None = None,
     package: Package = FROM_INDEX,
 ) -> dict[str, bytes]:
-    """The files of a Space by name; the options before `package` are those of
-    `apps.space.app.serve`."""
+    """The files of a Space by name, which serves the page with these options."""
     for option, name in (("--model", model), ("--datastore", datastore)):
         if name is not None and (Path(name).exists() or name.count("/") != 1):
             raise ValueError(

@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from starlette.responses import StreamingResponse
@@ -16,41 +17,36 @@ from starlette.types import Receive, Scope, Send
 from .engine import Engine
 from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
 from .generation import Generation, Piece, TokenLogprob
-from .protocol import TextRequest
+from .protocol import ChatRequest, TextRequest
 from .served_model import Prepared
 from .tool_calls import Call, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]
 
 
+@dataclass
 class Choice:
     """What has come of a row."""
 
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None
+    parts: list[Part] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
 
     @property
     def text(self) -> str:
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
-    def reasoning(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
-
-    @property
     def calls(self) -> list[Call]:
         return [part for part in self.parts if isinstance(part, Call)]
 
 
-class Answer(ABC):
-    """The answer to a request, with a choice for each row. It receives a row's parts one after
-    another, each with the log probabilities of its tokens, and returns what a stream then sends."""
-
-    kind = chunk_kind = ""
+class Answer:
+    """The answer to a chat or a completion, with a choice for each row. It receives a row's parts
+    one after another, and returns what a stream then sends."""
 
     def __init__(self, model: str, request: TextRequest) -> None:
+        self._is_chat = isinstance(request, ChatRequest)
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
         self._choices = [Choice() for _ in range(request.n or 1)]
         self._logprobs = request.logprobs is not None and request.logprobs is not False
@@ -58,13 +54,16 @@ class Answer(ABC):
         self._includes_usage = bool(options and options.include_usage)
 
     def begin(self) -> list[Event]:
-        return []
+        """Only a chat's answer has a beginning."""
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        rows = range(len(self._choices)) if self._is_chat else ()
+        return [self._chunk(row, delta, None) for row in rows]
 
     def add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> list[Event]:
         """Receives a row's next part."""
         choice = self._choices[row]
         delta = self._delta(choice, part)
-        described = self._described(logprobs, len(choice.text)) if self._logprobs else None
+        described = self._described(logprobs, len(choice.text))
         choice.parts.append(part)
         choice.logprobs += logprobs
         return [self._chunk(row, delta, described)]
@@ -79,10 +78,7 @@ class Answer(ABC):
 
     def close(self, generations: Sequence[Generation]) -> list[Event]:
         """Ends the answer, after all rows."""
-        if not self._includes_usage:
-            return []
-        about = {**self._about, "object": self.chunk_kind, "choices": []}
-        return [{**about, "usage": usage(generations)}]
+        return [{**self._chunks([]), "usage": usage(generations)}] if self._includes_usage else []
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The answer to a request that does not stream."""
@@ -90,72 +86,38 @@ class Answer(ABC):
             {
                 **self._message(choice),
                 "index": row,
-                "logprobs": self._described(choice.logprobs, 0) if self._logprobs else None,
+                "logprobs": self._described(choice.logprobs, 0),
                 "finish_reason": choice.finish_reason,
             }
             for row, choice in enumerate(self._choices)
         ]
-        about = {**self._about, "object": self.kind, "choices": choices}
-        return {**about, "usage": usage(generations)}
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._about, "object": kind, "choices": choices, "usage": usage(generations)}
 
     def _chunk(
         self, row: int, delta: Event, logprobs: Event | None, finish_reason: str | None = None
     ) -> Event:
         choice = {**delta, "index": row, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._about, "object": self.chunk_kind, "choices": [choice]}
+        return self._chunks([choice])
 
-    @abstractmethod
-    def _message(self, choice: Choice) -> Event: ...
-
-    @abstractmethod
-    def _delta(self, choice: Choice, part: Part | None) -> Event: ...
-
-    @abstractmethod
-    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event: ...
-
-
-class CompletionAnswer(Answer):
-    """The answer to `/v1/completions`, which has no calls."""
-
-    kind = chunk_kind = "text_completion"
+    def _chunks(self, choices: list[Event]) -> Event:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        return {**self._about, "object": kind, "choices": choices}
 
     def _message(self, choice: Choice) -> Event:
-        return {"text": choice.text}
-
-    def _delta(self, choice: Choice, part: Part | None) -> Event:
-        return {"text": part or ""}
-
-    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        offsets = [offset]
-        for each in logprobs:
-            offsets.append(offsets[-1] + len(each.token))
-        return {
-            "tokens": [each.token for each in logprobs],
-            "token_logprobs": [each.logprob for each in logprobs],
-            "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
-            "text_offset": offsets[:-1],
-        }
-
-
-class ChatAnswer(Answer):
-    """The answer to `/v1/chat/completions`."""
-
-    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-
-    def begin(self) -> list[Event]:
-        delta = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk(row, delta, None) for row in range(len(self._choices))]
-
-    def _message(self, choice: Choice) -> Event:
-        calls = [_described_call(each) for each in choice.calls]
+        if not self._is_chat:
+            return {"text": choice.text}
         message: Event = {"role": "assistant", "content": choice.text, "refusal": None}
-        if calls:
+        if choice.calls:
+            calls = [_described_call(each) for each in choice.calls]
             message |= {"content": choice.text or None, "tool_calls": calls}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
+        if reasoning := "".join(p.text for p in choice.parts if isinstance(p, Reasoning)):
+            message["reasoning_content"] = reasoning
         return {"message": message}
 
     def _delta(self, choice: Choice, part: Part | None) -> Event:
+        if not self._is_chat:
+            return {"text": part or ""}
         if part is None:
             return {"delta": {}}
         if isinstance(part, Call):
@@ -165,12 +127,20 @@ class ChatAnswer(Answer):
             return {"delta": {"reasoning_content": part.text}}
         return {"delta": {"content": part}}
 
-    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        content = [
-            {**each.described(), "top_logprobs": [top.described() for top in each.top]}
-            for each in logprobs
-        ]
-        return {"content": content, "refusal": None}
+    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event | None:
+        """Log probabilities; of a completion with the places of tokens in its text."""
+        if not self._logprobs:
+            return None
+        if self._is_chat:
+            return {"content": logprobs, "refusal": None}
+        tokens = [each["token"] for each in logprobs]
+        top = [{t["token"]: t["logprob"] for t in each["top_logprobs"]} for each in logprobs]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each["logprob"] for each in logprobs],
+            "top_logprobs": top,
+            "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)][: len(tokens)],
+        }
 
 
 def _described_call(call: Call) -> Event:
@@ -180,8 +150,7 @@ def _described_call(call: Call) -> Event:
 
 def usage(generations: Sequence[Generation]) -> dict[str, Any]:
     """The tokens of a request, whose prompt counts once. Tokens of a prediction are accepted if
-    they were drafted and the model chose them, and rejected otherwise; `completion_tokens` counts
-    the answers alone."""
+    they were drafted and the model chose them, and rejected otherwise."""
     prompt = generations[0].prompt_tokens
     completion = sum(each.tokens for each in generations)
     accepted = sum(each.accepted_prediction_tokens for each in generations)
@@ -198,8 +167,7 @@ def usage(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 class Stream:
-    """Submits a request to the engine, and has its answer written in the event loop, piece by
-    piece."""
+    """Submits a request, and has its answer written in the event loop, piece by piece."""
 
     def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
         self._engine = engine
@@ -239,7 +207,7 @@ class Stream:
 
     def _read(self, row: int, piece: Piece) -> list[Event]:
         reader = self._readers[row]
-        parts = [piece.text] if reader is None else reader.feed(piece.text)
+        parts = [piece.text] if reader is None else reader.read(piece.text)
         if not parts and piece.logprobs:
             parts = [""]  # the text is held back
         events = []
@@ -257,7 +225,7 @@ class Stream:
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         reader = self._readers[row]
-        parts = [] if reader is None else reader.end()
+        parts = [] if reader is None else reader.read(None)
         events = [event for part in parts for event in self.answer.add(row, part, [])]
         return [*events, *self.answer.end(row, generation)]
 

@@ -1,5 +1,4 @@
-"""The routes, with their documentation at `/docs`, and how bodies are received. A body is measured
-as it arrives; it is parsed and tokenised outside of the event loop."""
+"""The routes, with their documentation at `/docs`, and how bodies are received."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from .answers import Answer, ChatAnswer, CompletionAnswer, EventStream, Stream
+from .answers import Answer, EventStream, Stream
 from .engine import Engine
 from .errors import ApiError, answer_errors, not_json, too_many
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
@@ -38,8 +37,7 @@ ResultT = TypeVar("ResultT")
 def make_app(
     served: ServedModel, engine: Engine, max_body_bytes: int, hosts: Sequence[str] | None = None
 ) -> FastAPI:
-    """An app that answers requests with an engine. `hosts` are the names by which clients may reach
-    it; any by default."""
+    """Answers requests with an engine, to clients that reach it by one of the names `hosts`."""
     app = FastAPI(title="hf_refspec", redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
     if hosts is not None:
@@ -50,10 +48,7 @@ def make_app(
     reader = Reader()
 
     async def answered(
-        http: Request,
-        kind: type[RequestT],
-        prepare: Callable[[RequestT], Prepared],
-        answer: type[Answer],
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], Prepared]
     ) -> Response:
         def read(body: bytes) -> tuple[RequestT, Prepared]:
             request = parsed(kind, body)
@@ -64,18 +59,18 @@ def make_app(
         async def response() -> Response:
             request, prepared = await reader.read(read, body)
             prepared = await served.constrained(prepared)
-            stream = Stream(engine, prepared, answer(served.name, request))
+            stream = Stream(engine, prepared, Answer(served.name, request))
             return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
 
         return await unless_left(http, response())
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat_completions(http: Request) -> Response:
-        return await answered(http, ChatRequest, served.chat, ChatAnswer)
+        return await answered(http, ChatRequest, served.chat)
 
     @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
     async def completions(http: Request) -> Response:
-        return await answered(http, CompletionRequest, served.completion, CompletionAnswer)
+        return await answered(http, CompletionRequest, served.completion)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -137,8 +132,7 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
 
 
 class Reader:
-    """A thread that parses and tokenises one request at a time: several threads would only take
-    turns with each other and with the event loop."""
+    """Parses and tokenises one request at a time: threads would only take turns with each other."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "reader")

@@ -1,5 +1,4 @@
-"""The thread that decodes: as many requests together as there are rows; the others wait in the
-order in which they came. Its metrics say what it has done."""
+"""The thread that decodes as many requests together as there are rows; others wait in order."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Condition, Thread
 from time import monotonic
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -38,8 +38,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class Engine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
     while `max_waiting` others may wait. What the `sources` learn in one request serves the next
-    ones, and a prompt is not read again where it begins like another, unless `isolates` is set, so
-    that no client can tell by the speed what others asked."""
+    ones, and a prompt is not read again where it begins like another, unless `isolates` is set."""
 
     def __init__(
         self,
@@ -98,8 +97,7 @@ class Engine:
         self, requests: Sequence[GenerationRequest], listener: Callable[[int, Piece | None], None]
     ) -> list[Generation]:
         """Puts the rows of a request at the end of the queue; `listener` receives each one's index
-        with its pieces. Raises an `ApiError` if the queue has no room for all of them, or after
-        [`~Engine.drain`]."""
+        with its pieces. Raises an `ApiError` if the queue has no room for all of them."""
         generations = [
             Generation(request, self._tokenizer, partial(listener, index))
             for index, request in enumerate(requests)
@@ -118,8 +116,7 @@ class Engine:
         return generations
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a request in the queue, in its prefill or after its next token; does nothing if it
-        has ended."""
+        """Ends a request in the queue, in its prefill or after its next token."""
         generation.cancelled = True
         with self._changed:
             if generation not in self._waiting:
@@ -141,8 +138,7 @@ class Engine:
             self.cancel(generation)
 
     def close(self, seconds: float) -> None:
-        """Cancels all requests and ends the thread, waiting so many seconds at most for the forward
-        pass that it is in."""
+        """Cancels all requests, and waits for the forward pass that runs, for `seconds` at most."""
         self.drain()
         self.cancel_all()
         self._thread.join(seconds)
@@ -160,8 +156,7 @@ class Engine:
                     self._finish(text)
 
     def _admit(self) -> bool:
-        """Waits until there is something to do, and begins requests while there are rows for them.
-        Returns whether there is anything left to do."""
+        """Waits for something to do, and begins requests; returns whether anything is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
             room = max(self._max_rows - self.running, 0)
@@ -179,17 +174,15 @@ class Engine:
     def _begin(self, generation: Generation) -> None:
         request = generation.request
         if self._isolates:
-            drafter: Drafter = copy.deepcopy(self._drafter)
+            drafter: Any = copy.deepcopy(self._drafter)
         else:
             drafter = generation.session.enter_context(self._pool.drafter())
-        assert isinstance(drafter, Blend)
         prediction, grammar, *_ = drafter.drafters
-        assert isinstance(prediction, Prediction) and isinstance(grammar, Grammar)
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
             grammar.source, grammar.budget = copy.deepcopy(request.grammar), request.grammar_budget
-            grammar.source.stops = request.grammar_budget.is_spent
+            grammar.source.stops = request.grammar_budget.ends_drafts
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
@@ -207,17 +200,16 @@ class Engine:
         generation = self._texts.pop(text)
         generation.stats = text.stats
         try:
-            if not failed:
+            if failed:
+                generation.outcome = generation.outcome or "error"
+            else:
                 generation.end(self._end_tokens)
-            elif generation.outcome is None:
-                generation.outcome = "error"
         except Exception:  # the thread decodes on for all others
             logger.exception("The end of a request failed.")
             generation.outcome = "error"
         self._remove(generation)
 
     def _remove(self, generation: Generation) -> None:
-        """Takes a request out that has been decoded."""
         generation.session.close()
         self._last_seconds = monotonic() - generation.submitted_at
         with self._changed:
@@ -235,8 +227,7 @@ class Engine:
 
 
 class Metrics:
-    """What the server has done so far, in Prometheus form. `sources` are the names of what drafts,
-    the two functions count requests when they are read."""
+    """What the server has done so far, in Prometheus form; the functions count requests."""
 
     def __init__(
         self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
@@ -248,15 +239,15 @@ class Metrics:
         self._requests = counter("requests", "Requests by how they ended", ["outcome"])
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were read")
         self._tokens = counter("generated_tokens", "New tokens")
-        self._passes = counter(
-            "forward_passes", "Forward passes of the model, counted for each row in them"
-        )
+        text = "Forward passes of the model, counted for each row in them"
+        self._passes = counter("forward_passes", text)
         text = "Accepted draft tokens by the source that drafted them, each counted once"
         self._accepted = counter("accepted_draft_tokens", text, ["source"])
         gauge("waiting_requests", "Requests that wait").set_function(waiting)
         gauge("running_requests", "Requests that are decoded, rows").set_function(running)
-        histogram = partial(Histogram, namespace="hf_refspec", registry=self._registry)
-        histogram = partial(histogram, buckets=_SECONDS)
+        histogram = partial(
+            Histogram, namespace="hf_refspec", registry=self._registry, buckets=_SECONDS
+        )
         self._waited = histogram("waiting_seconds", "From a request to its first forward pass")
         self._first = histogram("time_to_first_token_seconds", "From a request to its first token")
         gauge("mat", "New tokens per forward pass").set_function(lambda: self._stats.mat)

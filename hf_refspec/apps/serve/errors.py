@@ -14,8 +14,7 @@ _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
 class ApiError(HTTPException):
-    """Refuses a request: the message is one line that says what is wrong and what to do, `param` is
-    the request's field, `code` OpenAI's word for the error."""
+    """Refuses a request in one line; `param` is its field, `code` OpenAI's word for the error."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ def too_many(message: str, seconds: int) -> ApiError:
 
 
 def grammar_too_slow(param: str) -> ApiError:
-    message = f"{param}: the grammar takes more than 1 s and 10 ms for each token; make it simpler"
+    message = f"{param}: the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
     return ApiError(400, message, param, _TOO_SLOW)
 
 
@@ -61,8 +60,7 @@ def shutting_down() -> ApiError:
 
 
 def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
-    """Makes an app answer all errors in OpenAI's form, the framework's own included, and calls
-    `count` for each one that refuses a request before it is decoded."""
+    """Answers all errors in OpenAI's form, and counts those before a request is decoded."""
 
     @app.exception_handler(HTTPException)
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:

@@ -33,22 +33,8 @@ _FAILURES = ("grammar", "error")
 _LEAST = -9999.0  # OpenAI's number for what cannot be; JSON has no infinity
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A token's text with its log probability, and the most probable ones in its place."""
-
-    token: str
-    logprob: float
-    top: list[TokenLogprob]
-
-    def described(self) -> dict[str, Any]:
-        """As chats describe it. What is a part of a character has no bytes of its own."""
-        whole = PART_OF_CHARACTER not in self.token
-        return {
-            "token": self.token,
-            "logprob": self.logprob,
-            "bytes": [*self.token.encode()] if whole else None,
-        }
+# A token with its log probability and the most probable ones in its place, as chats describe it.
+TokenLogprob: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,10 +51,8 @@ Listener: TypeAlias = Callable[[Piece | None], Any]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate` and logits
-    processors, a seed for sampling, strings before which the text ends, the ids that the client
-    expects, how many log probabilities it wants beside each token's own, whether special tokens
-    belong to the text, the grammar of the text, and the time that this may take."""
+    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate`, the ids
+    that the client expects, how many log probabilities it wants beside each token's own."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
@@ -85,11 +69,7 @@ class GenerationRequest:
 class Generation(StoppingCriteria):
     """A request that waits, is decoded or has ended. As a stopping criterion it sees every token,
     and ends the text at a stop string, when time is up, and when `cancelled` is set, because its
-    client has left; the last two also end the prefill.
-
-    `outcome` says why it ended, `tokens` counts the new tokens so far. It was submitted, begun and
-    had its first token at these times of `time.monotonic`.
-    """
+    client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
 
     def __init__(
         self, request: GenerationRequest, tokenizer: PreTrainedTokenizerBase, listener: Listener
@@ -106,19 +86,18 @@ class Generation(StoppingCriteria):
         self.began_at: float | None = None
         self.first_token_at: float | None = None
         self._ends_at = float("inf")
+        self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, not request.keeps_special_tokens)
         self._stop = StopStrings(request.stop_strings)
-        top = request.top_logprobs
-        self._recorder = None if top is None else LogprobRecorder(tokenizer, top)
+        self.next_logprobs = torch.empty(0)  # of all tokens, by the model itself; if asked for
         self._logprobs: list[TokenLogprob] = []  # of the tokens since the last piece
 
     def processors(self) -> LogitsProcessorList:
-        """What records the log probabilities, what the request asks for, what constrains it."""
+        """What the request asks for, and what constrains it."""
         request = self.request
-        asked = [*([] if self._recorder is None else [self._recorder]), *request.processors]
-        if not asked and request.grammar is None:
+        if not request.processors and request.grammar is None and request.top_logprobs is None:
             return LogitsProcessorList()
-        return LogitsProcessorList([_OfOneRequest(self, asked)])
+        return LogitsProcessorList([_OfOneRequest(self)])
 
     def begin(self, max_seconds: float) -> None:
         """It is decoded from now on, for so long at most."""
@@ -132,13 +111,11 @@ class Generation(StoppingCriteria):
         self.tokens += 1
         if self.outcome in _FAILURES:
             return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
-        if self._recorder is not None:
-            self._logprobs.append(self._recorder.of(self._last_token))
+        if self.request.top_logprobs is not None:
+            self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
         if text := self._stop.put(self._text.put(self._last_token)):
             self._pass_on(text)
         ended = self._stop.found or self.is_interrupted()
-        if self._stop.found:
-            self.outcome = "stop"
         return torch.full(input_ids.shape[:1], ended, device=input_ids.device)
 
     def is_interrupted(self) -> bool:
@@ -165,6 +142,17 @@ class Generation(StoppingCriteria):
         logprobs, self._logprobs = self._logprobs, []
         self.listener(Piece(text, logprobs))
 
+    def _described(self, token: int, top: int | None = None) -> TokenLogprob:
+        """A part of a character has no bytes of its own."""
+        text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        logprob = max(float(self.next_logprobs[token]), _LEAST)
+        encoded = None if PART_OF_CHARACTER in text else [*text.encode()]
+        described = {"token": text, "logprob": logprob, "bytes": encoded}
+        if top is None:
+            return described
+        best = self.next_logprobs.topk(min(top, len(self.next_logprobs))).indices.tolist()
+        return {**described, "top_logprobs": [self._described(each) for each in best]}
+
     @property
     def finish_reason(self) -> str:
         """OpenAI's word for the outcome."""
@@ -189,22 +177,24 @@ class _OfOneRequest(LogitsProcessor):
     """A request's processors, and its grammar's. If one fails, leaves no token or has spent its
     budget, the request ends, and those that are decoded with it go on."""
 
-    def __init__(self, generation: Generation, processors: list[LogitsProcessor]) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._processors = LogitsProcessorList(processors)
+        self._processors = LogitsProcessorList(generation.request.processors)
         grammar = generation.request.grammar
         self._grammar = None if grammar is None else grammar.processor()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        budget = self._generation.request.grammar_budget
+        request = self._generation.request
+        if request.top_logprobs is not None:
+            self._generation.next_logprobs = scores[0].float().log_softmax(dim=-1)
         try:
             processed = self._processors(input_ids, scores)
             if self._grammar is not None:
-                budget.add_token()
-                if budget.is_spent():
+                request.grammar_budget.add_token()
+                if request.grammar_budget.left <= 0:
                     self._generation.outcome = "grammar"
                     return scores
-                with budget:
+                with request.grammar_budget:
                     processed = self._grammar(input_ids, processed)
             if processed.max() == -torch.inf:
                 raise ValueError("no token may follow")
@@ -215,33 +205,8 @@ class _OfOneRequest(LogitsProcessor):
         return processed
 
 
-class LogprobRecorder(LogitsProcessor):
-    """Remembers the logits for the next token, `top` of which are of interest. It changes nothing,
-    and is the first processor: the probabilities are the model's own."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, top: int) -> None:
-        self._tokenizer = tokenizer
-        self._top = top
-        self._logprobs = torch.empty(0)
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        self._logprobs = scores[0].float().log_softmax(dim=-1)
-        return scores
-
-    def of(self, token: int) -> TokenLogprob:
-        """What is known of the token that was chosen."""
-        top = self._logprobs.topk(min(self._top, len(self._logprobs)))
-        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        others = [TokenLogprob(self._text(id), max(logprob, _LEAST), []) for id, logprob in pairs]
-        return TokenLogprob(self._text(token), max(float(self._logprobs[token]), _LEAST), others)
-
-    def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-
-
 class StopStrings:
-    """Passes a text on up to the first stop string, and holds back what may begin one. After
-    `found` is set, no text may follow."""
+    """Passes a text on up to the first stop string, and holds back what may begin one."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.found = False
@@ -249,7 +214,7 @@ class StopStrings:
         self._held = ""
 
     def put(self, text: str) -> str:
-        """Takes the next piece, and returns what certainly stands before any stop string."""
+        """Returns what certainly stands before any stop string."""
         text = self._held + text
         places = [place for each in self._strings if (place := text.find(each)) >= 0]
         self.found = bool(places)

@@ -26,7 +26,7 @@ from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
 from .tool_calls import CLOSE, OPEN
 
 _SECONDS = 3  # to compile one grammar
-_BUDGET, _BUDGET_A_TOKEN = 1.0, 0.01  # seconds; ordinary grammars take a millisecond for each token
+_BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
 _STARTING_SECONDS = 30
 _MOST_WAITING = 64  # grammars that wait to be compiled
 
@@ -181,8 +181,9 @@ class GrammarCompiler:
 
 class GrammarBudget:
     """The time that masks and drafts of a request's grammar may take, for all of its rows together:
-    a second, and 10 ms for each token. It counts what `with` encloses, and may be exceeded by one
-    step of the grammar, which nothing interrupts.
+    50 ms, and 3 ms for each token. It counts what `with` encloses, and may be
+    exceeded by one step of the grammar, which nothing interrupts. Drafts leave half of these 50 ms
+    to the masks, without which no token can follow.
 
     Args:
         clock: By default it counts only what this thread computes, however busy the machine is.
@@ -196,14 +197,16 @@ class GrammarBudget:
     def add_token(self) -> None:
         self._left += _BUDGET_A_TOKEN
 
-    def is_spent(self) -> bool:
-        running = 0.0 if self._began is None else self._clock() - self._began
-        return self._left < running
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self._left - (0.0 if self._began is None else self._clock() - self._began)
+
+    def ends_drafts(self) -> bool:
+        return self.left < _BUDGET / 2
 
     def __enter__(self) -> None:
         self._began = self._clock()
 
     def __exit__(self, *error: Any) -> None:
-        if self._began is not None:
-            self._left -= self._clock() - self._began
-        self._began = None
+        self._left, self._began = self.left, None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ...drafting.observation import Observation
@@ -10,26 +13,16 @@ from ...drafting.tree import DraftTree
 from .grammars import GrammarBudget
 
 
-class _Nothing(Source):
-    """Of requests that bring no source."""
-
-    def draft(self, budget: int) -> DraftTree:
-        return DraftTree.empty()
-
-
-class RequestSource(Source):
-    """Drafts what `source` does, which is the next call's own. It serves all requests, so that a
-    blend keeps what it has learned of its estimates."""
+class Prediction(Source):
+    """Drafts what the request's own `source` does: copies of the answer that its client expects.
+    It serves all requests, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source: Source = _Nothing()
+        self.source = Source()  # which drafts nothing
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.prunes, self.source.call = self.source.prunes, self.call
         self.source.begin(prompt_ids, vocab_size)
-
-    def draft(self, budget: int) -> DraftTree:
-        return self.source.draft(budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         return self.source.continue_path(path, budget)
@@ -42,36 +35,27 @@ class RequestSource(Source):
 
     def end(self) -> None:
         self.source.end()
-        self.source, self.prunes = _Nothing(), False
+        self.source, self.prunes = Source(), False
 
 
-class Prediction(RequestSource):
-    """Copies from the answer that a client expects."""
-
-
-class Grammar(RequestSource):
-    """Drafts what a schema or the form of a call forces, until the request's `budget` is spent."""
+class Grammar(Prediction):
+    """As above, what a schema or the form of a call forces, while the `budget` allows it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.budget = GrammarBudget()
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        if self.budget.is_spent():
-            return DraftTree.empty()
-        with self.budget:
-            return super().continue_path(path, budget)
+        return self._within_budget(DraftTree.empty(), super().continue_path, path, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        if self.budget.is_spent():
-            return tree
-        with self.budget:
-            return super().prune(tree, path)
+        return self._within_budget(tree, super().prune, tree, path)
 
     def observe(self, observation: Observation) -> None:
-        if not self.budget.is_spent():
-            with self.budget:
-                super().observe(observation)
+        self._within_budget(None, super().observe, observation)
+
+    def _within_budget(self, otherwise: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.budget.ends_drafts():
+            return otherwise
+        with self.budget:
+            return call(*arguments)

@@ -1,9 +1,8 @@
-"""Checks a request against the model, and prepares it for generation: ids, options of `generate`,
-logits processors, and what constrains the answer."""
+"""Checks a request against the model, and prepares it for generation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import thread_time
@@ -46,8 +45,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Prepares requests for the model that clients call `name`. `max_new_tokens` limits an answer,
-    and is the limit of a request that names none; `clock` measures what grammars take."""
+    """Prepares requests for the model that clients call `name`, or raises an `ApiError`.
+    `max_new_tokens` limits an answer, `clock` measures what grammars take."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -56,7 +55,6 @@ class ServedModel:
     clock: Callable[[], float] = thread_time
 
     def chat(self, request: ChatRequest) -> Prepared:
-        """Prepares a chat, or raises an `ApiError`."""
         self.check_name(request.model)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
@@ -77,7 +75,7 @@ class ServedModel:
         return Prepared(_rows(row, request), reader, constrained)
 
     async def constrained(self, prepared: Prepared) -> Prepared:
-        """Compiles what constrains a request, if anything does, or raises an `ApiError`."""
+        """Compiles what constrains a request, if anything does."""
         if prepared.constraint is None:
             return prepared
         grammar = await self._grammars.compiled(prepared.constraint)
@@ -86,15 +84,11 @@ class ServedModel:
         return replace(prepared, rows=rows)
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
-        """The chat in the model's template."""
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
             messages, shown = template_messages(self.tokenizer, request.messages, tools)
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tools=shown, add_generation_prompt=True, tokenize=False
-                )
-            )
+            options = {"tools": shown, "add_generation_prompt": True, "tokenize": False}
+            return str(self.tokenizer.apply_chat_template(messages, **options))
         except ValueError as error:
             raise ApiError(400, str(error), "messages") from error
         except (TemplateError, TypeError) as error:
@@ -103,16 +97,13 @@ class ServedModel:
             raise ApiError(400, message, "messages") from error
 
     def completion(self, request: CompletionRequest) -> Prepared:
-        """Prepares a completion, or raises an `ApiError`."""
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
                 ids = self._ids(text, "prompt", add_special_tokens=True)
             case ids:
                 self._check_length(len(ids), "prompt")
-                last = text_config(self.config).vocab_size - 1
-                if not all(0 <= id <= last for id in ids):
-                    raise ApiError(400, f"the prompt's ids must be from 0 to {last}", "prompt")
+                self._check_ids(ids, "the prompt's ids", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
         row = self._row(request, ids, request.max_tokens)
@@ -149,13 +140,16 @@ class ServedModel:
             message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
             raise ApiError(400, message, param, "context_length_exceeded")
 
+    def _check_ids(self, ids: Iterable[int], noun: str, param: str) -> None:
+        last = text_config(self.config).vocab_size - 1
+        if not all(0 <= token <= last for token in ids):
+            raise ApiError(400, f"{noun} must be from 0 to {last}", param)
+
     def _row(
         self, request: TextRequest, ids: list[int], max_tokens: int | None
     ) -> GenerationRequest:
         """What chats and completions have in common."""
-        last = text_config(self.config).vocab_size - 1
-        if not all(0 <= token <= last for token in request.logit_bias or ()):
-            raise ApiError(400, f"logit_bias: the ids must be from 0 to {last}", "logit_bias")
+        self._check_ids(request.logit_bias or (), "logit_bias: the ids", "logit_bias")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
             fitting = min(fitting, longest - len(ids))
@@ -181,8 +175,8 @@ def _rows(row: GenerationRequest, request: TextRequest) -> list[GenerationReques
 
 def _sampling_options(request: TextRequest) -> dict[str, Any]:
     """The options for `generate`; none if the request leaves them to the model."""
-    asked = {"temperature": request.temperature, "top_p": request.top_p, "min_p": request.min_p}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    names = ("temperature", "top_p", "min_p")
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.top_k is not None:
         given["top_k"] = max(request.top_k, 0)
     if given.get("temperature", 1) < _LEAST_TEMPERATURE:
@@ -195,8 +189,7 @@ def _sampling_options(request: TextRequest) -> dict[str, Any]:
 
 
 def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
-    """What changes the logits before they are sampled from. They go by the ids alone, so that
-    several rows may share them."""
+    """What changes the logits. They go by the ids alone, so that several rows may share them."""
     processors: list[LogitsProcessor] = []
     if request.logit_bias:
         biases = [[[token], float(bias)] for token, bias in request.logit_bias.items()]

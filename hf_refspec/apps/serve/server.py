@@ -41,8 +41,7 @@ def url(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an app until ctrl-C or SIGTERM. Then it takes no more requests and finishes those that
-    run and wait; a second ctrl-C cancels them."""
+    """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
 
     def __init__(self, app: FastAPI, engine: Engine) -> None:
         super().__init__(
@@ -71,8 +70,7 @@ class Server(uvicorn.Server):
 
 
 async def limit_connections(connections: Set[Any]) -> None:
-    """Closes connections whose clients owe a request or do not read the answer: each after some
-    time, and where there are too many of them, the oldest."""
+    """Closes connections whose clients owe a request or do not read, the oldest first."""
     since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
     while True:
         now = monotonic()

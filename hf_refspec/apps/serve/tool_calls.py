@@ -1,8 +1,7 @@
 """Tool calls: how a model learns of the tools, and how its calls are read from its text.
 
-Chat templates that know tools show them, and tokenizers may say how calls are to be read. Where
-they do not, the form is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}
-</tool_call>`. Calls that a request demands always have it.
+Where chat templates know no tools, and tokenizers do not say how calls are read, the form is that
+of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ Part = str | Reasoning | Call
 
 
 class CallReader:
-    """Finds calls in an answer to a prompt, as it comes, by transformers' response parser. Calls
-    have the tokenizer's `response_template`, or, where there is none or they are `forced`, the
-    common form. What is meant to be a call and is not stays text."""
+    """Finds calls in an answer as it comes. They have the form of the tokenizer's
+    `response_template`, or, where there is none or they are `forced`, the common one."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Sequence[Tool], forced: bool
@@ -87,36 +85,28 @@ class CallReader:
         self._body = ""  # of the call that is being read
         self._failed = False
 
-    def feed(self, text: str) -> list[Part]:
+    def read(self, text: str | None) -> list[Part]:
+        """The parts that a piece of the answer completes; `None` is its end."""
         if self._failed:
-            return [text]
+            return [] if text is None else [text]
         try:
-            return self._parts(self._parser.feed(text))
+            events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
+            return [part for event in events for part in self._parts(event)]
         except (ValueError, KeyError, TypeError):  # of JSON, or of what it describes
             self._failed = True
-            return [self._body + text]
+            return [self._body + (text or "")]
 
-    def end(self) -> list[Part]:
-        if self._failed:
+    def _parts(self, event: dict[str, Any]) -> list[Part]:
+        text, is_call = event.get("text") or "", event.get("field") == "tool_calls"
+        if is_call and event["type"] == "region_close":
+            parts, self._body = calls_in(event["value"]) or [self._body], ""
+            return parts
+        if not text or event["type"] != "region_chunk":
             return []
-        try:
-            return self._parts(self._parser.finalize()[1])
-        except (ValueError, KeyError, TypeError):
-            return [self._body]
-
-    def _parts(self, events: Sequence[dict[str, Any]]) -> list[Part]:
-        parts: list[Part] = []
-        for event in events:
-            is_call = event.get("field") == "tool_calls"
-            text = event.get("text") or ""
-            if is_call and event["type"] == "region_chunk":
-                self._body += text
-            elif is_call and event["type"] == "region_close":
-                parts += calls_in(event["value"]) or [self._body]
-                self._body = ""
-            elif text and event["type"] == "region_chunk":
-                parts.append(text if event["field"] == "content" else Reasoning(text))
-        return parts
+        if is_call:
+            self._body += text
+            return []
+        return [text if event["field"] == "content" else Reasoning(text)]
 
 
 def calls_in(value: Any) -> list[Part]:
@@ -140,8 +130,7 @@ def calls_in(value: Any) -> list[Part]:
 def template_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for the chat template. If it knows no tools, the system message lists
-    them, and calls and their results are texts."""
+    """Messages and tools for the chat template; as texts, if it knows no tools."""
     shown = [each.model_dump(exclude_none=True) for each in tools]
     template = tokenizer.get_chat_template(tools=shown or None)
     if re.search(r"\btools\b", template):
@@ -172,8 +161,7 @@ def _as_text(message: ChatMessage) -> str:
 
 
 def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages for templates that know tools: with arguments as objects, and the name of the
-    function that a result is from."""
+    """Messages with arguments as objects, and the function that a result is from."""
     names: dict[str | None, str] = {}
     described = []
     for each in messages:

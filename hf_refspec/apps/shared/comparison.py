@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -27,8 +28,7 @@ _WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call of `generate`: the new ids, those of several rows one after another, the seconds
-    that it took, and the model's forward passes."""
+    """The new ids of a call, row after row, the seconds it took, and the model's forward passes."""
 
     ids: list[int]
     seconds: float
@@ -62,6 +62,15 @@ def decode(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Dec
     return Decoded(ids, seconds, passes)
 
 
+def new_table(names: str, *figures: object) -> Table:
+    """A table with a column of names, and columns of figures."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(names, overflow="fold")
+    for column in figures:
+        table.add_column(str(column), justify="right")
+    return table
+
+
 def rate(calls: Iterable[Decoded]) -> float:
     """The tokens per second of several calls together."""
     calls = list(calls)
@@ -75,23 +84,13 @@ def speedup(plain: Iterable[Decoded], other: Iterable[Decoded]) -> float:
 
 def first_difference(plain_ids: Sequence[int], other_ids: Sequence[int]) -> int | None:
     """The first position at which ids differ or one list ends; `None` where they are equal."""
-    pairs = enumerate(zip(plain_ids, other_ids, strict=False))
-    differing = next((i for i, (plain, other) in pairs if plain != other), None)
-    if differing is None and len(plain_ids) != len(other_ids):
-        return min(len(plain_ids), len(other_ids))
-    return differing
-
-
-def verdict(plain_ids: Sequence[int], other_ids: Sequence[int]) -> str:
-    """Whether ids are those of plain decoding, in words."""
-    position = first_difference(plain_ids, other_ids)
-    return "ids identical" if position is None else f"IDS DIFFER from position {position}"
+    pairs = enumerate(zip_longest(plain_ids, other_ids))
+    return next((i for i, (plain, other) in pairs if plain != other), None)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast one method is as another, over all prompts together, with the bounds
-    of 90 % of the ratios of prompts resampled from these."""
+    """How many times as fast a method is as another, with bounds of 90 % over resampled prompts."""
 
     prompts: int
     ratio: float
@@ -101,17 +100,16 @@ class Gain:
     @classmethod
     def of(cls, plain: Sequence[Decoded], other: Sequence[Decoded]) -> Gain:
         """The gain of the `other` calls for the same prompts, in the same order."""
-        figures = np.array(
-            [[(len(call.ids), call.seconds) for call in calls] for calls in (plain, other)]
-        ).swapaxes(0, 1)  # (prompts, methods, tokens and seconds)
+        prompts, random_numbers = len(plain), np.random.default_rng(0)
+        drawn = random_numbers.integers(prompts, size=(2000, prompts))
 
-        def ratio(chosen: np.ndarray) -> float:
-            (tokens, seconds), (other_tokens, other_seconds) = chosen.sum(axis=0)
-            return float(other_tokens / other_seconds / (tokens / seconds))
+        def rates(calls: Sequence[Decoded]) -> np.ndarray:
+            figures = np.array([(len(call.ids), call.seconds) for call in calls])
+            tokens, seconds = figures[drawn].sum(axis=1).T
+            return tokens / seconds
 
-        draws = np.random.default_rng(0).integers(len(figures), size=(2000, len(figures)))
-        low, high = np.percentile([ratio(figures[draw]) for draw in draws], (5, 95))
-        return cls(len(figures), ratio(figures), float(low), float(high))
+        low, high = np.percentile(rates(other) / rates(plain), (5, 95))
+        return cls(prompts, speedup(plain, other), float(low), float(high))
 
     def __str__(self) -> str:
         """Whether it pays, and by how much."""
@@ -126,12 +124,8 @@ class Gain:
 
 
 class Comparison:
-    """Several methods that answer the same prompts by turns, so that other processes disturb all of
-    them alike. The others are compared with the first.
-
-    `new_methods` returns the methods with new drafters; `options` are the arguments of `generate`
-    that all of them have.
-    """
+    """Several methods that answer the same prompts by turns; others are compared with the first.
+    `new_methods` returns them with new drafters, `options` are the arguments of all of them."""
 
     def __init__(
         self, model: PreTrainedModel, new_methods: Callable[[], Methods], **options: Any
@@ -166,7 +160,7 @@ class Comparison:
 
     def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
         """Decodes a prompt by all methods, in another order for each prompt; returns the first
-        method's call. When it raises, as on ctrl-C, no call of this prompt counts."""
+        method's call. If it raises, as on ctrl-C, no call of this prompt counts."""
         order = random.Random(len(self.calls[self.first]))
         names = order.sample(list(self.methods), len(self.methods))
         found = {name: self.call(name, inputs, **options) for name in names}
@@ -187,21 +181,9 @@ class Comparison:
         """How many times as fast a method is as another one, by default the first."""
         return Gain.of(self.calls[over or self.first], self.calls[name])
 
-    def reason(self, name: str) -> str:
-        """Why a method is as fast as it is: its tokens per pass, and what a pass takes."""
-
-        def pass_seconds(calls: list[Decoded]) -> float:
-            return sum(call.seconds for call in calls) / sum(call.passes for call in calls)
-
-        longer = pass_seconds(self.calls[name]) / pass_seconds(self.calls[self.first])
-        return f"{self.mat(name):.2f} tokens a pass, which takes {longer:.2f} times as long"
-
     def table(self) -> Table:
         """A row for each method."""
-        table = Table(box=SIMPLE_HEAD)
-        table.add_column("method", overflow="fold")
-        for column in ("seconds", "tokens/s", "speed-up", "MAT", "equal texts"):
-            table.add_column(column, justify="right")
+        table = new_table("method", "seconds", "tokens/s", "speed-up", "MAT", "equal texts")
         for name, calls in self.calls.items():
             table.add_row(
                 name,
@@ -214,13 +196,20 @@ class Comparison:
         return table
 
     def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
-        """Prints the table, and for each method whether it pays and why: compared with the first
-        method, or with the one that `over` names. Returns 1 if texts differ in float32."""
+        """Prints the table, and for each method whether it pays, compared with the first or with
+        the one that `over` names. Returns 1 if texts differ in float32."""
         console.print(self.table())
         for name in list(self.calls)[1:]:
             other = (over or {}).get(name, self.first)
-            gain, reason = self.gain(name, other), self.reason(name)
-            console.print(f"{name} against {other} {gain}; {reason}", soft_wrap=True)
+            of_pass, of_first = (
+                sum(call.seconds for call in calls) / sum(call.passes for call in calls)
+                for calls in (self.calls[name], self.calls[self.first])
+            )
+            console.print(
+                f"{name} against {other} {self.gain(name, other)}; {self.mat(name):.2f} tokens a "
+                f"pass, which takes {of_pass / of_first:.2f} times as long",
+                soft_wrap=True,
+            )
         differing = [name for name, calls in self.calls.items() if self.equal(name) < len(calls)]
         if differing and self.model.dtype == torch.float32:
             console.print(f"IDS DIFFER: {', '.join(differing)}", soft_wrap=True)

@@ -1,10 +1,10 @@
-"""Prints an answer as it is written, each accepted draft token in the colour of its source."""
+"""The terminal, and answers on it as they come, accepted drafts in their sources' colours."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -25,10 +25,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 
+class Terminal(Console):
+    """A console without highlighting; rich's own would exit with 1 when a pipe breaks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise  # the BrokenPipeError, which rich is handling
+
+
 class LiveDrafts(Blend):
-    """A [`Blend`] that tells its `listener` in each step which source drafted each accepted token:
-    the first of several. Meanwhile `verified` is the tree of the step, and `drafts` has what each
-    source drafted for it."""
+    """Tells its `listener` in each step which source first drafted each accepted token. Meanwhile
+    `verified` is the tree of the step, and `drafts` has what each source drafted for it."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -52,8 +61,8 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets it
-    word by word, with lines broken between words; elsewhere lines stay as they are."""
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets
+    lines broken between words."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console

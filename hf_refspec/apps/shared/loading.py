@@ -66,9 +66,8 @@ def load_model(
     device_map: str | dict[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
-    """Loads a decoder-only language model from a folder or the Hub, by default onto a GPU where
-    there is one; the default model in float32, so that all ids are equal, others in their own
-    type. `device_map` is a device, `"auto"` for all of them, or what accelerate takes."""
+    """Loads a decoder-only language model, by default onto a GPU if there is one; the default model
+    in float32, so that ids are equal. `device_map` is a device, or what accelerate takes."""
     source = model_source(name or default_model())
     load_config(name, source)
     dtype = dtype or ("float32" if name is None else "auto")

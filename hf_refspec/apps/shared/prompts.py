@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
@@ -13,28 +14,22 @@ from ...text_config import context_length
 Message: TypeAlias = dict[str, str]
 
 
-def system(content: str) -> Message:
-    return {"role": "system", "content": content}
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
+system, user, assistant = (partial(message, role) for role in ("system", "user", "assistant"))
 
 
-def assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
-
-
-def with_document(document: str, question: str) -> str:
-    """A message that shows a text and then asks about it."""
-    return f"{document.strip()}\n\n{question}"
+def with_document(document: str | None, question: str) -> str:
+    """A message that shows a text, if there is one, and then asks about it."""
+    return f"{document.strip()}\n\n{question}" if document and document.strip() else question
 
 
 def tokens_left(
     prompt: BatchEncoding, config: PretrainedConfig, noun: str, hint: str, wanted: int
 ) -> int:
-    """How many of the `wanted` new tokens fit into the model's context after a prompt; refuses one
-    that leaves no room, with the `hint` what to do."""
+    """How many of the `wanted` tokens fit into the context after a prompt; at least one must."""
     length, longest = prompt["input_ids"].shape[1], context_length(config)
     if longest is None:
         return wanted
@@ -53,7 +48,9 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat in the model's template, up to where its answer begins: ids and mask, `(1, n)`."""
+    """A chat up to where its answer begins, in the model's template or as a text: `(1, n)`."""
+    if tokenizer.chat_template is None:
+        return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
     return tokenizer.apply_chat_template(
         list(messages),
         add_generation_prompt=True,
@@ -61,13 +58,6 @@ def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message])
         return_dict=True,
         tokenizer_kwargs={"return_token_type_ids": False},
     )
-
-
-def question_inputs(tokenizer: PreTrainedTokenizerBase, question: str) -> BatchEncoding:
-    """A question in the chat template, if there is one; otherwise as it is."""
-    if tokenizer.chat_template is None:
-        return text_inputs(tokenizer, question)
-    return chat_inputs(tokenizer, [user(question)])
 
 
 def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
-
-from .prompts import Message, user, with_document
 
 FILE_TOKENS = 400  # the most of a file that the model reads
 
@@ -20,7 +17,6 @@ renewed, and the reading room has new windows and forty new seats. The library w
 9 am to 8 pm on weekdays and from 10 am to 4 pm on Saturdays. On the opening day, the writer Helen \
 Moore reads from her new novel at 6 pm. Entry is free, and visitors can renew their cards at the \
 desk."""
-
 TEMPERATURE = """\
 ```python
 def to_celsius(fahrenheit):
@@ -30,8 +26,6 @@ def to_celsius(fahrenheit):
 def to_fahrenheit(celsius):
     return celsius * 9 / 5 + 32
 ```"""
-
-
 QUERIES = (
     "Write a SQL query that lists all customers from Berlin.",
     "Change it so that it lists all customers from Paris.",
@@ -48,29 +42,14 @@ class Scene:
     document: str | None = None
     system: str | None = None
 
-    def turns(self) -> Iterator[tuple[str, str, Message]]:
-        """The name of each turn, its question, and the message that the model receives."""
-        for number, question in enumerate(self.questions, 1):
-            name = self.name if len(self.questions) == 1 else f"{self.name} {number}"
-            content = question
-            if number == 1 and self.document is not None:
-                content = with_document(self.document, question)
-            yield name, question, user(content)
-
 
 def built_in_scenes() -> list[Scene]:
     """Three scenes that a model of 135 million parameters can do."""
+    title, asked = "A question about a document", ("What is new at the library of Ashford?",)
+    edit = ("Add docstrings to these functions.",)
     return [
-        Scene(
-            "document",
-            "A question about a document",
-            ("What is new at the library of Ashford?",),
-            NOTICE,
-            FROM_THE_TEXT,
-        ),
-        Scene(
-            "edit", "An edit of Python code", ("Add docstrings to these functions.",), TEMPERATURE
-        ),
+        Scene("document", title, asked, NOTICE, FROM_THE_TEXT),
+        Scene("edit", "An edit of Python code", edit, TEMPERATURE),
         Scene("chat", "Two turns of a chat", QUERIES),
     ]
 

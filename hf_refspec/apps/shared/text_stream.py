@@ -8,8 +8,7 @@ PART_OF_CHARACTER = "\ufffd"
 
 
 class TextStream:
-    """Turns tokens into text one after another, by default without special tokens; the pieces
-    together are the text of all tokens."""
+    """Turns tokens into pieces of text, which together are the text of all tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skips_special: bool = True) -> None:
         self._tokenizer = tokenizer

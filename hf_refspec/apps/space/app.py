@@ -21,18 +21,11 @@ _LARGEST_BODY = 1 << 20  # bytes
 _WARMUP = "Repeat: one two three one two three one two three"
 
 
-def serve(
-    model: str | None = None,
-    dtype: str | None = None,
-    datastore: str | None = None,
-    device_map: str | None = None,
-    **options: Any,
-) -> None:
-    """Serves the page until Ctrl-C, and prints its address. The model and the datastore are folders
-    or Hub ids; `options` go to `gradio.Blocks.launch`. On the Hub the environment says where to
-    serve."""
-    blocks = page(load_host(model, dtype, datastore, device_map))
-    print(f"{start(blocks, **options)} (Ctrl-C ends it)", flush=True)
+def serve(server_name: str | None = None, server_port: int | None = None, **given: Any) -> None:
+    """Serves what [`load_host`] loads until Ctrl-C; on the Hub the environment says where."""
+    blocks = page(load_host(**given))
+    address = start(blocks, server_name=server_name, server_port=server_port)
+    print(f"{address} (Ctrl-C ends it)", flush=True)
     blocks.block_thread()
 
 
@@ -42,8 +35,7 @@ def load_host(
     datastore: str | None = None,
     device_map: str | None = None,
 ) -> Host:
-    """Loads what answers, and decodes a few tokens with it: kernels are loaded, the model is probed
-    and timed."""
+    """Loads what answers, and decodes a few tokens with it: the model is probed and timed."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
     store = None if datastore is None else Datastore.from_pretrained(datastore)
@@ -59,15 +51,10 @@ def load_host(
 
 
 def start(blocks: gr.Blocks, **options: Any) -> str:
-    """Serves a page until it is closed, without waiting for that; returns its address. `options` go
-    to `gradio.Blocks.launch`."""
-    theme = gr.themes.Default(
-        primary_hue="blue",
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    )
+    """Serves a page until it is closed; returns its address. `options` go to `Blocks.launch`."""
+    font, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     _, address, _ = blocks.launch(
-        theme=theme,
+        theme=gr.themes.Default(primary_hue="blue", font=font, font_mono=mono),
         css_paths=Path(__file__).with_name("style.css"),
         footer_links=[],
         ssr_mode=False,
@@ -81,8 +68,7 @@ def start(blocks: gr.Blocks, **options: Any) -> str:
 
 
 class BodyLimit:
-    """Answers requests larger than the page ever sends with status 413; gradio would read all of
-    them into memory."""
+    """Answers larger requests with status 413; gradio would read all of them into memory."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -32,60 +32,47 @@ _TOKENS = 500_000
 _NGRAMS = 2_000  # of each length
 
 
-class Line:
-    """The races that wait, behind the one that runs."""
-
-    def __init__(self) -> None:
-        self._races: list[Race] = []  # the first one runs
-
-    @contextmanager
-    def place(self, race: Race) -> Iterator[None]:
-        """Holds the last place for a race, until it has run."""
-        self._races.append(race)
-        try:
-            yield
-        finally:
-            self._races.remove(race)
-
-    def wait(self, race: Race) -> str:
-        """What a race waits for; empty when it is its turn."""
-        before = self._races.index(race)
-        if not before:
-            return ""
-        return (
-            f"{before} answers come before yours." if before > 1 else "1 answer comes before yours."
-        )
-
-
 @dataclass(frozen=True)
 class Host:
     """A model with a name for people, a tokenizer with a chat template, perhaps a datastore to
-    draft from, and others to choose."""
+    draft from, and others to choose. The first race of its `line` runs, the others wait."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     datastore: Datastore | None = None
     choices: Sequence[Datastore] = ()
     name: str = HUB_ID
-    line: Line = field(default_factory=Line)
+    line: list[Race] = field(default_factory=list)
+
+    @contextmanager
+    def place_in_line(self, race: Race) -> Iterator[None]:
+        """Holds the last place for a race, until it has run."""
+        self.line.append(race)
+        try:
+            yield
+        finally:
+            self.line.remove(race)
+
+    def wait(self, race: Race) -> str:
+        """What a race waits for; empty when it is its turn."""
+        before = self.line.index(race)
+        answers = "1 answer comes" if before == 1 else f"{before} answers come"
+        return f"{answers} before yours." if before else ""
 
     def sources(self) -> dict[str, list[Drafter]]:
-        """What a visitor can choose to draft from: the default sources with the datastore, or one
-        of the `choices` alone."""
+        """What a visitor can draft from: the default sources and the datastore, or a choice."""
         mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
         found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
         for store in self.choices:
-            if store.form == "full":
-                found["REST"] = [DatastoreDrafts(store, mode="rest")]
-            else:
-                found["CREST"] = [DatastoreDrafts(store)]
+            is_full = store.form == "full"
+            drafts = DatastoreDrafts(store, mode="rest" if is_full else "mixed")
+            found["REST" if is_full else "CREST"] = [drafts]
         return found
 
 
 def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
-    """Opens both forms, as published, of a small datastore that every machine has the text for:
-    part of Python's standard library. They are built once for each tokenizer (seconds) and kept in
-    HF_HOME; empty, with a warning, where they cannot be."""
+    """Opens both forms of a small datastore of Python's standard library, which is built once for
+    each tokenizer (seconds) and kept in HF_HOME; empty, with a warning, where it cannot be."""
     about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"
@@ -114,28 +101,23 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
 @dataclass
 class Conversation:
     """Messages, each with the race of its answer, and the drafters that learn from one to the next.
-
-    `document` stands before the first message. `busy` is held while an answer is shown, and `left`
-    is set when the visitor has begun another conversation.
-    """
+    `document` stands before the first message, `busy` is held while an answer is shown."""
 
     document: str = ""
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)
-    left: bool = False
+    left: bool = False  # for another conversation
     _drafters: dict[str, LiveDrafts] = field(default_factory=dict)
 
     def ask(self, host: Host, message: str, max_new_tokens: int, drafts: str = AUTO) -> Race:
-        """Adds a message; running the race decodes its answer, drafted from one of the host's
-        `sources`."""
+        """Adds a message; running the race decodes its answer, drafted from `sources()[drafts]`."""
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
         messages = []
         for earlier, race in self.turns:
             messages += [user(earlier), assistant(race.drafted.text)]
         messages.append(user(message))
-        if self.document.strip():
-            messages[0] = user(with_document(self.document, messages[0]["content"]))
+        messages[0] = user(with_document(self.document, messages[0]["content"]))
         inputs = chat_inputs(host.tokenizer, messages)
         noun, hint = "the message with its document", "shorten them"
         if self.turns:

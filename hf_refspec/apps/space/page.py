@@ -32,8 +32,7 @@ whose clock is behind goes next.</p></div>"""
 
 
 class Preset(NamedTuple):
-    """An example to begin with: what its button fills in, the first message and a document that
-    stands before it. The other messages are offered after the answers."""
+    """An example: the messages, of which the later ones are offered after the answers."""
 
     label: str
     messages: tuple[str, ...]
@@ -61,6 +60,8 @@ def following(message: str) -> str:
 
 def page(host: Host) -> gr.Blocks:
     """The page on which a host answers."""
+    _, *names = host.sources()
+    corpora = {str(store.config.source.get("corpus")) for store in host.choices}
     with gr.Blocks(title="hf_refspec", analytics_enabled=False) as blocks:
         gr.HTML(_intro(host))
         state = gr.State(None, time_to_live=3600)
@@ -86,10 +87,10 @@ def page(host: Host) -> gr.Blocks:
                         buttons=[],
                     )
                     drafts = gr.Radio(
-                        list(host.sources()),
+                        [AUTO, *names],
                         value=AUTO,
                         label="Drafts",
-                        info=_about(host),
+                        info=f"The datastore of {' and '.join(names)}: {', '.join(corpora)}.",
                         visible=bool(host.choices),
                         elem_id="rs-drafts",
                         buttons=[],
@@ -144,13 +145,6 @@ def _intro(host: Host) -> str:
     )
 
 
-def _about(host: Host) -> str:
-    """What the choices beside the default sources draft from."""
-    _, *names = host.sources()
-    corpora = {str(store.config.source.get("corpus")) for store in host.choices}
-    return f"The datastore of {' and '.join(names)}: {', '.join(corpora)}."
-
-
 def _race_preset(
     host: Host, preset: Preset, conversation: Conversation | None, *settings: Any
 ) -> Iterator[tuple[Any, ...]]:
@@ -186,7 +180,7 @@ def _answer(
     if not conversation.turns:
         conversation.document = document
     race = conversation.ask(host, message, int(new_tokens), drafts)
-    with host.line.place(race):
+    with host.place_in_line(race):
         yield _shown(
             conversation,
             document=gr.Textbox(interactive=False),
@@ -194,7 +188,7 @@ def _answer(
             stop=gr.Button(interactive=True),
             looking=gr.Column(visible=False),
         )
-        while not race.stopped and (wait := host.line.wait(race)):
+        while not race.stopped and (wait := host.wait(race)):
             yield _shown(conversation, chat=conversation_html(conversation, wait=wait))
             sleep(_SECONDS_IN_LINE)
         drawn = perf_counter()

@@ -1,17 +1,16 @@
 """A race: one answer, decoded plainly and with drafts at once.
 
-Both are real calls of `generate`, each in a thread of its own. They take turns, a forward pass at a
-time, and each has a clock that runs only while it computes. The call whose clock is behind goes
-next, so that both are shown at equal computing time.
+Both are real calls of `generate` in threads, which take turns, a forward pass at a time. Each has a
+clock that runs only while it computes; the call whose clock is behind goes next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Semaphore, Thread
 from time import perf_counter
-from typing import Any
 
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -26,32 +25,29 @@ from ..shared.text_stream import TextStream
 
 @dataclass(frozen=True)
 class Step:
-    """A forward pass of the target model: the tokens that it yielded, accepted draft tokens and one
-    that the target chose after them; the tree that it verified; and what each source had drafted
-    for it, before the drafts were merged."""
+    """A forward pass of the target model: accepted draft tokens and one that it chose after them,
+    the tree that it verified, and what each source had drafted, before the drafts were merged."""
 
     tokens: list[int]
     tree: DraftTree
     drafts: Sequence[DraftTree]
 
     def accepted(self) -> list[int]:
-        """The nodes of the tree that were accepted, from the root on."""
+        """The accepted nodes of the tree, from the root on."""
         return self.tree.along(self.tokens[:-1])
 
     def sources(self) -> list[int]:
         """The source that drafted each node; the first one if several did."""
         paths = [self.tree.path(node).tolist() for node in range(len(self.tree))]
-
-        def drafted(source: int, path: list[int]) -> bool:
-            return len(self.drafts[source].along(path)) == len(path)
-
-        count = range(len(self.drafts))
-        return [next((i for i in count if drafted(i, path)), 0) for path in paths]
+        return [
+            next((i for i, d in enumerate(self.drafts) if len(d.along(path)) == len(path)), 0)
+            for path in paths
+        ]
 
 
 class Race:
-    """Two greedy calls of `generate` with the same prompt: `plain`, and `drafted`, whose forward
-    passes are recorded in `steps`. Setting `stopped` ends both after the current pass."""
+    """Two greedy calls of `generate` with the same prompt; `steps` are the drafted one's passes.
+    Setting `stopped` ends both after the current pass."""
 
     def __init__(
         self,
@@ -66,22 +62,18 @@ class Race:
         self.sources = [type(source).__name__ for source in drafter.drafters]
         self.stopped = False
         self.drafter = drafter
-        call: dict[str, Any] = {**inputs.to(model.device), "max_new_tokens": max_new_tokens}
-
-        def decode_plainly() -> None:
-            model.generate(**call, do_sample=False, streamer=_NewTokens(self.plain.put))
+        options = {**inputs.to(model.device), "max_new_tokens": max_new_tokens, "do_sample": False}
+        decode = partial(model.generate, **options)
 
         def decode_drafted() -> None:
             drafter.listener = self._record
-            drafted = {"custom_generate": speculate, "candidate_generator": drafter}
-            model.generate(**call, do_sample=False, **drafted)
+            decode(custom_generate=speculate, candidate_generator=drafter)
 
-        self.plain = Lane(tokenizer, decode_plainly)
+        self.plain = Lane(tokenizer, lambda: decode(streamer=_NewTokens(self.plain.put)))
         self.drafted = Lane(tokenizer, decode_drafted)
 
     def run(self) -> Iterator[None]:
-        """Yields after every forward pass, when neither of the two computes. What one of the calls
-        raises ends the other, and is raised."""
+        """Yields after every forward pass, when neither computes. An error in one ends both."""
         lanes = [self.plain, self.drafted]
         try:
             while not self.stopped and (going := [lane for lane in lanes if not lane.finished]):
@@ -94,7 +86,6 @@ class Race:
 
     @property
     def finished(self) -> bool:
-        """Whether both have come to their ends."""
         return self.plain.completed and self.drafted.completed
 
     @property
@@ -105,8 +96,7 @@ class Race:
         return self.drafted.rate / self.plain.rate
 
     def first_difference(self) -> int | None:
-        """The first position at which the ids differ; `None` where they are equal, as far as both
-        have come."""
+        """The first position at which the ids differ, as far as both have come; or `None`."""
         position = first_difference(self.plain.ids, self.drafted.ids)
         ended = position == min(len(self.plain.ids), len(self.drafted.ids))
         return None if ended and not self.finished else position
@@ -117,12 +107,8 @@ class Race:
 
 
 class Lane:
-    """One of the two calls, which computes only in its turns: `decode` makes the call, and hands
-    the new tokens to `put`.
-
-    `pieces` are their texts, each with the index of the source that drafted it, or `None` for the
-    target's own. `finished` is set when it computes no more, `completed` if it was not stopped.
-    """
+    """A call that computes only in its turns: `decode` makes it, and hands new tokens to `put`.
+    `pieces` are texts with the index of the source that drafted each, or `None`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
         self.ids: list[int] = []
@@ -139,12 +125,10 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join(text for text, _ in self.pieces)
 
     @property
     def mat(self) -> float:
-        """Tokens per forward pass."""
         return len(self.ids) / self.passes if self.passes else 0.0
 
     @property
@@ -153,8 +137,7 @@ class Lane:
         return len(self.ids) / self.seconds if self.seconds else 0.0
 
     def advance(self) -> None:
-        """Computes up to the tokens of its next forward pass, or to its end; raises what the call
-        raises."""
+        """Computes up to the tokens of its next forward pass, or to its end."""
         if self._thread.ident is None:
             self._thread.start()
         self._turn.release()

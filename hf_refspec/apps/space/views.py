@@ -1,12 +1,10 @@
-"""A conversation as HTML: messages, the two texts of each race in their sources' colours, and the
-draft tree of one forward pass: what was verified, and what was accepted."""
+"""A conversation as HTML: the two texts of each race, and the draft tree of one forward pass."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from html import escape
 from itertools import groupby
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,8 +32,7 @@ def source_class(source: int) -> str:
 
 
 def conversation_html(conversation: Conversation, error: str = "", wait: str = "") -> str:
-    """All messages and answers, both columns of the last one and what it waits for, and an error at
-    the end."""
+    """All messages and answers, both columns of the last one, and an error at the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
@@ -52,18 +49,14 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
 
 def _lane(title: str, lane: Lane, race: Race) -> str:
     width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
-    figures = (
-        f"{len(lane.ids)} tokens",
-        f"{lane.passes} passes",
-        f"MAT {lane.mat:.2f}",
-        f"{lane.seconds:.1f} s",
-    )
+    counts = f"<span>{len(lane.ids)} tokens</span><span>{lane.passes} passes</span>"
+    figures = f"{counts}<span>MAT {lane.mat:.2f}</span><span>{lane.seconds:.1f} s</span>"
     return (
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
         f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
         f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
         f'<div class="text">{_text(lane)}</div>'
-        f'<div class="figures">{"".join(f"<span>{each}</span>" for each in figures)}</div></div>'
+        f'<div class="figures">{figures}</div></div>'
     )
 
 
@@ -105,55 +98,71 @@ def _verdict(race: Race, wait: str = "") -> str:
     return f'<p class="verdict{kind}">{verdict}{gain}</p>'
 
 
-class _Place(NamedTuple):
-    """The left and right end of a box, and the height of its middle."""
-
-    left: float
-    right: float
-    middle: float
-
-
 def tree_html(
     step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The tree from left to right, accepted nodes in the first row, each in its source's colour; it
-    grows from the token `before`."""
+    """The tree that grows from the token `before` to the right, accepted nodes in the first row. A
+    node's best child stands in its row: the accepted one, or else the most probable."""
     tree, path, owners = step.tree, step.accepted(), step.sources()
     own = len(tree)  # behind the tree's nodes the target's own token, a child of the accepted path
-    parents = [*tree.parents.tolist(), path[-1] if path else ROOT]
     probs = [*tree.probs.tolist(), 1.0]
     tokens = [*tree.tokens.tolist(), step.tokens[-1]]
     texts = [*(visible(tokenizer.decode([token])) for token in tokens), visible(before)]
-    places = _places(parents, probs, [*path, own], texts)
+    children = defaultdict(list)
+    for node, parent in enumerate([*tree.parents.tolist(), path[-1] if path else ROOT]):
+        children[parent].append(node)
+    parts, width = [], 0.0
 
-    parts = [_box(places[ROOT], texts[ROOT], "root", "the last token before")]
-    for node, parent in enumerate(parents):
-        kind = "own" if node == own else "accepted" if node in path else "rejected"
-        start, end = places[parent], places[node]
-        bend = (start.right + end.left) / 2
-        parts.append(
-            f'<path class="{kind}" d="M{start.right:.0f},{start.middle:.0f} C{bend:.0f},'
-            f'{start.middle:.0f} {bend:.0f},{end.middle:.0f} {end.left:.0f},{end.middle:.0f}"/>'
-        )
-        about, percent = "the model's own token", ""
-        if node != own:
+    def kind_of(node: int) -> str:
+        named = {ROOT: "root", own: "own"}
+        return named.get(node) or ("accepted" if node in path else "rejected")
+
+    def draw(node: int, left: float, row: int) -> int:
+        """Draws a node and all below it; returns the first row that is still empty."""
+        nonlocal width
+        text, kind, percent = texts[node], kind_of(node), ""
+        right = left + 14 + _CHARACTER * min(len(text), _LONGEST)
+        width = max(width, right)
+        about = "the last token before" if node == ROOT else "the model's own token"
+        colored = kind
+        if node not in (ROOT, own):
             percent = f"{100 * probs[node]:.0f}"
             about = f"{sources[owners[node]]}, {percent} %, {kind}"
-            kind += f" {source_class(owners[node])}"
-        parts.append(_box(end, texts[node], kind, about, percent))
-    width = max(place.right for place in places.values()) + _GAP
-    height = max(place.middle for place in places.values()) + _ROW / 2 + _MARGIN
+            colored += f" {source_class(owners[node])}"
+        short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        y = _middle(row)
+        parts.append(
+            f'<g class="{colored}"><title>{escape(text)}: {escape(about)}</title>'
+            f'<rect x="{left:.0f}" y="{y - _BOX / 2:.0f}" width="{right - left:.0f}" '
+            f'height="{_BOX}" rx="5"/>'
+            f'<text x="{left + 7:.0f}" y="{y + 4:.0f}">{escape(short)}</text>'
+            f'<text class="percent" x="{right + 3:.0f}" y="{y - 3:.0f}">{percent}</text></g>'
+        )
+        best = sorted(children[node], key=lambda each: (each not in [*path, own], -probs[each]))
+        for child in best:
+            bend, end = right + _GAP / 2, _middle(row)
+            parts.append(
+                f'<path class="{kind_of(child)}" d="M{right:.0f},{y:.0f} C{bend:.0f},{y:.0f} '
+                f'{bend:.0f},{end:.0f} {right + _GAP:.0f},{end:.0f}"/>'
+            )
+            row = draw(child, right + _GAP, row)
+        return row if best else row + 1
+
+    height = _middle(draw(ROOT, _MARGIN, 0)) - _ROW / 2 + _MARGIN
     return (
-        f'<div class="tree" tabindex="0"><svg width="{width:.0f}" height="{height:.0f}" role="img" '
-        f'aria-label="draft tree">{"".join(parts)}</svg></div>'
+        f'<div class="tree" tabindex="0"><svg width="{width + _GAP:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="draft tree">{"".join(parts)}</svg></div>'
     )
+
+
+def _middle(row: int) -> float:
+    return _MARGIN + _ROW * (row + 0.5)
 
 
 def step_html(
     number: int, steps: list[Step], sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The figures of a step, by its number from 1 on, and its tree. The first step is the prefill,
-    which verifies no draft."""
+    """The figures of a step, by its number from 1 on, and its tree; the first is the prefill."""
     step = steps[number - 1]
     before = tokenizer.decode([steps[number - 2].tokens[-1]]) if number > 1 else "prompt"
     accepted, text = len(step.accepted()), visible(tokenizer.decode(step.tokens))
@@ -177,40 +186,3 @@ def visible(text: str) -> str:
     """A token's text with visible spaces and ends of lines."""
     text = text.translate({ord(" "): "·", ord("\n"): "⏎", ord("\t"): "⇥"})
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
-def _places(
-    parents: list[int], probs: list[float], path: list[int], texts: list[str]
-) -> dict[int, _Place]:
-    """The place of each node's box, and of the root's, whose text is the last one.
-
-    A node's best child stands in its row: the one on the accepted path, or else the most probable.
-    """
-    children = defaultdict(list)
-    for node, parent in enumerate(parents):
-        children[parent].append(node)
-    places = {}
-
-    def place(node: int, left: float, row: int) -> int:
-        """Places a node and all below it; returns the first row that is still empty."""
-        right = left + 14 + _CHARACTER * min(len(texts[node]), _LONGEST)
-        places[node] = _Place(left, right, _MARGIN + _ROW * (row + 0.5))
-        best_first = sorted(children[node], key=lambda child: (child not in path, -probs[child]))
-        for child in best_first:
-            row = place(child, right + _GAP, row)
-        return row if best_first else row + 1
-
-    place(ROOT, _MARGIN, 0)
-    return places
-
-
-def _box(place: _Place, text: str, kind: str, about: str, percent: str = "") -> str:
-    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    y = place.middle
-    return (
-        f'<g class="{kind}"><title>{escape(text)}: {escape(about)}</title>'
-        f'<rect x="{place.left:.0f}" y="{y - _BOX / 2:.0f}" '
-        f'width="{place.right - place.left:.0f}" height="{_BOX}" rx="5"/>'
-        f'<text x="{place.left + 7:.0f}" y="{y + 4:.0f}">{escape(short)}</text>'
-        f'<text class="percent" x="{place.right + 3:.0f}" y="{y - 3:.0f}">{percent}</text></g>'
-    )

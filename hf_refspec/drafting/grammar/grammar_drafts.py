@@ -109,9 +109,6 @@ class GrammarDrafts(Source):
         self._matcher = self._grammar.start()
         self._inside = False
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         matcher = self._after(path)
         if matcher is None:

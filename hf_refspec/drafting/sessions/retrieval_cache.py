@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,8 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..drafter import last_tokens
 from ..observation import Observation
-from ..source import NO_PATH, Source
+from ..source import LookUp
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
@@ -28,7 +26,7 @@ _TRUST_SIMILAR = 1.0
 _BOUNDARY = np.array([-1])
 
 
-class RetrievalCache(Source):
+class RetrievalCache(LookUp):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
@@ -68,6 +66,7 @@ class RetrievalCache(Source):
         OSError: If there is nothing at `path` and it cannot be made.
     """
 
+    longest_match = LONGEST_MATCH
     _SHARED = ("tokenizer", "top_k", "calibration", "_memory")
     _prompt: np.ndarray | None
     _view: View | None
@@ -107,19 +106,19 @@ class RetrievalCache(Source):
                 f"{path or 'the cache'} remembers the id {view.largest_id}, outside of the target "
                 f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
-        self._prompt = prompt_ids
+        super().begin(prompt_ids, vocab_size)
         # The ids of sessions that are added during the call are not compared.
-        self._view = view
-        self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
-        if self.top_k > 0:
-            self._references = _linked(view.similar_outputs(prompt_ids, self.top_k))
+        self._prompt, self._view = prompt_ids, view
+        outputs = view.similar_outputs(prompt_ids, self.top_k) if self.top_k > 0 else []
+        if outputs:
+            references = TokenBuffer()
+            for output in outputs:
+                references.extend(output)
+                references.extend(_BOUNDARY)
+            self._references = references.text
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
-
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        context = last_tokens(self._context, path, LONGEST_MATCH)
-        if budget == 0 or len(context) == 0 or self._view is None:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+        if self._view is None:
             return DraftTree.empty()
         trees = []
         for text, weight in ((self._view.text, _TRUST), (self._references, _TRUST_SIMILAR)):
@@ -129,8 +128,8 @@ class RetrievalCache(Source):
         return merged(trees, budget)
 
     def observe(self, observation: Observation) -> None:
+        super().observe(observation)
         self._output.append(observation.tokens)
-        self._context = last_tokens(self._context, observation.tokens, LONGEST_MATCH)
 
     def end(self) -> None:
         prompt, output = self._prompt, self._output
@@ -167,13 +166,4 @@ class RetrievalCache(Source):
     def _forget_call(self) -> None:
         self._prompt = self._view = self._references = None
         self._output: list[np.ndarray] = []
-        self._context = np.empty(0, dtype=np.int32)
-
-
-def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
-    """Outputs as one text with a boundary behind each, if there are any."""
-    text = TokenBuffer()
-    for output in outputs:
-        text.extend(output)
-        text.extend(_BOUNDARY)
-    return text.text if outputs else None
+        self._context = LookUp._context

@@ -9,11 +9,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -22,12 +22,19 @@ from transformers import PreTrainedTokenizerBase
 from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError
+from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
-from ..shards import map_tokens, next_number, split_documents, write_part
-from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size, write_tokenizer
-from .engine import Engine, TokenBatch, in_order, make_engine
-from .merge import merge_all, merge_due
+from ..shards import (
+    groups_due,
+    largest_groups,
+    map_tokens,
+    merge_shards,
+    next_number,
+    split_documents,
+    write_part,
+)
+from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size
+from .engine import Engine, TokenBatch, in_order, open_engine, usable_cores
 from .source import Source, open_source
 
 
@@ -110,8 +117,8 @@ def build_store(
     config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     opened.name = corpus or opened.name
-    engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    with new_folder(Path(path)) as folder:
+    engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
+    with new_folder(Path(path)) as folder, engines as engine:
         shards = _add_shards(folder, config, opened, engine, chosen)
         about = {
             "corpus": opened.name,
@@ -120,67 +127,61 @@ def build_store(
             "hf_refspec": __version__,
             "documents": sum(shard.documents for shard in shards),
         }
-        tokenizer_file = write_tokenizer(folder, tokenizer)
+        content = tokenizer.backend_tokenizer.to_str().encode()
+        tokenizer_file = write_bytes(folder / "tokenizer.json", content)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
         config.write(folder)
-        _sweep(folder)
+        sweep(folder, ARRAY_FILES, config.files())
     return Path(path)
 
 
 def extend_store(
-    folder: str | os.PathLike, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
-) -> Path:
+    folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
+) -> None:
     """Adds documents to a datastore in new shards, which are merged with older ones of about their
-    size, in new files; see [`Datastore.extend`]. The config.json is replaced at the end."""
-    folder = Path(folder)
+    size, in new files; see [`Datastore.extend`]."""
     config = StoreConfig.read(folder)
     remedy = f"it cannot be extended with {public_name(tokenizer)}"
     config.check_tokenizer(folder, tokenizer, remedy)
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    with only_writer(folder):
-        config = StoreConfig.read(folder)
-        if not config.shards:
-            raise DatastoreError(
-                f"{folder} has only the compact form; extend the datastore that it was made from"
-            )
+    engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
+    remedy = "; extend the datastore that it was made from"
+    with _changing(folder, remedy) as config, engines as engine:
         try:
             shards = _add_shards(folder, config, opened, engine, chosen)
-            about = dict(config.source)
-            if opened.name not in str(about.get("corpus", "")):
-                named = (about.get("corpus"), opened.name)
-                about["corpus"] = ", ".join(str(name) for name in named if name)
-            about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
-            about["documents"] = sum(shard.documents for shard in shards)
-            replace(config, source=about, shards=shards).write(folder)
         except TokenizerError as error:
             raise DatastoreError(f"{folder} cannot be extended: {error}") from None
-        finally:
-            _sweep(folder)
-    return folder
+        about = dict(config.source)
+        if opened.name not in str(about.get("corpus", "")):
+            named = (about.get("corpus"), opened.name)
+            about["corpus"] = ", ".join(str(name) for name in named if name)
+        about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
+        about["documents"] = sum(shard.documents for shard in shards)
+        replace(config, source=about, shards=shards).write(folder)
 
 
-def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bool = True) -> Path:
+def merge_store(folder: Path, num_proc: int | None = None, show: bool = True) -> None:
     """Merges all shards of a datastore into as few as possible, see [`Datastore.merge`]."""
-    folder = Path(folder)
+    with _changing(folder, ", which is not made of shards") as config:
+        groups = largest_groups(config.shards)
+        shards = merge_shards(folder, config, groups, num_proc or usable_cores(), show)
+        if shards != config.shards:
+            replace(config, shards=shards).write(folder)
+
+
+@contextmanager
+def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
+    """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
     with only_writer(folder):
         config = StoreConfig.read(folder)
         if not config.shards:
-            raise DatastoreError(f"{folder} has only the compact form, which is not made of shards")
-        _sweep(folder)
+            raise DatastoreError(f"{folder} has only the compact form{remedy}")
+        sweep(folder, ARRAY_FILES, config.files())
         try:
-            shards = merge_all(folder, config, num_proc, show)
-            if shards != config.shards:
-                replace(config, shards=shards).write(folder)
+            yield config
         finally:
-            _sweep(folder)
-    return folder
-
-
-def _sweep(folder: Path) -> None:
-    """Deletes the files that config.json does not name (any more)."""
-    sweep(folder, ARRAY_FILES, StoreConfig.read(folder).files())
+            sweep(folder, ARRAY_FILES, StoreConfig.read(folder).files())
 
 
 def _add_shards(
@@ -188,93 +189,27 @@ def _add_shards(
 ) -> list[ShardEntry]:
     """Writes a source's documents into new shards, and merges those that are due; returns all
     shards. The config.json does not name the new ones yet."""
-    sweep(folder, ARRAY_FILES, config.files())
     digests = None
     if options.deduplicate:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
-        digests = set(map(document_digest, split_documents(stored, config.separator)))
+        digests = set(map(_digest, split_documents(stored, config.separator)))
     token_batches = engine.tokenize(source.documents)
     if options.max_tokens is not None:
-        token_batches = first_tokens(token_batches, options.max_tokens)
+        token_batches = _first_tokens(token_batches, options.max_tokens)
     hidden = not options.progress or None
-    try:
-        with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
-            packed = packed_documents(
-                token_batches, options.shard_tokens, config.token_dtype, digests, bar.update
-            )
-            new = write_shards(folder, packed, engine.sort)
-    finally:
-        engine.close()
+    with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
+        packed = _packed(
+            token_batches, options.shard_tokens, config.token_dtype, digests, bar.update
+        )
+        new = _write_shards(folder, packed, engine.sort)
     if not new:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    return merge_due(folder, config, [*config.shards, *new], options.num_proc, options.progress)
+    groups, threads = groups_due([*config.shards, *new]), options.num_proc or usable_cores()
+    return merge_shards(folder, config, groups, threads, options.progress)
 
 
-class Packed(NamedTuple):
-    """A shard in memory: its tokens, and the number of documents that end in it."""
-
-    tokens: np.ndarray
-    documents: int
-
-
-def write_shards(
-    folder: Path, packed: Iterable[Packed], sort: Callable[[np.ndarray], np.ndarray]
-) -> list[ShardEntry]:
-    """Writes shards and returns their names; `sort` returns a suffix array."""
-    numbers = count(next_number(folder))
-
-    def write(shard: Packed) -> ShardEntry:
-        number = next(numbers)
-        arrays = {"tokens": shard.tokens, "suffixes": sort(shard.tokens)}
-        files = [write_part(folder, name, number, arrays[name]) for name in arrays]
-        return ShardEntry(len(shard.tokens), shard.documents, *files)
-
-    with ThreadPoolExecutor(1) as background:
-        begun = in_order(packed, lambda shard: background.submit(write, shard), 1, Future.cancel)
-        with closing(begun) as writing:
-            written = [each.result() for each in writing]
-    sync_folder(folder)
-    return written
-
-
-def packed_documents(
-    token_batches: Iterator[TokenBatch],
-    shard_tokens: int,
-    dtype: np.dtype,
-    digests: set[bytes] | None,
-    advance: Callable[[int], object],
-) -> Iterator[Packed]:
-    """Packs documents, except those whose digest is known already.
-
-    Args:
-        token_batches, shard_tokens, dtype: The documents, and the entries of a shard.
-        digests (`set`, *optional*): Of the known documents; new ones are added.
-        advance: Called with the number of documents of each batch.
-    """
-    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
-    for lengths, tokens in token_batches:
-        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
-            if digests is not None and len(document):
-                digest = document_digest(document[:-1])
-                if digest in digests:
-                    continue
-                digests.add(digest)
-            start = 0
-            while start < len(document):
-                part = document[start : start + shard_tokens - filled]
-                shard[filled : filled + len(part)] = part
-                filled, start = filled + len(part), start + len(part)
-                ended += start == len(document)
-                if filled == shard_tokens:
-                    yield Packed(shard, ended)
-                    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
-        advance(len(lengths))
-    if filled:
-        yield Packed(shard[:filled], ended)
-
-
-def first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
+def _first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
     """Ends after the document that reaches `most` tokens, its separator included."""
     for lengths, tokens in token_batches:
         if most <= 0:
@@ -285,6 +220,60 @@ def first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[Tok
         most -= len(tokens)
 
 
-def document_digest(document: np.ndarray) -> bytes:
+def _packed(
+    token_batches: Iterator[TokenBatch],
+    shard_tokens: int,
+    dtype: np.dtype,
+    digests: set[bytes] | None,
+    advance: Callable[[int], object],
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Packs documents into shards of `shard_tokens` entries, and yields each with the number of
+    documents that end in it. A document is left out if its digest is in `digests`, to which new
+    ones are added. `advance` is called with the number of documents of each batch."""
+    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+    for lengths, tokens in token_batches:
+        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
+            if digests is not None and len(document):
+                digest = _digest(document[:-1])
+                if digest in digests:
+                    continue
+                digests.add(digest)
+            start = 0
+            while start < len(document):
+                part = document[start : start + shard_tokens - filled]
+                shard[filled : filled + len(part)] = part
+                filled, start = filled + len(part), start + len(part)
+                ended += start == len(document)
+                if filled == shard_tokens:
+                    yield shard, ended
+                    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+        advance(len(lengths))
+    if filled:
+        yield shard[:filled], ended
+
+
+def _digest(document: np.ndarray) -> bytes:
     """A checksum of a document's tokens."""
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
+
+
+def _write_shards(
+    folder: Path,
+    packed: Iterable[tuple[np.ndarray, int]],
+    sort: Callable[[np.ndarray], np.ndarray],
+) -> list[ShardEntry]:
+    """Writes shards, the next one being filled meanwhile; `sort` returns a suffix array."""
+    numbers = count(next_number(folder))
+
+    def write(shard: tuple[np.ndarray, int]) -> ShardEntry:
+        number, (tokens, documents) = next(numbers), shard
+        tokens_file = write_part(folder, "tokens", number, tokens)
+        suffixes_file = write_part(folder, "suffixes", number, sort(tokens))
+        return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
+
+    with ThreadPoolExecutor(1) as background:
+        begun = in_order(packed, lambda shard: background.submit(write, shard), 1, Future.cancel)
+        with closing(begun) as writing:
+            written = [each.result() for each in writing]
+    sync_folder(folder)
+    return written

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,6 +30,29 @@ TokenBatch: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 # The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
+
+
+@contextmanager
+def open_engine(
+    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Engine]:
+    """Yields the engine of that name; starts Ray if it is not running yet, and then stops it at
+    the end."""
+    content = tokenizer.backend_tokenizer.to_str()
+    if name == "local":
+        yield LocalEngine(content, config, num_proc)
+        return
+    if name != "ray":
+        raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+    ray = require("ray", "engine='ray'", "ray")
+    starts = not ray.is_initialized()
+    if starts:
+        ray.init(include_dashboard=False)
+    try:
+        yield RayEngine(ray, content, config, num_proc)
+    finally:
+        if starts:
+            ray.shutdown()
 
 
 class LocalEngine:
@@ -58,9 +81,6 @@ class LocalEngine:
         """The suffix array of a shard."""
         return build_suffix_array(tokens)  # releases the interpreter's lock
 
-    def close(self) -> None:
-        """Does nothing."""
-
     def _encode(self, batch: list[Document]) -> TokenBatch:
         if not hasattr(self._local, "tokenizer"):
             self._local.tokenizer = load_backend(self._content)
@@ -70,42 +90,30 @@ class LocalEngine:
 
 
 class RayEngine:
-    """Tokenises and sorts in Ray tasks; starts Ray if it is not running yet, and then stops it at
-    the end."""
+    """Tokenises and sorts in Ray tasks."""
 
-    def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
-        self._ray = require("ray", "engine='ray'", "ray")
-        self._setup = (content, config)
-        self._num_proc = num_proc
-        self._started = False
+    def __init__(self, ray: Any, content: str, config: StoreConfig, num_proc: int | None) -> None:
+        self._ray = ray
+        # Ray passes a reference inside a list on as it is: each worker fetches it once.
+        self._setup = [ray.put((content, config))]
+        self._width = num_proc or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def tokenize(self, documents: Iterator[Document]) -> Iterator[TokenBatch]:
         """See [`LocalEngine.tokenize`]."""
-        ray = self._ray
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False)
-            self._started = True
-        width = self._num_proc or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        # Ray passes a reference inside a list on as it is: each worker fetches it once.
-        setup = [ray.put(self._setup)]
-        task = ray.remote(_encode_batch)
-        begun = in_order(
-            batches(documents), lambda each: task.remote(each, setup), 2 * width, ray.cancel
-        )
+        task = self._ray.remote(_encode_batch)
+
+        def begin(batch: list[Document]) -> Any:
+            return task.remote(batch, self._setup)
+
+        begun = in_order(batches(documents), begin, 2 * self._width, self._ray.cancel)
         with closing(begun):
-            yield from map(ray.get, begun)
+            yield from map(self._ray.get, begun)
 
     def sort(self, tokens: np.ndarray) -> np.ndarray:
         """See [`LocalEngine.sort`]."""
         # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
         task = self._ray.remote(num_cpus=0)(build_suffix_array)
         return self._ray.get(task.remote(tokens))
-
-    def close(self) -> None:
-        """Stops Ray if this engine started it."""
-        if self._started:
-            self._ray.shutdown()
-            self._started = False
 
 
 def _encode_batch(batch: list[Document], setup: list[Any]) -> TokenBatch:
@@ -120,18 +128,6 @@ def _fetched(reference: Any) -> tuple[Tokenizer, StoreConfig]:
 
     content, config = ray.get(reference)
     return load_backend(content), config
-
-
-def make_engine(
-    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
-) -> Engine:
-    """The engine of that name; it starts nothing yet."""
-    content = tokenizer.backend_tokenizer.to_str()
-    if name == "local":
-        return LocalEngine(content, config, num_proc)
-    if name == "ray":
-        return RayEngine(content, config, num_proc)
-    raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
 
 
 def in_order(

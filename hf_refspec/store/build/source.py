@@ -1,4 +1,5 @@
-"""The documents that a stored folder is built from, read one after another."""
+"""The documents that a stored folder is built from, read one after another: texts, files, lists of
+ids, or the rows of a `datasets` dataset, which are chats, texts, or prompts with completions."""
 
 from __future__ import annotations
 
@@ -7,19 +8,27 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..files import open_file, unreadable
 from ..printable import printable
-from .dataset_documents import DatasetDocuments
 
 Document: TypeAlias = str | np.ndarray
 
 logger = logging.getLogger("hf_refspec")
+
+_CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
+_TEXT_COLUMNS = ("text", "content")
+_PAIR = ("prompt", "completion")
+# How ShareGPT and its relatives name who speaks.
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+_SAMPLE = 100
 
 
 @dataclass
@@ -31,8 +40,7 @@ class Source:
         name (`str`): For people.
         license (`str`, *optional*): If the source names one.
         total (`int`, *optional*): The number of documents, if it is known.
-        files (`list[Path]`, *optional*): The public path of each document, if they are files, see
-            `_shown`.
+        files (`list[Path]`, *optional*): The public path of each document, if they are files.
     """
 
     documents: Iterator[Document]
@@ -53,7 +61,11 @@ def open_source(
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
     neither a text nor ids, or has an id that is not below `vocab_size`."""
-    kind = _dataset_kind(source)
+    # Nothing is of a class of `datasets` before that is imported.
+    library = sys.modules.get("datasets")
+    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
+    kind = next(found, None)
     if kind is None and column is not None:
         raise ValueError(
             f"column={column!r} is for datasets, but source is a {type(source).__name__}"
@@ -62,14 +74,14 @@ def open_source(
         raise ValueError(
             f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
         )
+    total = len(source) if isinstance(source, list | tuple) or kind == "Dataset" else None
     if kind is not None:
-        rows = DatasetDocuments(source, column, tokenizer)
-        total = len(source) if kind == "Dataset" else None
         info = source.info
         config = "" if (info.config_name or "").startswith("default") else info.config_name
         parts = (info.dataset_name, config, source.split)
         name = " ".join(str(part) for part in parts if part) or "unnamed"
-        return Source(checked(rows, vocab_size), name, info.license or None, total)
+        documents = _checked(_dataset_documents(source, column, tokenizer), vocab_size)
+        return Source(documents, name, info.license or None, total)
     if isinstance(source, str | os.PathLike):
         return _open_files([source], pattern)
     if isinstance(source, list | tuple) and _are_paths(source):
@@ -79,8 +91,7 @@ def open_source(
             "source must be a dataset, a file or folder, or texts or lists of ids, "
             f"but is a {type(source).__name__}"
         )
-    total = len(source) if isinstance(source, list | tuple) else None
-    return Source(checked(source, vocab_size), "unnamed", total=total)
+    return Source(_checked(source, vocab_size), "unnamed", total=total)
 
 
 def batches(
@@ -98,14 +109,6 @@ def batches(
         size += len(document)
     if batch:
         yield batch
-
-
-def _dataset_kind(source: Any) -> str | None:
-    """The name of the `datasets` class that `source` is of, without importing the library."""
-    library = sys.modules.get("datasets")
-    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
-    found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
-    return next(found, None)
 
 
 def _are_paths(documents: list | tuple) -> bool:
@@ -143,15 +146,12 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
-        known_as += [_shown(path) / file.relative_to(path) for file in found]
+        # Only the last part of a path that tells where on this machine it is.
+        outside = path.is_absolute() or ".." in path.parts
+        public = Path(names[-1]) if outside else path
+        known_as += [public / file.relative_to(path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
     return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
-
-
-def _shown(path: Path) -> Path:
-    """A path as it was given, or only its last part if that tells where on this machine it is."""
-    outside = path.is_absolute() or ".." in path.parts
-    return Path(path.resolve().name) if outside else path
 
 
 def files_of(path: Path, pattern: str) -> list[Path]:
@@ -196,7 +196,7 @@ def _read_files(files: list[Path]) -> Iterator[str]:
         )
 
 
-def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
+def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
     """Yields documents that are texts or ids below `vocab_size`, and refuses anything else."""
     damaged = 0
     for number, document in enumerate(documents):
@@ -233,3 +233,98 @@ def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:
             f"from 0 to {vocab_size - 1}"
         )
     return ids.astype(np.min_scalar_type(vocab_size))
+
+
+def _dataset_documents(
+    dataset: Any, column: str | None, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Any]:
+    """The documents of a dataset, in `column` or else in the first of: chats, a text, a prompt and
+    its completion. Raises a ValueError if there is no such column, or none can be chosen safely."""
+    rows = dataset
+    if dataset.features is not None:  # values such as images take time to decode
+        features = dataset.features.items()
+        plain = [name for name, feature in features if not hasattr(feature, "decode_example")]
+        rows = dataset.select_columns(plain)
+    sample = list(islice(rows, _SAMPLE))
+    # Some streaming datasets have the names of their columns only in their rows.
+    names = list(dataset.column_names or (sample[0] if sample else ()))
+    if column is None:
+        columns = _found_columns(names, sample)
+    elif names and column not in names:
+        raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+    else:
+        columns = [column]
+    logger.info("reading the column %s", " and ".join(map(repr, columns)))
+    return _read_rows(dataset.select_columns(columns), columns, tokenizer)
+
+
+def _found_columns(names: list[str], sample: list[dict]) -> list[str]:
+    """The columns to read when none is named."""
+    for name in _CHAT_COLUMNS:
+        if any(_messages(row.get(name)) for row in sample):
+            return [name]
+    for name in _TEXT_COLUMNS:
+        if name in names or not names:  # without rows any name will do
+            return [name]
+    if set(_PAIR) <= set(names):
+        return [*_PAIR]
+    raise ValueError(f"which column has the documents? Give column=, one of {names}")
+
+
+def _read_rows(rows: Any, columns: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
+    """Chats are rendered by the tokenizer's chat template. Where it has none, or it refuses a chat,
+    each turn is a document, as in the datastores of REST's authors (arXiv 2311.08252)."""
+    refused = 0
+    for row in rows:
+        values = [row[name] for name in columns]
+        value = values[0] if len(values) == 1 else _joined(*values)
+        messages = _messages(value)
+        if messages is None:
+            if isinstance(value, list) and value and isinstance(value[0], Mapping):
+                raise ValueError(
+                    f"the messages of a chat have {sorted(value[0])}, but need role and content, "
+                    "or from and value"
+                )
+            yield "" if value is None else value
+            continue
+        if tokenizer.chat_template is not None:
+            try:
+                rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
+            except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
+                refused += 1
+            else:
+                yield rendered
+                continue
+        yield from (message["content"] or "" for message in messages)
+    if refused:
+        logger.warning(
+            "the tokenizer's chat template refused %d chats; their turns are documents", refused
+        )
+
+
+def _joined(prompt: Any, completion: Any) -> Any:
+    """A prompt with its completion; both are texts or both are chats."""
+    if not prompt or not completion:
+        return prompt or completion
+    if type(prompt) is not type(completion):
+        kinds = f"{type(prompt).__name__} and {type(completion).__name__}"
+        raise ValueError(f"a prompt and its completion are a {kinds}; give column=, one of them")
+    return prompt + completion
+
+
+def _messages(value: Any) -> list[dict[str, Any]] | None:
+    """A chat as messages with a role and a content, or `None` if the value is no chat. It may be a
+    list of such messages, of ShareGPT's `from` and `value`, or of turns of user and assistant."""
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(turn, str) for turn in value):
+        roles = ("user", "assistant")
+        return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(value)]
+    if not all(isinstance(turn, Mapping) for turn in value):
+        return None
+    if all("role" in turn and "content" in turn for turn in value):
+        return value
+    if all("from" in turn and "value" in turn for turn in value):
+        pairs = ((turn["from"], turn["value"]) for turn in value)
+        return [{"role": _ROLES.get(who, who), "content": content} for who, content in pairs]
+    return None

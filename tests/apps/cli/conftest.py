@@ -35,6 +35,18 @@ def offline(monkeypatch):
 
 
 @pytest.fixture
+def printed(capsys):
+    """Runs a command, which must end with a status; returns its standard output."""
+
+    def run(*arguments, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == status
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
 def refused(capsys):
     """Runs a command, which must refuse its input; returns the one line that it prints."""
 

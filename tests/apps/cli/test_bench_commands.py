@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.store.datastore import Datastore
 
@@ -27,15 +24,10 @@ def prompts(tmp_path) -> Path:
 
 
 @pytest.fixture
-def bench(folder, capsys):
-    """Runs the command, which must end with a status; returns what it prints in one line."""
-
-    def run(*arguments, status: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["bench", "--model", folder, *map(str, arguments)]) == status
-        return " ".join(capsys.readouterr().out.split())
-
-    return run
+def bench(folder, printed):
+    """What the command prints, in one line."""
+    command = partial(printed, "bench", "--model", folder)
+    return lambda *arguments, **status: " ".join(command(*arguments, **status).split())
 
 
 def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
@@ -64,7 +56,7 @@ def test_recorded_chats_are_replayed_without_a_model(bench, prompts, folder, mon
     assert 1 < float(copied[1]) <= 3 < float(copied[2])
 
 
-def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama, capsys, refused):
+def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama):
     long = "x" * byte_llama.config.max_position_embeddings
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": long}) + "\n" + json.dumps({"text": "cat"}) + "\n")
@@ -86,42 +78,6 @@ def test_other_ids_are_said_and_exit_with_1(bench, prompts, monkeypatch):
     assert "in 16 bits near-ties of two tokens flip" in said and "DIFFER" not in said
 
 
-REFUSED = {
-    "a misspelt drafter": (
-        ["--prompts", "{prompts}", "--drafters", "ReferenceCopi"],
-        "--drafters 'ReferenceCopi' is none of auto, ReferenceCopy, ",
-    ),
-    "a datastore without a name": (
-        ["--prompts", "{prompts}", "--drafters", "DatastoreDrafts"],
-        "DatastoreDrafts=STORE",
-    ),
-    "a missing datastore": (
-        ["--prompts", "{prompts}", "--drafters", "DatastoreDrafts=./none"],
-        "./none",
-    ),
-    "a missing file": (["--prompts", "none.jsonl"], "none.jsonl is no file"),
-    "a replay of what learns from a model": (
-        ["--replay", "{prompts}", "--drafters", "TokenRecycling"],
-        "--drafters TokenRecycling needs a model; with --replay name look-up alone",
-    ),
-    "an automatic number in a replay": (
-        ["--replay", "{prompts}", "--max-draft-tokens", "auto"],
-        "--max-draft-tokens auto is measured on a model",
-    ),
-    "a replay of prompts alone": (["--replay", "{asked}"], "has no recorded answers"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(
-    arguments, message, prompts, tmp_path, folder, offline, refused
-):
-    asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"text": "cat"}\n')
-    given = [each.format(prompts=prompts, asked=asked) for each in arguments]
-    assert message in refused("bench", "--model", folder, *given)
-
-
 TEXTS = {f"{i}.txt": f"text {i}: the cat sat on the mat, the cat sat on the hat\n" for i in "abcde"}
 
 
@@ -141,21 +97,13 @@ def store(tmp_path_factory, tokenizer) -> Datastore:
 
 
 @pytest.fixture
-def evaluate(monkeypatch, folder, capsys):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-    def evaluate(*arguments) -> tuple[int, str, str]:
-        options = ["--model", folder, "--max-new-tokens", "12"]
-        status = main(["store", "evaluate", *map(str, arguments), *options])
-        printed = capsys.readouterr()
-        return status, " ".join(printed.out.split()), printed.err
-
-    return evaluate
+def evaluate(offline, folder, printed):
+    command = partial(printed, "store", "evaluate", "--model", folder, "--max-new-tokens", 12)
+    return lambda *arguments: " ".join(command(*arguments).split())
 
 
 def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts):
-    status, printed, _ = evaluate(store.path, texts)
-    assert status == 0
+    printed = evaluate(store.path, texts)
     assert "to answer 5 prompts plainly" in printed and "the full form of " in printed
     for name in ("plain", "default drafter", "with the datastore"):
         assert re.search(rf"{name} \d+\.\d \d+\.\d \d+\.\d\dx \d\.\d\d 5 of 5", printed)
@@ -167,40 +115,6 @@ def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts
 def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     compact = store.compact(tmp_path / "compact", progress=False)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')
-    status, printed, _ = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
-    assert status == 0
+    printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
     assert "the compact form of" in printed and "too few prompts to say" in printed
     assert "in the datastore itself" not in printed
-
-
-EVALUATE_REFUSED = {
-    "a missing store": (["{missing}", "{texts}"], "does not exist; name a folder"),
-    "missing texts": (["{store}", "{missing}"], "{missing} is neither a file nor a folder"),
-    "texts and prompts": (["{store}", "{texts}", "--prompts", "{text}"], "give one of: texts"),
-    "neither": (["{store}"], "give one of: texts that are not in the datastore, --prompts FILE"),
-    "missing prompts": (
-        ["{store}", "--prompts", "{missing}"],
-        "{missing} is no file",
-    ),
-    "texts that are too short": (["{store}", "{short}"], "no text has the 8 tokens"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), EVALUATE_REFUSED.values(), ids=EVALUATE_REFUSED)
-def test_bad_input_is_one_line(arguments, message, evaluate, store, texts, tmp_path):
-    (tmp_path / "short").write_text("abc")
-    places = {
-        **{name: tmp_path / name for name in ("missing", "short")},
-        **{"store": store.path, "texts": texts, "text": texts / "a.txt"},
-    }
-    status, printed, refused = evaluate(*(argument.format(**places) for argument in arguments))
-    assert (status, printed) == (2, "")
-    assert message.format(**places) in refused and refused.count("\n") == 1
-
-
-def test_a_store_of_another_tokenizer_is_refused(evaluate, tmp_path, texts):
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
-    Datastore.build([[0, 0]], words, tmp_path / "store", num_proc=1, progress=False)
-    status, _, refused = evaluate(tmp_path / "store", texts)
-    assert status == 2
-    assert "was made for another tokenizer" in refused

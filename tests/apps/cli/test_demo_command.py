@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from transformers import LlamaForCausalLM
 
 from hf_refspec.apps.cli.demo import DRAFTED, Demo
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
 
 
@@ -82,17 +81,3 @@ def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
     assert "\x1b[" not in printed  # not a terminal
     drawn = picture.read_text(encoding="utf-8")
     assert drawn.startswith("<svg") and "area.py" in drawn and "ReferenceCopy" in drawn
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00"])
-def test_a_file_that_cannot_be_shown_is_named(folder, tmp_path, refused, content):
-    file = tmp_path / "area.py"
-    if content is not None:
-        file.write_bytes(content)
-    assert f"--file {file}" in refused("demo", "--model", folder, "--file", file)
-
-
-def test_what_cannot_be_shown_or_written_is_refused_first(folder, templateless, refused):
-    assert "no chat template; choose a --model" in refused("demo", "--model", templateless)
-    message = refused("demo", "--model", folder, "--svg", "nowhere/demo.svg")
-    assert "--svg nowhere/demo.svg cannot be written" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -10,7 +11,6 @@ import pytest
 from texts import some_texts
 
 import hf_refspec as rs
-from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 
@@ -31,15 +31,8 @@ def texts(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def ask(folder, capsys):
-    """Runs the command; returns what it prints."""
-
-    def asked(*arguments, status: int = 0) -> str:
-        capsys.readouterr()
-        assert main(["ralm", "--model", folder, *map(str, arguments)]) == status
-        return capsys.readouterr().out
-
-    return asked
+def ask(folder, printed):
+    return partial(printed, "ralm", "--model", folder)
 
 
 def test_a_passage_is_named_with_its_file_and_line(texts, ask, monkeypatch):
@@ -100,89 +93,22 @@ def test_a_column_of_a_dataset_is_searched(ask, rows):
     assert re.search(r"\d, document [0-8], line \d+: step", printed)
 
 
-REFUSED = {
-    "no source": ([], "give one of: files or folders, --dataset NAME"),
-    "two sources": (["{texts}", "--dataset", "{texts}"], "give one of: files or folders"),
-    "no such files": (["{texts}", "--pattern", "*.rs"], "has no file that matches '*.rs'"),
-    "an absolute pattern": (["{texts}", "--pattern", "/x"], "pattern '/x' cannot be used"),
-    "a column of files": (["{texts}/a.md", "--column", "text"], "--column 'text'"),
-    "a question that is too long": (
-        ["{texts}/a.md", "--max-new-tokens", "5000"],
-        "no room for a passage",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(arguments, message, folder, texts, refused):
-    given = [argument.format(texts=texts) for argument in arguments]
-    assert message in refused("ralm", "--model", folder, *given, "--question", "tree river")
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory, folder):
-    """A model and texts."""
-    root = tmp_path_factory.mktemp("knn")
-    (root / "model").symlink_to(folder)
-    texts = root / "texts"
-    texts.mkdir()
-    for number, text in enumerate(some_texts(9)):
-        (texts / f"{number}.txt").write_text(text)
-    (root / "empty").mkdir()
-    return root
-
-
-def run_knn(*arguments) -> int:
-    return main(["knn", *map(str, arguments)])
-
-
-def test_build_prints_what_it_has_built(places, tmp_path, capsys):
-    out = tmp_path / "store"
-    assert run_knn("build", places / "texts", "--model", places / "model", "--out", out) == 0
-    assert f"  entries     {len(KnnDatastore(out)):,} of 32 numbers\n" in capsys.readouterr().out
-
-
-def test_a_column_of_a_dataset_is_built_from(places, tmp_path, rows):
-    options = ["--dataset", rows, "--column", "body", "--model", places / "model"]
-    assert run_knn("build", *options, "--out", tmp_path / "store") == 0
-    assert len(KnnDatastore(tmp_path / "store")) > 9
-
-
-KNN_REFUSED = {
-    "a folder without texts": (["{empty}", "--out", "{new}"], "has no file that matches"),
-    "a folder that exists": (["{texts}", "--out", "{empty}"], "--out {empty} exists"),
-    "a column of files": (
-        ["{texts}", "--column", "x", "--out", "{new}"],
-        "--column 'x' is for datasets",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), KNN_REFUSED.values(), ids=KNN_REFUSED)
-def test_bad_input_of_knn_exits_with_2_and_one_line(arguments, message, places, offline, refused):
-    def filled(text: str) -> str:
-        return re.sub(r"\{(.+?)\}", lambda match: str(places / match[1]), text)
-
-    given = [filled(argument) for argument in arguments]
-    assert filled(message) in refused("knn", "build", *given, "--model", str(places / "model"))
-    assert not (places / "new").exists()
+def test_a_knn_datastore_is_built_from_files_and_from_a_column(
+    printed, folder, texts, rows, tmp_path
+):
+    for number, source in enumerate([[texts], ["--dataset", rows, "--column", "body"]]):
+        out = tmp_path / f"store{number}"
+        text = printed("knn", "build", *source, "--model", folder, "--out", out)
+        entries = len(KnnDatastore(out))
+        assert entries > 9 and f"  entries     {entries:,} of 32 numbers\n" in text
 
 
 @pytest.mark.parametrize("dtype", [[], ["--dtype", "bfloat16"]], ids=["as stored", "bfloat16"])
-def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, folder, dtype, tokenizer, capsys):
+def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, folder, dtype, tokenizer, printed):
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the cat sat on the hat")
     out = tmp_path / "table"
-    arguments = [str(tmp_path / "a.txt"), "--model", folder, "--out", str(out)]
-    assert main(["store", "recycle", *arguments, "--license", "MIT", *dtype]) == 0
+    options = ["--model", folder, "--out", out, "--license", "MIT", *dtype]
+    text = printed("store", "recycle", tmp_path / "a.txt", *options)
     drafter = rs.TokenRecycling.from_pretrained(out, tokenizer)
-    printed = capsys.readouterr().out
-    assert f"contexts    {len(drafter)} of up to 3 tokens, with 8 next tokens each" in printed
-    assert "model       bytes, vocabulary 259" in printed
-
-
-def test_it_refuses_what_it_cannot_do_before_the_model_is_loaded(tmp_path, refused):
-    arguments = ["store", "recycle", "--model", "no/model", "--out"]
-    new, missing = tmp_path / "table", tmp_path / "missing"
-    assert "give one of: files or folders, --dataset NAME" in refused(*arguments, new)
-    assert "exists; choose another path" in refused(*arguments, tmp_path, "a.txt")
-    assert f"{missing} is neither a file nor a folder" in refused(*arguments, new, missing)
+    assert f"contexts    {len(drafter)} of up to 3 tokens, with 8 next tokens each" in text
+    assert "model       bytes, vocabulary 259" in text

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import signal
-import subprocess
 import sys
 
 import openai
 import pytest
+from running_server import server_process
 from texts import some_texts
 
 from hf_refspec import Datastore
+from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.listening import listen
 
 
 @pytest.fixture(scope="module")
@@ -28,56 +28,40 @@ def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
     return str(path)
 
 
-@pytest.fixture
-def start(folder):
-    """Starts a server; returns it, a client, and the lines of its log so far."""
-    children = []
-
-    def started(*arguments):
-        command = [sys.executable, "-m", "hf_refspec", "serve", "--model", folder, "--port", "0"]
-        child = subprocess.Popen(
-            [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, encoding="utf-8"
-        )
-        children.append(child)
-        log = []
-        for line in child.stderr:
-            log.append(line)
-            if " is served at " in line:
-                address = re.search(r"http://\S+/v1", line)[0]
-                return child, openai.OpenAI(base_url=address, api_key="-", max_retries=0), log
-        raise AssertionError(log)
-
-    yield started
-    for child in children:
-        child.kill()
-        child.communicate()
-
-
-def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(start, tmp_path, tokenizer):
-    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
-    sources = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
-    child, client, log = start(*sources, "--max-new-tokens", 400)
-    assert "WARNING" not in "".join(log)
+def begun(address: str):
+    """A stream whose first words have come."""
+    client = openai.OpenAI(base_url=address, api_key="-", max_retries=0)
     stream = client.completions.create(model="bytes", prompt="cat", temperature=0, stream=True)
     next(stream)
-    child.send_signal(signal.SIGINT)
-    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-    error = child.communicate(timeout=60)[1]
+    return stream
+
+
+def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer):
+    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
+    sources = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
+    options = ["--model", folder, *sources, "--max-new-tokens", 400]
+    with server_process(*options) as (child, address, log):
+        assert "WARNING" not in "".join(log)
+        stream = begun(address)
+        child.send_signal(signal.SIGINT)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        error = child.communicate(timeout=60)[1]
     assert child.returncode == 0 and "Traceback" not in error
     assert re.search(r"length: 3 \+ 400 tokens, .* MAT \d", error)
 
 
-def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(start):
-    child, client, _ = start("--host", "0.0.0.0", "--max-new-tokens", 2000)
-    assert "WARNING everyone who can reach" in child.stderr.readline()
-    stream = client.completions.create(model="bytes", prompt="cat", temperature=0, stream=True)
-    next(stream)
-    child.send_signal(signal.SIGINT)
-    assert "ctrl-C again" in child.stderr.readline()
-    child.send_signal(signal.SIGINT)
-    error = child.communicate(timeout=60)[1]
+def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder):
+    options = ["--model", folder, "--host", "0.0.0.0", "--max-new-tokens", 2000]
+    with server_process(*options) as (child, address, _):
+        assert "WARNING everyone who can reach" in child.stderr.readline()
+        stream = begun(address)
+        child.send_signal(signal.SIGINT)
+        assert "ctrl-C again" in child.stderr.readline()
+        child.send_signal(signal.SIGINT)
+        error = child.communicate(timeout=60)[1]
     assert child.returncode == 130 and "Traceback" not in error
     assert "cancelled: 3 +" in error
+    stream.close()
 
 
 @pytest.mark.parametrize("command", ["serve", "space"])
@@ -87,21 +71,6 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, c
         port = taken.getsockname()[1]
         error = refused(command, "--port", port, "--model", tmp_path / "nothing")
     assert f"--port {port} is in use" in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--host", "192.0.2.1"], "--host 192.0.2.1"),
-        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
-        (["--isolate", "--cache", "new"], "--cache keeps answers"),
-        (["--reference", "nothing"], "nothing"),
-        (["--datastore", "./nothing"], "./nothing"),
-        (["--cache", __file__], __file__),
-    ],
-)
-def test_what_cannot_be_is_refused(refused, folder, arguments, message):
-    assert message in refused("serve", "--port", "0", "--model", folder, *arguments)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])

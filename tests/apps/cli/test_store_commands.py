@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -15,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
-from hf_refspec.apps.cli.main import main
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
 
@@ -24,13 +24,6 @@ TEXTS = {
     "b.py": "def area(radius):\n    return radius * radius\n",
     "c.txt": "the cat sat on the mat, the cat sat on the hat\n",
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory, tokenizer) -> str:
-    folder = tmp_path_factory.mktemp("tokenizers") / "bytes"
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +44,41 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, corpus, tokenizer_folder) -> str:
+def store(tmp_path_factory, corpus, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "store"
-    assert run("build", corpus, "--tokenizer", tokenizer_folder, "--out", folder) == 0
-    return str(folder)
+    Datastore.build(corpus, tokenizer, folder, num_proc=1, progress=False)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def compact_store(tmp_path_factory, store) -> str:
+def compact_store(tmp_path_factory, store) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "compact"
-    assert run("compact", store, "--out", folder) == 0
-    return str(folder)
+    Datastore(store).compact(folder, progress=False)
+    return folder
 
 
 @pytest.fixture
-def search(capsys):
-    """Runs a search and returns what it prints, line by line."""
-
-    def searched(store, text) -> list[str]:
-        capsys.readouterr()
-        assert run("search", store, text) == 0
-        return capsys.readouterr().out.splitlines()
-
-    return searched
+def run(printed):
+    return partial(printed, "store")
 
 
-def run(*arguments) -> int:
-    return main(["store", *map(str, arguments)])
+@pytest.fixture
+def search(run, store):
+    """The lines that a search prints."""
+    return lambda text, store=store: run("search", store, text).splitlines()
+
+
+@pytest.fixture
+def built(run, folder, tmp_path, tokenizer):
+    """Builds a datastore; returns its documents, and what is printed."""
+
+    def build(*arguments, tokenizer_options=("--tokenizer", folder)):
+        out = tmp_path / "store"
+        text = run("build", *arguments, *tokenizer_options, "--out", out)
+        assert text.startswith(f"{out}\n")
+        return texts_of(out, tokenizer), text
+
+    return build
 
 
 def texts_of(folder, tokenizer) -> list[str]:
@@ -87,123 +88,89 @@ def texts_of(folder, tokenizer) -> list[str]:
 # --- build
 
 
-def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
-    files = [corpus / "c.txt", corpus / "a.py"]
-    out = tmp_path / "store"
-    assert run("build", *files, "--tokenizer", tokenizer_folder, "--out", out) == 0
-    assert texts_of(out, tokenizer) == [TEXTS["c.txt"], TEXTS["a.py"]]
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}\n")
-    assert "corpus      c.txt, a.py" in printed
-    assert "licence     not stated" in printed
+def test_builds_from_files_in_their_order(built, corpus):
+    texts, text = built(corpus / "c.txt", corpus / "a.py")
+    assert texts == [TEXTS["c.txt"], TEXTS["a.py"]]
+    assert "corpus      c.txt, a.py" in text and "licence     not stated" in text
     tokens = len(TEXTS["c.txt"]) + len(TEXTS["a.py"]) + 2
-    assert f"full        {tokens} tokens, 2 documents, 1 shard, " in printed
-    assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", printed)
+    assert f"full        {tokens} tokens, 2 documents, 1 shard, " in text
+    assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", text)
 
 
-def test_builds_with_the_default_models_tokenizer(
-    tmp_path, corpus, tokenizer, tokenizer_folder, monkeypatch
-):
-    monkeypatch.setattr(smollm2, "default_model", lambda: tokenizer_folder)
-    assert run("build", corpus / "a.py", "--out", tmp_path / "store") == 0
-    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"]]
+def test_builds_with_the_default_models_tokenizer(built, corpus, folder, monkeypatch):
+    monkeypatch.setattr(smollm2, "default_model", lambda: folder)
+    assert built(corpus / "a.py", tokenizer_options=())[0] == [TEXTS["a.py"]]
 
 
-def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
-    tmp_path, corpus, tokenizer, tokenizer_folder, capsys
-):
-    arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store", "--license", "MIT"]
-    assert run("build", corpus, *arguments, "--pattern", "*.py") == 0
-    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    assert "licence     MIT\n" in capsys.readouterr().out
+def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(built, corpus):
+    texts, text = built(corpus, "--license", "MIT", "--pattern", "*.py")
+    assert texts == [TEXTS["a.py"], TEXTS["b.py"]] and "licence     MIT\n" in text
 
 
-def test_builds_from_a_preset_with_its_name_and_licence(
-    tmp_path, corpus, tokenizer, tokenizer_folder, capsys, monkeypatch
-):
+def test_builds_from_a_preset_with_its_name_and_licence(built, corpus, monkeypatch):
     monkeypatch.setattr(arguments, "python_stdlib", lambda: [corpus / "b.py"])
-    options = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
-    assert run("build", "--preset", "python-stdlib", *options) == 0
-    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["b.py"]]
-    printed = capsys.readouterr().out
-    assert "corpus      Python standard library\n" in printed
-    assert "licence     PSF-2.0\n" in printed
+    texts, text = built("--preset", "python-stdlib")
+    assert texts == [TEXTS["b.py"]]
+    assert "corpus      Python standard library\n" in text and "licence     PSF-2.0\n" in text
 
 
 @pytest.mark.parametrize(("kind", "streaming"), [("json", []), ("parquet", ["--streaming"])])
-def test_builds_from_a_dataset_of_this_machine(
-    tmp_path, tokenizer, tokenizer_folder, kind, streaming, monkeypatch
-):
+def test_builds_from_a_dataset_of_this_machine(built, tmp_path, kind, streaming, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     rows = {"id": [1, 2, 3], "body": ["one", "two", "one"], "note": ["x", "y", "z"]}
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    getattr(datasets.Dataset.from_dict(rows), f"to_{kind}")(folder / f"train.{kind}")
-    arguments = ["--dataset", folder, "--column", "body", "--tokenizer", tokenizer_folder]
-    arguments += ["--out", tmp_path / "store", "--deduplicate"]
-    assert run("build", *arguments, *streaming) == 0
-    assert texts_of(tmp_path / "store", tokenizer) == ["one", "two"]
+    (tmp_path / "rows").mkdir()
+    write = getattr(datasets.Dataset.from_dict(rows), f"to_{kind}")
+    write(tmp_path / "rows" / f"train.{kind}")
+    options = ["--column", "body", "--deduplicate", *streaming]
+    assert built("--dataset", tmp_path / "rows", *options)[0] == ["one", "two"]
 
 
 # --- extend, merge, compact, info
 
 
-def test_merges_all_shards_and_compacts_into_the_store_itself(
-    tmp_path, corpus, tokenizer_folder, capsys
-):
+def test_merges_all_shards_and_compacts_into_the_store_itself(built, run, corpus, tmp_path):
+    built(corpus)
     store = tmp_path / "store"
-    run("build", corpus, "--tokenizer", tokenizer_folder, "--out", store)
     Datastore(store).extend([[7]], progress=False)
-    run("info", store)
-    assert "4 documents, 2 shards" in capsys.readouterr().out
-    assert run("merge", store) == 0
-    assert "4 documents, 1 shard," in capsys.readouterr().out
-    assert run("compact", store) == 0
-    printed = capsys.readouterr().out
-    assert "full        " in printed
+    assert "4 documents, 2 shards" in run("info", store)
+    assert "4 documents, 1 shard," in run("merge", store)
+    text = run("compact", store)
     sizes = Datastore(store, form="full").config.ngrams.ngrams
     orders = ", ".join(map(str, sizes))
-    assert f"compact     {sum(sizes)} n-grams ({orders} of the orders 1, 2, ...)" in printed
+    assert f"compact     {sum(sizes)} n-grams ({orders} of the orders 1, 2, ...)" in text
+    assert "full        " in text
 
 
 def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
-    tmp_path, corpus, tokenizer, other_tokenizer, capsys
+    built, run, corpus, tokenizer, other_tokenizer, tmp_path
 ):
-    folder = tmp_path / "tokenizer"
+    folder, store, other = (tmp_path / name for name in ("tokenizer", "store", "other"))
     tokenizer.save_pretrained(folder)
-    store, other = tmp_path / "store", tmp_path / "other"
-    assert run("build", corpus / "a.py", "--tokenizer", folder, "--out", store) == 0
+    built(corpus / "a.py", tokenizer_options=("--tokenizer", folder))
     shutil.rmtree(folder)
-    assert run("extend", store, corpus / "c.txt") == 0
+    run("extend", store, corpus / "c.txt")
     assert texts_of(store, tokenizer) == [TEXTS["a.py"], TEXTS["c.txt"]]
-    assert run("search", store, "the cat") == 0
-    capsys.readouterr()
-    assert run("info", store) == 0
-    assert "tokenizer   tokenizer, fingerprint" in capsys.readouterr().out
-    assert run("retokenize", store, "--tokenizer", other_tokenizer, "--out", other) == 0
-    assert "corpus      a.py, c.txt" in capsys.readouterr().out
-    assert Datastore(other).documents == 2
-    assert Datastore(other).config.tokenizer == "words"
+    run("search", store, "the cat")
+    assert "tokenizer   tokenizer, fingerprint" in run("info", store)
+    text = run("retokenize", store, "--tokenizer", other_tokenizer, "--out", other)
+    assert "corpus      a.py, c.txt" in text
+    assert Datastore(other).documents == 2 and Datastore(other).config.tokenizer == "words"
 
 
-def test_compacts_into_a_folder_of_its_own(tmp_path, store, capsys):
+def test_compacts_into_a_folder_of_its_own(run, tmp_path, store):
     out = tmp_path / "compact"
-    assert run("compact", store, "--out", out, "--max-bytes", 5000) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}\n") and "full        " not in printed
+    text = run("compact", store, "--out", out, "--max-bytes", 5000)
+    assert text.startswith(f"{out}\n") and "full        " not in text
     assert 0 < Datastore(out).config.ngrams.file.size <= 5000
     assert Datastore(store).config.ngrams is None
 
 
 def test_info_tells_what_is_in_it_and_verifies_all_files(
-    tmp_path, store, compact_store, capsys, refused
+    run, tmp_path, store, compact_store, refused
 ):
-    assert run("info", store) == 0
-    full = capsys.readouterr().out
+    full, compact = run("info", store), run("info", compact_store, "--verify")
     assert "vocabulary  259\n" in full and Datastore(store).config.fingerprint in full
     assert "compact " not in full and "as they were written" not in full
-    assert run("info", compact_store, "--verify") == 0
-    compact = capsys.readouterr().out
     corpus_tokens = sum(map(len, TEXTS.values())) + len(TEXTS)
     assert re.search(rf"compact +\d+ n-grams .* MB, of {corpus_tokens} tokens\n", compact)
     assert "all files are as they were written" in compact
@@ -212,42 +179,37 @@ def test_info_tells_what_is_in_it_and_verifies_all_files(
     file = damaged / Datastore(store).config.shards[0].tokens_file.name
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert run("info", damaged) == 0
-    assert "verified    never" in capsys.readouterr().out
+    assert "verified    never" in run("info", damaged)
     assert file.name in refused("store", "info", damaged, "--verify")
 
 
-def test_info_says_when_a_knowledge_base_was_verified(tmp_path, tokenizer, capsys, refused):
+def test_info_says_when_a_knowledge_base_was_verified(run, tmp_path, tokenizer, refused):
     base = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base", progress=False)
-    assert run("info", base.path) == 0
-    assert re.search(
-        r"passages +3, \d+ tokens, for BM25\n +verified +never\n", capsys.readouterr().out
-    )
-    assert run("info", base.path, "--verify") == 0
-    assert run("info", base.path) == 0
-    shown = f"verified    {base.verified:%Y-%m-%d %H:%M} UTC"
-    assert shown in capsys.readouterr().out
+    before = run("info", base.path)
+    assert re.search(r"passages +3, \d+ tokens, for BM25\n +verified +never\n", before)
+    run("info", base.path, "--verify")
+    assert f"verified    {base.verified:%Y-%m-%d %H:%M} UTC" in run("info", base.path)
     file = base.path / "passages.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     assert file.name in refused("store", "info", base.path, "--verify")
-    assert run("info", base.path) == 0 and "verified    never" in capsys.readouterr().out
+    assert "verified    never" in run("info", base.path)
 
 
 # --- search
 
 
-def test_search_shows_the_longest_match_and_what_stands_around_a_few_of_its_places(store, search):
-    lines = search(store, "xyz the cat sat on the ")
+def test_search_shows_the_longest_match_and_what_stands_around_a_few_of_its_places(search):
+    lines = search("xyz the cat sat on the ")
     # Nothing else ends in "z the", so that the match begins behind it.
     assert lines[0] == "the last 20 tokens, ' the cat sat on the ', occur 1 times, such as:"
     assert lines[1] == "  … on the mat,⟦ the cat sat on the ⟧hat↵…"
     assert lines[2].endswith(" nodes, each with the probability that it is accepted:")
     assert len(lines) == 3 + int(lines[2].split()[3])
-    lines = search(store, "return ")
+    lines = search("return ")
     assert lines[0] == "the last 7 tokens, 'return ', occur 2 times, such as:"
     shown = {line.partition("⟦")[2] for line in lines[1:3]}
     assert shown == {"return ⟧width * heig…", "return ⟧radius * rad…"}
-    assert sum("⟦a⟧" in line for line in search(store, "a")) == 3
+    assert sum("⟦a⟧" in line for line in search("a")) == 3
 
 
 def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
@@ -265,7 +227,7 @@ def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
 
 @pytest.mark.parametrize("form", ["full", "compact"])
 def test_search_prints_the_tree_with_its_probabilities(store, compact_store, form, search):
-    lines = search(store if form == "full" else compact_store, "the ")
+    lines = search("the ", store if form == "full" else compact_store)
     start = next(i for i, line in enumerate(lines) if line.startswith("the draft tree, "))
     nodes = tree_of(lines[start + 1 :])
     probs = dict(nodes)
@@ -280,67 +242,7 @@ def test_search_prints_the_tree_with_its_probabilities(store, compact_store, for
         assert start == 0  # matches cannot be shown
 
 
-def test_search_prints_text_and_says_where_nothing_is_found(store, search):
-    assert any(line.endswith("  ' '") for line in search(store, "cat"))
-    found, tree = search(store, "Q")
+def test_search_prints_text_and_says_where_nothing_is_found(search):
+    assert any(line.endswith("  ' '") for line in search("cat"))
+    found, tree = search("Q")
     assert found == "not even the last token occurs" and tree.startswith("the draft tree, 0 nodes")
-
-
-# --- bad input
-
-
-BUILD = ["build", "--tokenizer", "{tokenizer}", "--out", "{new}"]
-REFUSED = {
-    "no source": (BUILD, "give one of: files or folders"),
-    "a dataset that is nowhere": (
-        [*BUILD, "--dataset", "org/none"],
-        "'org/none' is no folder here and no dataset in the cache, and the Hub cannot be reached",
-    ),
-    "a dataset of a missing folder": ([*BUILD, "--dataset", "{missing}"], "does not exist"),
-    "a missing file": ([*BUILD, "{missing}.txt"], "{missing}.txt"),
-    "shards that are too large": (
-        [*BUILD, "{corpus}", "--shard-tokens", "2147483648"],
-        "--shard-tokens must be from 1 to",
-    ),
-    "a file with the name of an option": ([*BUILD, "{corpus}/max_tokens"], "{corpus}/max_tokens"),
-    "a folder that exists": (
-        ["build", "{corpus}", "--tokenizer", "{tokenizer}", "--out", "{store}"],
-        "{store} exists",
-    ),
-    "a folder that is no tokenizer": (
-        ["build", "{corpus}", "--tokenizer", "{corpus}", "--out", "{new}"],
-        "not the folder of a tokenizer: it has no tokenizer.json",
-    ),
-    "retokenizing what is compact": (
-        ["retokenize", "{compact}", "--tokenizer", "{other}", "--out", "{new}"],
-        "has only the compact form",
-    ),
-    "searching for nothing": (["search", "{store}", ""], "text has no tokens"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(
-    arguments,
-    message,
-    tmp_path,
-    corpus,
-    store,
-    compact_store,
-    tokenizer_folder,
-    other_tokenizer,
-    offline,
-    refused,
-):
-    places = {
-        "missing": tmp_path / "missing",
-        "new": tmp_path / "new",
-        "corpus": corpus,
-        "store": store,
-        "compact": compact_store,
-        "tokenizer": tokenizer_folder,
-        "other": other_tokenizer,
-    }
-    given = (argument.format(**places) for argument in arguments)
-    assert message.format(**places) in refused("store", *given)
-    assert not any(tmp_path.iterdir())

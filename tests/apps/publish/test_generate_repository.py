@@ -8,7 +8,6 @@ import subprocess
 import sys
 from textwrap import dedent
 
-import pytest
 import transformers.dynamic_module_utils
 from hub_server import TOKEN, running_hub
 
@@ -110,20 +109,3 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
         assert hub.repos["owner/refspec"].private
         used = run("-c", dedent(script))
     assert used.stdout == "True True\n", used.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a/b/c"], "not a name for a repo"),
-        (["owner/refspec", "--out", "here"], "here"),
-        (["owner/refspec", "--package", "no.whl"], "--package no.whl is neither a wheel of"),
-        (["owner/refspec", "--package", "torch==2"], "--package torch==2 is neither a wheel of"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    assert main(["publish", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert list((tmp_path / "here").iterdir()) == []

@@ -79,21 +79,6 @@ def test_a_second_push_replaces_the_files_and_the_space_stays_private(hub):
     assert hub.repos[REPO].private
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--push", REPO, "--model", "{folder}"], "--model {folder} is not on the Hub"),
-        (["--push", REPO, "--datastore", "{folder}"], "--datastore {folder} is not on the Hub"),
-        (["--private"], "--private has no effect without --push"),
-    ],
-)
-def test_a_folder_of_this_machine_and_options_without_a_push_are_refused(
-    arguments, message, tmp_path, capsys
-):
-    assert main(["space", *(each.format(folder=tmp_path) for each in arguments)]) == 2
-    assert message.format(folder=tmp_path) in capsys.readouterr().err
-
-
 def test_the_written_app_serves_the_page(tmp_path):
     (tmp_path / "app.py").write_bytes(space_repository(REPO)["app.py"])
     with socket.create_server(("127.0.0.1", 0)) as taken:

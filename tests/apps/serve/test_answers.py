@@ -195,6 +195,8 @@ def test_metrics_add_up(speller, tokenizer, plain):
         usages = [server.chat("one", max_tokens=60, **predicted).usage, server.chat("two").usage]
         metrics = server.metrics()
         assert server.outcomes("length") == 2
+    assert metrics["waiting_seconds_count"] == metrics["time_to_first_token_seconds_count"] == 2
+    assert metrics["time_to_first_token_seconds_sum"] >= metrics["waiting_seconds_sum"] > 0
     assert metrics["prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)
     assert metrics["generated_tokens_total"] == 92
     passes = metrics["forward_passes_total"]
@@ -224,6 +226,7 @@ PROCESSORS = {
     "penalties": (PENALTIES, [OutputPenalties(0.7, 0.4, PROMPT)]),
     "bias": ({"logit_bias": {"70": 3, "75": -100}}, [SequenceBiasLogitsProcessor(BIASES)]),
     "repetition": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
+    "top_k": ({"top_k": 3}, []), "min_p": ({"min_p": 0.2}, []),
 }  # fmt: skip
 
 
@@ -237,18 +240,13 @@ def test_each_penalty_is_openais():
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_give_plain_generates_texts(server, plain, name, sampling):
     body, processors = PROCESSORS[name]
+    asked = {"logits_processor": LogitsProcessorList(processors)} if processors else body
+    if not processors:  # without sampling it has no effect
+        sampling = {"temperature": 1.0, **sampling}
     own = {"do_sample": True, **sampling} if sampling else {}
-    processors = LogitsProcessorList(processors)
-    expected = plain("one", seed=5, logits_processor=processors, **own)
+    expected = plain("one", seed=5, **asked, **own)
     answer = server.chat("one", seed=5, **sampling, extra_body=body)
     assert answer.choices[0].message.content == expected != plain("one", seed=5, **own)
-
-
-@pytest.mark.parametrize("option", [{"top_k": 3}, {"min_p": 0.2}])
-def test_warpers_give_plain_generates_texts(server, plain, option):
-    expected = plain("one", seed=4, do_sample=True, temperature=1.0, **option)
-    answer = server.chat("one", seed=4, temperature=1.0, extra_body=option)
-    assert answer.choices[0].message.content == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])

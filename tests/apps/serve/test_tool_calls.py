@@ -28,7 +28,7 @@ def messages() -> list[ChatMessage]:
 
 def read(tokenizer, pieces):
     reader = CallReader(tokenizer, "", [TOOL], forced=True)
-    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
+    parts = [part for piece in [*pieces, None] for part in reader.read(piece)]
     text = "".join(part for part in parts if isinstance(part, str))
     return text, [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
 
@@ -88,5 +88,6 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
     monkeypatch.setattr(tokenizer, "response_template", template, raising=False)
     reader = CallReader(tokenizer, "user: x\nassistant: ", [TOOL], forced=False)
     call = json.dumps({"name": "f", "arguments": {"a": 1}})
-    parts = [*reader.feed(f"well [[{call}]]"), *reader.feed("[[{nonsense]]"), *reader.end()]
+    pieces = [f"well [[{call}]]", "[[{nonsense]]", None]
+    parts = [part for piece in pieces for part in reader.read(piece)]
     assert parts[0] == "well " and isinstance(parts[1], Call) and "{nonsense" in parts[2]

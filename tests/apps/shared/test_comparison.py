@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from transformers import BatchEncoding
 
@@ -15,8 +17,8 @@ from hf_refspec.apps.shared.comparison import (
     first_difference,
     rate,
     speedup,
-    verdict,
 )
+from hf_refspec.apps.shared.live_drafts import Terminal
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,6 @@ from hf_refspec.apps.shared.comparison import (
 )
 def test_the_first_difference_is_an_id_or_an_end(plain, other, position):
     assert first_difference(plain, other) == position
-    expected = "ids identical" if position is None else f"IDS DIFFER from position {position}"
-    assert verdict(plain, other) == expected
 
 
 def test_rates_are_of_all_calls_together():
@@ -91,4 +91,6 @@ def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_
     first, second = compared.calls[PLAIN]
     assert first.ids != second.ids  # another seed for each prompt
     assert compared.equal("drafted") == 2 and compared.mat(PLAIN) == 1 <= compared.mat("drafted")
-    assert "which takes" in compared.reason("drafted")
+    printed = io.StringIO()
+    assert compared.report(Terminal(file=printed)) == 0
+    assert "tokens a pass, which takes" in printed.getvalue()

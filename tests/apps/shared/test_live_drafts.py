@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec import ReferenceCopy
-from hf_refspec.apps.shared.console import Terminal
-from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, legend
+from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import byte_model
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
-from hf_refspec.apps.shared.prompts import question_inputs, text_inputs, tokens_left
+from hf_refspec.apps.shared.prompts import text_inputs, tokens_left
 
 CONFIG = LlamaConfig(max_position_embeddings=20)
 
@@ -18,11 +17,3 @@ CONFIG = LlamaConfig(max_position_embeddings=20)
 def test_new_tokens_end_where_the_context_does(tokenizer, config, length, left):
     inputs = text_inputs(tokenizer, "x" * length)
     assert tokens_left(inputs, config, "the prompt", "shorten it", 10) == left
-
-
-def test_a_question_is_in_the_chat_template_where_there_is_one():
-    tokenizer = byte_model.byte_tokenizer()
-    for expected in ("user: cat\nassistant: ", "cat"):
-        ids = question_inputs(tokenizer, "cat")["input_ids"][0]
-        assert tokenizer.decode(ids) == expected
-        tokenizer.chat_template = None

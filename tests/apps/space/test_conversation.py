@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user
-from hf_refspec.apps.space.conversation import Conversation, Host, Line, python_datastores
+from hf_refspec.apps.space.conversation import Conversation, Host, python_datastores
 
 
 def test_the_document_stands_before_the_first_message_and_answers_stay(host, run):
@@ -76,12 +76,12 @@ def test_a_small_datastore_is_built_once_for_rest_and_crest(host, tmp_path, monk
 
 
 def test_races_run_in_the_order_in_which_they_came(host):
-    line, (first, second, third) = Line(), (Conversation().ask(host, "abc", 8) for _ in range(3))
-    with line.place(second):
-        with line.place(first):
-            assert line.wait(second) == ""
-            assert line.wait(first) == "1 answer comes before yours."
-            with line.place(third):
-                assert line.wait(third) == "2 answers come before yours."
-        with line.place(third):
-            assert line.wait(third) == "1 answer comes before yours."
+    first, second, third = (Conversation().ask(host, "abc", 8) for _ in range(3))
+    with host.place_in_line(second):
+        with host.place_in_line(first):
+            assert host.wait(second) == ""
+            assert host.wait(first) == "1 answer comes before yours."
+            with host.place_in_line(third):
+                assert host.wait(third) == "2 answers come before yours."
+        with host.place_in_line(third):
+            assert host.wait(third) == "1 answer comes before yours."

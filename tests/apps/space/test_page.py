@@ -209,7 +209,7 @@ def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, addr
 
 
 def test_stop_ends_a_wait(host):
-    with host.line.place(Conversation().ask(host, "abc", 8)):
+    with host.place_in_line(Conversation().ask(host, "abc", 8)):
         waiting = _race(host, None, "", "abc", 8, "auto")
         conversation = next(waiting)[0]
         assert "1 answer comes before yours" in next(waiting)[1]

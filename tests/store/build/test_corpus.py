@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.store.build import engine
-from hf_refspec.store.build.corpus import build_store, extend_store
+from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
 from hf_refspec.store.build.source import batches
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
@@ -109,20 +109,23 @@ def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
         assert content_of(path) == content_of(store)
 
 
-def test_one_huge_document_goes_on_in_the_next_shard(tmp_path, tokenizer):
-    huge = "".join(some_texts(40, seed=1))
-    path = build_store(["a", huge, "b"], tokenizer, tmp_path / "store", **QUIET)
-    assert texts_of(path, tokenizer) == ["a", huge, "b"]
-    (shard,) = StoreConfig.read(path).shards
-    assert shard.documents == 3 and shard.tokens > 500
+HUGE = "".join(some_texts(40, seed=1))
 
 
-@pytest.mark.parametrize("shard_tokens", [1, 2, 3, 4])
-def test_documents_that_end_where_a_shard_does(tmp_path, tokenizer, shard_tokens):
+@pytest.mark.parametrize(
+    ("texts", "shard_tokens", "tokens"),
+    [
+        (["a", HUGE, "b"], 500, len(HUGE.encode()) + 5),  # it goes on in the next shard
+        *((["abc", "", "d", "efg"], shard_tokens, 10) for shard_tokens in (1, 2, 3, 4)),
+    ],
+)
+def test_documents_end_before_at_or_after_the_end_of_a_shard(
+    tmp_path, tokenizer, texts, shard_tokens, tokens
+):
     options = {**QUIET, "shard_tokens": shard_tokens}
-    path = build_store(["abc", "", "d", "efg"], tokenizer, tmp_path / "store", **options)
-    assert texts_of(path, tokenizer) == ["abc", "d", "efg"]
-    assert sum(shard.tokens for shard in StoreConfig.read(path).shards) == 10
+    path = build_store(texts, tokenizer, tmp_path / "store", **options)
+    assert texts_of(path, tokenizer) == [text for text in texts if text]
+    assert sum(shard.tokens for shard in StoreConfig.read(path).shards) == tokens
 
 
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path):
@@ -145,55 +148,44 @@ def test_repeated_documents_are_dropped(tmp_path, tokenizer):
     assert StoreConfig.read(path).source["deduplicated"] is True
 
 
-@pytest.mark.parametrize("source", [[], ["", ""], [[]], iter(())])
-def test_an_empty_corpus_is_refused(tmp_path, tokenizer, source):
-    with pytest.raises(ValueError, match="source has no document with a token"):
-        build_store(source, tokenizer, tmp_path / "store", **QUIET)
-    assert not list(tmp_path.iterdir())
+def interrupted():
+    yield from TEXTS[:20]
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("source", "options", "message"),
     [
-        ({"num_proc": 0}, "num_proc must be at least 1, but is 0"),
-        ({"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
-        ({"shard_tokens": 2**31}, "shard_tokens must be"),
-        ({"engine": "spark"}, "engine must be 'local' or 'ray', but is 'spark'"),
+        *((source, {}, "source has no document with a token") for source in ([], ["", ""], [[]])),
+        (TEXTS, {"num_proc": 0}, "num_proc must be at least 1, but is 0"),
+        (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
+        (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
+        (TEXTS, {"engine": "spark"}, "engine must be 'local' or 'ray', but is 'spark'"),
+        ([*[[1] * 99] * 20, [259]], {}, "document 20 has the id 259"),
+        (interrupted(), {}, "^$"),
     ],
 )
-def test_bad_options_are_named(tmp_path, tokenizer, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_store(TEXTS, tokenizer, tmp_path / "store", **{**QUIET, **options})
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_failed_build_leaves_nothing(tmp_path, tokenizer):
-    def interrupted():
-        yield from TEXTS[:20]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_store(interrupted(), tokenizer, tmp_path / "store", **QUIET)
-    with pytest.raises(ValueError, match="document 20 has the id 259"):
-        build_store([*[[1] * 99] * 20, [259]], tokenizer, tmp_path / "store", **QUIET)
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    tmp_path, tokenizer, source, options, message
+):
+    with pytest.raises((ValueError, KeyboardInterrupt), match=message):
+        build_store(source, tokenizer, tmp_path / "store", **{**QUIET, **options})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("limit", [100, 900, 1500])
 def test_a_full_disk(tmp_path, tokenizer, store, limit):
+    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
     before = content_of(store)
-
-    def new():
-        build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET)
-
-    def extended():
-        extend_store(store, TEXTS, tokenizer, **QUIET)
-
-    for run in (new, extended):
+    for run in (
+        lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET),
+        lambda: extend_store(store, TEXTS, tokenizer, **QUIET),
+        lambda: merge_store(store, show=False),
+    ):
         error = in_a_child(run, limit)
         assert isinstance(error, OSError) and "File too large" in str(error)
-    assert os.listdir(tmp_path) == ["store"]
-    assert content_of(store) == before
+        assert os.listdir(tmp_path) == ["store"]
+        assert content_of(store) == before
 
 
 def test_two_builds_of_one_path(tmp_path, tokenizer, store):
@@ -233,7 +225,7 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     old = StoreConfig.read(store)
     before.pop("config.json")
     more = some_texts(3, seed=3)
-    assert extend_store(store, more, tokenizer, progress=False, num_proc=1) == store
+    extend_store(store, more, tokenizer, progress=False, num_proc=1)
     assert texts_of(store, tokenizer) == [text for text in [*TEXTS, *more] if text]
     after = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
     assert after.items() >= before.items()

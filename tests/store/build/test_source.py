@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_refspec.store import files
 from hf_refspec.store.build.source import batches, open_source
-from hf_refspec.store.files import DatastoreError
 
 
 @pytest.fixture
@@ -140,19 +138,10 @@ def test_loops_of_links_end(read, folder):
         read(folder / "self")
 
 
-def test_a_file_that_cannot_be_read_is_named(read, folder, monkeypatch):
-    def refuse(path, *_):
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(files.os, "open", refuse)
-    with pytest.raises(DatastoreError, match=r"a-b\.py cannot be read: Permission denied"):
-        read(folder)
-
-
-@pytest.mark.parametrize("pattern", ["/x", "/"])
-def test_a_pattern_that_cannot_be_is_named(read, folder, pattern):
-    with pytest.raises(ValueError, match=f"pattern '{pattern}' cannot be used"):
-        read(folder, pattern=pattern)
+def test_a_pattern_that_cannot_be_is_named(read, folder):
+    for pattern in ("/x", "/"):
+        with pytest.raises(ValueError, match=f"pattern '{pattern}' cannot be used"):
+            read(folder, pattern=pattern)
 
 
 def test_a_split_has_to_be_chosen_and_column_is_for_datasets(read):

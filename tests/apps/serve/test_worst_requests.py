@@ -1,0 +1,103 @@
+"""The most expensive request of each kind holds up no other client."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from running_server import NAME, RunningServer, serving
+
+pytest.importorskip("llguidance")
+
+MOST = 1.2  # times what the other client's answer takes alone
+TRIES = 6  # of which one must do: the machine may be busy with something else
+USER = {"role": "user", "content": "one"}
+
+
+def formed(schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"messages": [USER], "response_format": form}
+
+
+def calling(count: int, schema: dict[str, Any]) -> dict[str, Any]:
+    functions = [{"name": f"f{i}", "parameters": schema} for i in range(count)]
+    tools = [{"type": "function", "function": each} for each in functions]
+    return {"messages": [USER], "tools": tools, "tool_choice": "required"}
+
+
+def chain(length: int, names: int, size: int) -> dict[str, Any]:
+    """A chain of references, and many names for one large part."""
+    parts = {f"c{i}": {"allOf": [{"$ref": f"#/$defs/c{i + 1}"}]} for i in range(length)}
+    parts |= {f"c{length}": {"type": "integer"}, "big": {"allOf": [{}] * size}}
+    parts["names"] = {"allOf": [{"$ref": f"#x{i}/$defs/big"} for i in range(names)]}
+    return {"type": "object", "$defs": parts}
+
+
+def arrays(kinds: int) -> dict[str, Any]:
+    """Kinds of array that begin alike and hold each other."""
+    part = {"$ref": "#/$defs/a"}
+    parts = {"a": {"anyOf": [{"type": "array", "items": part}] * kinds}}
+    return {"type": "object", "properties": {"a": part}, "required": ["a"], "$defs": parts}
+
+
+# An intersection that no compiler can tell from the empty one.
+PATTERNS = [{"pattern": f"(a|b)*a(a|b){{{i}}}" + "c" * (i % 3)} for i in range(12, 24)]
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2200)}}
+PARTS = [{"type": "text", "text": "a"}] * 2048
+WORST: dict[str, dict[str, Any]] = {
+    "schema: references": formed(chain(30, 30, 8000)),
+    "schema: patterns": formed({"allOf": [{"type": "string"}, *PATTERNS]}),
+    "schema: a mask of a minute": formed(arrays(1200)),
+    "schema: masks of 20 ms": formed(arrays(63)),
+    "schema: constants": formed({"enum": [f"{i:05}" for i in range(7000)]}),
+    "schema: properties": formed(WIDE),
+    "tools: references": calling(100, chain(30, 30, 400)),
+    "tools: alternatives": calling(128, arrays(63)),
+    "messages: many": {"messages": [{"role": "user", "content": "a " * 900}] * 2048},
+    "messages: long": {"messages": [{"role": "user", "content": "a" * 4_000_000}]},
+    "messages: parts": {"messages": [{"role": "user", "content": PARTS}] * 15},
+    "stops": {"messages": [USER], "stop": ["a" * 1_000_000 + letter for letter in "abcd"]},
+    "bias": {"messages": [USER], "logit_bias": {str(i): 1 for i in range(250)}},
+    "prediction": {
+        "messages": [USER],
+        "prediction": {"type": "content", "content": "ab" * 2_000_000},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def paced(byte_llama, tokenizer) -> Iterator[RunningServer]:
+    """A pass takes 25 ms, as one of a small model on a CPU does, and computes next to nothing."""
+    model = copy.deepcopy(byte_llama)
+    model.register_forward_pre_hook(lambda *_: time.sleep(0.025))
+    with serving(model, tokenizer, [], max_rows=2, max_body_bytes=4 << 20) as server:
+        yield server
+
+
+def seconds(server: RunningServer) -> float:
+    """What an answer of 64 tokens takes."""
+    body = {"model": NAME, "messages": [USER], "max_tokens": 64, "temperature": 0}
+    began = time.perf_counter()
+    assert server.post(json.dumps(body)).status_code == 200
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("kind", WORST)
+def test_another_clients_answer_takes_as_long_beside_it(paced, pool, kind):
+    body = json.dumps({"model": NAME, "max_tokens": 24, **WORST[kind]}).encode()
+
+    def send() -> None:
+        time.sleep(0.1)
+        paced.post(body)
+
+    ratios: list[float] = []
+    while len(ratios) < TRIES and min(ratios, default=MOST + 1) > MOST:
+        alone = seconds(paced)
+        sent = pool.submit(send)
+        ratios.append(seconds(paced) / alone)
+        sent.result()
+    assert min(ratios) <= MOST
