@@ -164,6 +164,8 @@ class SlottedEntries(Entries):
         return [n + self.given for n in cached]
 
     def begin(self, prompt_length: int) -> None:
+        if len(self._layers) != len(self._plain_layers):  # Dory copies some, windows or not
+            raise ValueError("the model adds layers of its own to a static cache")
         self.given = int(self.cache.get_seq_length()) - prompt_length
         self.cache.layers = [SlottedLayer(layer, self.slots) for layer in self._layers]
 

@@ -99,7 +99,7 @@ def test_a_short_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("new_tokens", [2, 24])  # less than the window, and more
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mistral", "gpt_oss", "dory"])
 def test_a_given_cache_goes_on_as_that_of_plain_decoding(
     models_by_type, model_type, new_tokens, rows
 ):
@@ -116,7 +116,7 @@ def test_a_given_cache_goes_on_as_that_of_plain_decoding(
     assert layers[0] == layers[1]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "dory"])
 def test_a_cache_that_generate_makes_is_returned_as_plain_decoding_does(models_by_type, model_type):
     call, caches = Call(models_by_type(model_type), rows=1), []
     for drafter in (None, call.drafter()):
