@@ -24,7 +24,7 @@ from hf_refspec.store.files import (
     read_arrays,
     write_arrays,
 )
-from hf_refspec.store.stored_folder import VERIFIED
+from hf_refspec.store.folder_config import VERIFIED
 
 SHARD = ShardEntry(
     tokens=7,

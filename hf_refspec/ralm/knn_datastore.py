@@ -31,9 +31,10 @@ from ..retrieval.vector_index import Index, check_index, squared_lengths
 from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
+from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.schema import Named
-from ..store.stored_folder import FolderConfig, StoredFolder
+from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded

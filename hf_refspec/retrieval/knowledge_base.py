@@ -28,8 +28,9 @@ from ..store.build.source import Source, batches, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
+from ..store.folder_config import FolderConfig, token_dtype
 from ..store.schema import Named
-from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
+from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import load_backend, vocabulary_size
 from ..version import __version__
 from .text_encoder import TextEncoder

@@ -15,7 +15,7 @@ from huggingface_hub import DatasetCardData
 from .printable import printable
 
 if TYPE_CHECKING:
-    from .stored_folder import FolderConfig
+    from .folder_config import FolderConfig
 
 TAGS = ["hf-refspec", "speculative-decoding"]
 # The commonest licences that the Hub knows; it refuses a card with any other, for which the card

@@ -15,8 +15,8 @@ import numpy as np
 
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
+from .folder_config import FolderConfig, token_dtype
 from .schema import Named
-from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 

@@ -31,7 +31,7 @@ from .names import is_here, is_only_cached
 from .printable import one_line
 
 if TYPE_CHECKING:
-    from .stored_folder import FolderConfig
+    from .folder_config import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 C = TypeVar("C", bound="FolderConfig")

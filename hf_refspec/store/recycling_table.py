@@ -24,8 +24,9 @@ from ..index.recycling import MOST_CONTEXT
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
+from .folder_config import FolderConfig, token_dtype
 from .schema import Named
-from .stored_folder import FolderConfig, StoredFolder, token_dtype
+from .stored_folder import StoredFolder
 
 TABLE = Named("a recycling table", r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn has room for as many of each context,

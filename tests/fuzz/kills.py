@@ -25,8 +25,8 @@ from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.folder_config import VERIFIED
 from hf_refspec.store.sessions import DATABASE
-from hf_refspec.store.stored_folder import VERIFIED
 
 from . import stores
 from .children import Result, Say, in_children

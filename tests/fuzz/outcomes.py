@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.stored_folder import VERIFIED
+from hf_refspec.store.folder_config import VERIFIED
 
 from .formats import Place
 
