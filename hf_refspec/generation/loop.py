@@ -161,7 +161,7 @@ class Loop:
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
         seen = [IdleTokens(row.seen) if row.is_idle else row.seen for row in rows]
-        logits, roots = self.verifier.forward_flat(seen, [row.verified for row in rows])
+        logits, roots = self.verifier.forward(seen, [row.verified for row in rows])
         for row, root in zip(rows, roots, strict=True):
             row.root = root
         return logits

@@ -23,7 +23,6 @@ from ..drafting.stats import SpeculationStats
 from ..transformers_names import CACHE_NAMES
 from ..verification.chain import PlainVerifier
 from ..verification.draft_limits import DraftLimits
-from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
@@ -283,16 +282,16 @@ class RunningBatch:
             return
         loop, text._loop = text._loop, None
         assert loop is not None and isinstance(loop.verifier, TreeVerifier)
-        if (packed := self._packed_verifier) is None:
-            self._packed_loop = self._new_loop(PackedVerifier.of(loop.verifier), self.stats)
+        if (shared := self._packed_verifier) is None:
+            self._packed_loop = self._new_loop(loop.verifier, self.stats, rows=2)
         else:
-            packed.join(loop.verifier)
+            shared.join(loop.verifier)
         self._packed.append(text)
 
     @property
-    def _packed_verifier(self) -> PackedVerifier | None:
+    def _packed_verifier(self) -> TreeVerifier | None:
         verifier = None if self._packed_loop is None else self._packed_loop.verifier
-        return verifier if isinstance(verifier, PackedVerifier) else None
+        return verifier if isinstance(verifier, TreeVerifier) else None
 
     def _cached(self) -> list[tuple[RunningText, CachedText]]:
         """The texts that others may share something with, as far as they are cached, until the next
@@ -300,19 +299,19 @@ class RunningBatch:
         found = []
         for i, text in enumerate(self._packed):
             verifier = self._packed_verifier
-            if text._in_pieces and verifier is not None and verifier.keeps_all:
-                entries = verifier.cached_entries(i)
+            if not text._in_pieces or verifier is None:
+                continue
+            if entries := verifier.cached_entries(i):
                 ids = text._ids[: entries[0][0].shape[2]]
                 found.append((text, CachedText(ids, entries, text._state)))
         return found
 
-    def _new_loop(self, verifier: Verifier, stats: SpeculationStats) -> Loop:
-        """A loop over texts whose drafters each decide for themselves."""
+    def _new_loop(self, verifier: Verifier, stats: SpeculationStats, rows: int = 1) -> Loop:
+        """A loop over texts whose drafters each decide for themselves, of one row or of several."""
         most = 0 if isinstance(verifier, PlainVerifier) else self._max_draft_tokens
         kind = verifier.kind_of_pass, verifier.widths, verifier.packs
         budget = make_budget(most, Drafter(), self._model, *kind)
-        rows, kwargs = verifier.fewest_rows, verifier.model_kwargs
-        limits = DraftLimits(type(verifier), self._model, rows, kwargs, stats=stats)
+        limits = DraftLimits(type(verifier), self._model, rows, verifier.model_kwargs, stats=stats)
         return Loop(verifier, budget, limits, stats, chains=not verifier.takes_trees)
 
     def _leave(self, texts: Sequence[RunningText]) -> None:

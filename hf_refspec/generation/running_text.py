@@ -27,7 +27,6 @@ from ..transformers_names import cache_name
 from ..verification.cache import find_cache, is_padded, new_cache
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
-from ..verification.packed import PackedVerifier
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .default_drafter import default_drafter
@@ -158,12 +157,9 @@ def _verifier(
     if isinstance(find_cache(model_kwargs), StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
         kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
-    if (
-        PackedVerifier.supports(model, kwargs)
-        and known_finding(PackedVerifier, model, 2, kwargs).exact
-    ):
+    if TreeVerifier.supports(model, kwargs) and known_finding(TreeVerifier, model, 2, kwargs).exact:
         verifier, _ = select_verifier(model, "auto", 1, config, kwargs)
-        if type(verifier) is TreeVerifier:
+        if isinstance(verifier, TreeVerifier) and verifier.joins:
             return verifier, True
     verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
     return verifier or PlainVerifier(model, config, model_kwargs), False

@@ -211,9 +211,9 @@ class KnnText:
 
     def _run(self) -> tuple[torch.Tensor, np.ndarray]:
         if self._after is None:
-            logits = self.verifier.forward([self.row], [DraftTree.empty()])
+            logits, _ = self.verifier.forward([self.row], [DraftTree.empty()])
             self.verifier.keep([[]])
-            self._after = (logits[0, -1], self.hidden.last())
+            self._after = (logits[-1], self.hidden.last())
         return self._after
 
 

@@ -110,14 +110,8 @@ class BlockPass:
         """Which entries of its row each token sees, bool `(rows, S, length)`."""
         if self._most == 1 and all(row.end == self._length for row in self._rows):
             return None
-        start = self._begin(window)
-        mask = np.zeros((len(self._rows), self._most, self._length - start), dtype=np.bool_)
-        for own, row in zip(mask, self._rows, strict=True):
-            own[:, : row.entries.length - start] = True
-            if row.size:
-                own[: row.size, : row.end - start] = row.sees(start, window)
-                own[row.size :] = own[row.size - 1]
-        return mask
+        seen = slice(self._begin(window), self._length)
+        return seen_entries(self._rows, self._most, seen, window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys and values `(1, heads, S, head_dim)` of the pass behind the rows."""
@@ -165,6 +159,20 @@ class BlockPass:
         if self._padded is None:
             return attended
         return attended.index_select(2, self._padded[1].to(query.device))
+
+
+def seen_entries(
+    rows: Sequence[RowPass], size: int, entries: slice, window: int | None
+) -> np.ndarray:
+    """Which of these entries of its row each of `size` tokens sees, bool `(rows, size, length)`. A
+    token that a row lacks sees what its last one does."""
+    seen = np.zeros((len(rows), size, entries.stop - entries.start), dtype=np.bool_)
+    for own, row in zip(seen, rows, strict=True):
+        own[:, : row.entries.length - entries.start] = True
+        if row.size:
+            own[: row.size, : row.end - entries.start] = row.sees(entries.start, window)
+            own[row.size :] = own[row.size - 1]
+    return seen
 
 
 def _mask(row: RowPass, window: int | None) -> np.ndarray | None:

@@ -27,7 +27,7 @@ from .cache import (
     holds_running_state,
 )
 from .token_sequence import TokenSequence
-from .verifier import Verifier
+from .verifier import PassLogits, Verifier
 
 
 class SequentialVerifier(Verifier):
@@ -44,7 +44,7 @@ class SequentialVerifier(Verifier):
             return [self.cache.get_seq_length() - self._prompt_length]
         return super()._position_offsets(rows)
 
-    def _run(self, now: Pass) -> torch.Tensor:
+    def _run(self, now: Pass) -> PassLogits:
         [row], [draft] = now.rows, now.drafts
         input_ids = row.ids
         if len(draft):
@@ -58,7 +58,7 @@ class SequentialVerifier(Verifier):
         outputs = self.model(**model_inputs, return_dict=True)
         if (cache := self._new_cache(outputs)) is not None:
             self.entries = self._entries(cache)
-        return outputs.logits[:, -1 - len(draft) :]
+        return outputs.logits[0, -1 - len(draft) :], [0]
 
     def _kwargs_for(self, length: int) -> dict[str, Any]:
         """The keyword arguments (attention mask, position ids, token types) for this length."""
@@ -116,11 +116,11 @@ class PlainVerifier(SequentialVerifier):
     name = "plain"
     takes_several_tokens = False
 
-    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> PassLogits:
         [row] = rows
         if self.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=row.ids, use_cache=False, return_dict=True)
-            return outputs.logits[:, -1:]
+            return outputs.logits[0, -1:], [0]
         if self.cached and len(row) - self.cached[0] > 1:
             self.begin_again(row)
         return super().forward(rows, drafts)

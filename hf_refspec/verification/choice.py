@@ -15,7 +15,6 @@ from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_
 from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
 from .model_memo import memo_of_state
-from .packed import PackedVerifier
 from .probe import Finding, probe
 from .ranks import Ranks
 from .reproducible import ReproducibleVerifier
@@ -24,7 +23,7 @@ from .tree import TreeVerifier
 from .verifier import Verifier
 
 # The verifiers over a cache that grows, the best first.
-_DYNAMIC = PackedVerifier, TreeVerifier, ChainVerifier, RecurrentVerifier
+_DYNAMIC = TreeVerifier, ChainVerifier, RecurrentVerifier
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
@@ -67,12 +66,9 @@ def select_verifier(
     usual = model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
     for kind in kinds:
         # In a static cache, and with several rows, a chain is verified as a tree.
-        as_tree = kind in (StaticVerifier, PackedVerifier) or (rows > 1 and requested == "chain")
+        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
         allowed = requested in ("auto", kind.name) or as_tree
-        takes_rows = kind.fewest_rows <= rows <= kind.most_rows
-        if kind is PackedVerifier and generation_config.return_dict_in_generate:
-            continue  # which returns the cache
-        if not allowed or not takes_rows or not kind.supports(model, model_kwargs):
+        if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if reproducible else None
@@ -162,7 +158,9 @@ def _key(
     padded = rows > 1 or is_padded(model_kwargs)
     typed = model_kwargs.get("token_type_ids") is not None
     device = call_device(model, model_kwargs)
-    return ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
+    usual = model_kwargs.keys() <= USUAL_ARGUMENTS  # others do not let rows be packed
+    of_call = kind, min(rows, 2), padded, typed, usual
+    return ("exact", *of_call, device, boundary, compiled)
 
 
 def drops_cache(model: PreTrainedModel) -> bool:

@@ -50,14 +50,14 @@ class RunningPass(Protocol):
 
 
 class SideBySide:
-    """A pass `(R, S)` whose rows stand side by side, under the model's own attention."""
+    """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
+    attention."""
 
     def __init__(self, entries: InPlaceEntries, size: int) -> None:
         self._block = entries.rows[0].block
         self._windows = entries.windows
         ends = [row.length for row in entries.rows]
-        self._count, self._size, self._begin = len(ends), size, min(ends)
-        self.end = max(ends) + size
+        self._count, self.size, self.begin, self.end = len(ends), size, min(ends), max(ends) + size
         self._at, self._slots = torch.arange(len(ends))[:, None], torch.tensor(ends)[:, None]
         self._slots = self._slots + torch.arange(size)
         self._even = min(ends) == max(ends)
@@ -65,11 +65,11 @@ class SideBySide:
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = slice(first_visible(self._begin, self._windows[layer]), self.end)
+        seen = slice(first_visible(self.begin, self._windows[layer]), self.end)
         entries = self._block.layers[layer]
         for own, new in zip(entries, (keys, values), strict=True):
             if self._even:
-                own[: self._count, :, self._begin : self.end] = new
+                own[: self._count, :, self.begin : self.end] = new
             else:
                 at, slots = self._at.to(own.device), self._slots.to(own.device)
                 own.transpose(1, 2)[at, slots] = new.transpose(1, 2)
@@ -109,10 +109,13 @@ class InPlaceLayer(DynamicLayer):
 
 
 class InPlaceEntries(Entries):
-    """The entries of rows of one block, which stand in order and have room for the same length;
-    `windows` are those of the layers."""
+    """The entries of rows that each have a length of their own, without the padding before their
+    prompts; `windows` are those of the layers."""
 
     running: RunningPass | None = None
+    apart = False  # whether rows may stand in several blocks
+    padding: list[int]  # of each row of the prefill
+    prompts: list[int]  # of each row, see `Verifier.prompts`
 
     def __init__(self, cache: Any, windows: Sequence[int | None]) -> None:
         super().__init__(cache)
@@ -126,17 +129,33 @@ class InPlaceEntries(Entries):
         return max((row.length for row in self.rows), default=0)
 
     def begin(self, prompt_length: int) -> None:
-        self.given = int(self.cache.get_seq_length()) - prompt_length
+        length = int(self.cache.get_seq_length())
+        self.given = length - prompt_length
         self._layers = self.cache.layers
-        for index in range(len(self._layers[0].keys)):
-            self._take_in(self._layers, index, 0, len(self._layers[0].keys))
-        self.replace_layers()
+        for prompt, skipped in zip(self.prompts, self.padding, strict=True):
+            # Where a layer has dropped what is outside of its window, nothing is in these slots.
+            states = [
+                (
+                    _placed(layer.keys[prompt : prompt + 1], skipped, length),
+                    _placed(layer.values[prompt : prompt + 1], skipped, length),
+                )
+                for layer in self._layers
+            ]
+            row = RowEntries(skipped, length - skipped)
+            room = 0 if self.apart else skipped - min(self.padding)  # for all in one block
+            self.blocks.add(row, states, room, capacity=len(self.padding))
+            self.rows.append(row)
+        for layer in self.cache.layers:  # their entries are handed over
+            layer.keys = layer.values = None
+        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self.cache.layers))]
 
     def before(self, now: Pass) -> None:
-        longest = max(now.cached) + self.given + now.size
         for row, cached in zip(self.rows, now.cached, strict=True):
-            row.length = cached + self.given
-            self.blocks.make_room(row, longest - row.length)
+            row.length = cached + self.given - row.skipped
+        longest = self.length + now.size
+        for row, pending, draft in zip(self.rows, now.pending, now.drafts, strict=True):
+            room = pending + len(draft) if self.apart else longest - row.length
+            self.blocks.make_room(row, room)
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for row, nodes in zip(self.rows, done.kept(paths), strict=True):
@@ -154,11 +173,32 @@ class InPlaceEntries(Entries):
                 row.block.remove(row.at)
         self.rows = [self.rows[i] for i in rows]
 
+    def join(self, other: InPlaceEntries) -> None:
+        """Adds the only row of other entries, which are then empty."""
+        [row] = other.rows
+        joined = RowEntries(row.skipped, row.length)
+        self.blocks.add(joined, row.first(row.length), capacity=1)
+        self.rows.append(joined)
+        other.rows, other.blocks = [], RowBlocks()
+
+    def bring_together(self, room: int) -> None:
+        """Puts all rows in one block, in their order, with so much room behind the longest."""
+        self.apart, self.blocks = False, RowBlocks()
+        longest = self.length
+        for row in self.rows:
+            room_of_row = longest + room - row.length
+            self.blocks.add(row, row.first(row.length), room_of_row, capacity=len(self.rows))
+
+    def order(self) -> list[int]:
+        """The rows as a packed pass runs them: those of a block together, as they stand in it."""
+        places = {id(row): i for i, row in enumerate(self.rows)}
+        return [places[id(row)] for block in self.blocks.blocks() for row in block.rows]
+
     def crop(self, length: int, excess: int) -> bool:
         if any(window is not None for window in self.windows):
             return False  # what the prefill left out may be seen again
         [row] = self.rows
-        row.length = length + self.given
+        row.length = length + self.given - row.skipped
         return True
 
     def close(self, cached: list[int]) -> None:
@@ -176,40 +216,36 @@ class InPlaceEntries(Entries):
                 row.length = length
             return
         if self.rows:  # to before the prefill
-            self._put_back(self.length)
+            self._put_back(self.rows[0].length + self.rows[0].skipped)
         super().roll_back(mark)
 
-    def _take_in(self, layers: Sequence[Any], index: int, skipped: int, count: int) -> None:
-        """Adds a row of a cache; where a layer has dropped what is outside of its window, nothing
-        is in these slots."""
-        length = max(layer.get_seq_length() for layer in layers)
-        states = []
-        for layer in layers:
-            kept = layer.keys[index : index + 1], layer.values[index : index + 1]
-            gone = length - layer.keys.shape[2]
-            keys, values = (
-                (nn.functional.pad(each, (0, 0, gone, 0)) if gone else each)[:, :, skipped:]
-                for each in kept
-            )
-            states.append((keys, values))
-        row = RowEntries(skipped, length - skipped)
-        self.blocks.add(row, states, capacity=count)
-        self.rows.append(row)
-
-    def replace_layers(self) -> None:
-        """Hands the layers' entries over, which they no longer hold."""
-        for layer in self.cache.layers:
-            layer.keys = layer.values = None
-        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self.cache.layers))]
-
     def _put_back(self, length: int) -> None:
-        """Fills the call's own layers with the first entries, as plain decoding leaves them."""
-        count, block = len(self.rows), self.rows[0].block
-        for layer, entries in zip(self._layers, block.layers, strict=True):
+        """Fills the call's own layers with the first `length` entries of all rows, padding among
+        them, as plain decoding leaves them."""
+        for index, layer in enumerate(self._layers):
             window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
-            kept = slice(first_visible(length, window), length)
-            layer.keys, layer.values = (each[:count, :, kept].clone() for each in entries)
+            start = first_visible(length, window)
+            layer.keys, layer.values = (
+                torch.cat([_returned(row, index, side, start, length) for row in self.rows])
+                for side in (0, 1)
+            )
             if window is not None:
                 layer.cumulative_length = length
         self.cache.layers = self._layers
         self.rows, self.blocks = [], RowBlocks()
+
+
+def _placed(entries: torch.Tensor, skipped: int, length: int) -> torch.Tensor:
+    """The last of `length` entries `(1, heads, n, head_dim)` as all but the `skipped` ones."""
+    gone = length - entries.shape[2]
+    if gone > skipped:
+        entries = nn.functional.pad(entries, (0, 0, gone - skipped, 0))
+    return entries[:, :, max(skipped - gone, 0) :]
+
+
+def _returned(row: RowEntries, layer: int, side: int, start: int, length: int) -> torch.Tensor:
+    """The entries of a row from `start` to `length`, `(1, heads, length - start, head_dim)`, of
+    which those of padding are zeros."""
+    first = max(start - row.skipped, 0)
+    own = row.block.layers[layer][side][row.at : row.at + 1, :, first : length - row.skipped]
+    return nn.functional.pad(own, (0, 0, max(row.skipped - start, 0), 0))

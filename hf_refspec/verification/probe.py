@@ -255,16 +255,19 @@ class _Texts:
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
         draft, path = self._draft(kind, distractors)
-        first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
+        first, roots = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
         kept = [_PATH - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
-        second = verifier.forward(self._rows(lengths), rest)
+        second, roots_after = verifier.forward(self._rows(lengths), rest)
         self.passes += 3
-        nodes = [0, *(1 + node for node in path)]
-        after = [second[0, :1], *(row[: 1 + len(rest[-1])] for row in second[1:])]
-        return torch.cat([first[:, nodes].flatten(0, 1), *after])
+        verified = [root + node for root in roots for node in (0, *(1 + node for node in path))]
+        after = [
+            second[root : root + 1 + len(draft)]
+            for root, draft in zip(roots_after, rest, strict=True)
+        ]
+        return torch.cat([first[verified], *after])
 
     def _verifier(self, kind: type[Verifier]) -> Verifier:
         """A verifier with its own cache of the call's length."""
@@ -279,10 +282,10 @@ class _Texts:
         none = [DraftTree.empty()] * self.rows
         steps = []
         for length in range(self.prompt - 1, self.prompt + _PATH + 1):
-            logits = verifier.forward(self._rows([length] * self.rows), none)
+            logits, roots = verifier.forward(self._rows([length] * self.rows), none)
             verifier.keep([[]] * self.rows)
             self.passes += 1
-            steps.append(logits[:, 0])
+            steps.append(logits[roots])
         expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
         after = [expected[0, -1:], *expected[1:, -3:]]
         return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)

@@ -23,17 +23,11 @@ from ..text_config import attention_windows, text_config
 from ..transformers_names import belongs_to_caller
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
+from .masked_inputs import MaskedInputs, as_attention_takes, takes_masks
 from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
 from .token_sequence import TokenSequence
-from .tree import (
-    MaskedInputs,
-    as_attention_takes,
-    from_roots,
-    laid_out,
-    masks_by_kind,
-    takes_masks,
-)
-from .verifier import Verifier
+from .tree import row_laid_out
+from .verifier import PassLogits, Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
 WIDTHS = (1, 8, 16, 32, 65)
@@ -93,7 +87,7 @@ class StaticVerifier(Verifier):
         """The slots behind the rows."""
         return self.entries.ends(self.cached)
 
-    def _prefill(self, rows: Sequence[TokenSequence]) -> torch.Tensor:
+    def _prefill(self, rows: Sequence[TokenSequence]) -> PassLogits:
         self.entries.reuse(len(rows))
         return super()._prefill(rows)
 
@@ -105,7 +99,7 @@ class StaticVerifier(Verifier):
         self._is_text[:, : prompt_mask.shape[1]] = prompt_mask
         self._windows = attention_windows(text_config(self.model)) or {}
 
-    def _run(self, now: Pass) -> torch.Tensor:
+    def _run(self, now: Pass) -> PassLogits:
         entries, slots = self.entries, self.entries.slots
         for pending, end in zip(now.pending, self._ends, strict=True):
             if pending and end >= entries.length:  # the caller's cache is too short for a text
@@ -147,7 +141,10 @@ class StaticVerifier(Verifier):
             slots.moved_from = slots.moved_to = None
             logits = self.model(**model_inputs, return_dict=True).logits
         entries.moved()
-        return from_roots(now, logits)
+        skipped = max(min(now.pending) - 1, 0)
+        logits = logits[:, skipped : now.size]
+        roots = [i * logits.shape[1] + p - 1 - skipped for i, p in enumerate(now.pending)]
+        return logits.flatten(0, 1), roots
 
     def _width(self, size: int) -> int:
         """The narrowest width for `size` tokens of a row: `size` itself where they reach the last
@@ -181,3 +178,46 @@ def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
     window = getattr(config, "sliding_window", None)
     windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
     return not windows or not belongs_to_caller(cache)
+
+
+def masks_by_kind(
+    windows: Mapping[str, int | None],
+    is_text: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor,
+    visible: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """By type of layer, which of all slots tokens see that are written into these `slots` `(R, S)`,
+    bool `(R, 1, S, length)`: those before them that are text `(R, length)`, and of each other the
+    `visible` ones `(R, S, S)`; of both none that is outside of the window. A token in its place
+    would stand in the slot `places` `(R, S)`."""
+    (rows, size), length = places.shape, is_text.shape[1]
+    columns = torch.arange(length, device=places.device)
+    past = (columns < slots[:, :1]) & is_text  # (R, length)
+    index = slots[:, None, None].expand(rows, 1, size, size)
+    masks = {}
+    for kind, window in windows.items():
+        mask, among = past[:, None, None].expand(rows, 1, size, length), visible[:, None]
+        if window is not None:
+            mask = mask & (places[..., None] - columns < window)[:, None]
+            among = among & (places[..., None] - places[:, None] < window)[:, None]
+        masks[kind] = mask.scatter(3, index, among)
+    return masks
+
+
+def laid_out(now: Pass, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tokens of a pass `(R, S)` of this width, their indices in their rows `(R, S)`, and which
+    of them each of them sees `(R, S, S)`: pending tokens those before them, nodes all pending
+    tokens and their ancestors. The padding of a row repeats its last token, which nothing else
+    sees."""
+    count = len(now.rows)
+    tokens = np.zeros((count, width), dtype=np.int64)
+    places = np.zeros((count, width), dtype=np.int64)
+    visible = np.tile(np.eye(width, dtype=np.bool_), (count, 1, 1))
+    for i, row in enumerate(now.rows):
+        own = row_laid_out(row, now.drafts[i], now.cached[i], now.pending[i])
+        size = len(own[0])
+        tokens[i], places[i] = row.tail(1)[0], len(row) - 1
+        tokens[i, :size], places[i, :size], visible[i, :size, :size] = own
+        visible[i, size:, : now.pending[i]] = True
+    return tokens, places, visible

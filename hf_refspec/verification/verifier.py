@@ -10,7 +10,6 @@ others, see `cache.py`:
 | verifier | layout | cache |
 | --- | --- | --- |
 | [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | in place |
-| [`PackedVerifier`] | the same, several rows one behind another | in place |
 | [`StaticVerifier`] | the same, padded to a few widths that can be compiled | slots |
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
@@ -25,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel
@@ -36,6 +35,9 @@ from ..transformers_names import cache_name, prefill
 from .cache import Entries, EntriesMark, Pass, find_cache
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
+
+# The logits `(N, vocab_size)` of all rows of a pass, and the index of each row's root in them.
+PassLogits: TypeAlias = tuple[torch.Tensor, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Verifier:
 
     name: str
     takes_trees = False
-    fewest_rows = most_rows = 1
+    most_rows = 1
     # Whether several tokens may follow what is cached.
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
@@ -108,8 +110,8 @@ class Verifier:
     def _entries(self, cache: Any) -> Entries:
         return self.entries_type(cache)
 
-    def _run(self, now: Pass) -> torch.Tensor:
-        """The logits `(R, 1 + T, vocab_size)` of a pass, see [`~Verifier.forward`]."""
+    def _run(self, now: Pass) -> PassLogits:
+        """The logits of a pass and the roots in them, see [`~Verifier.forward`]."""
         raise NotImplementedError
 
     @property
@@ -117,13 +119,13 @@ class Verifier:
         """The cache; a model may replace it."""
         return self.entries.cache
 
-    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> PassLogits:
         """One forward pass over the pending tokens of each of R rows, the same in each pass, and
-        its draft, without nodes in the first pass. T is the number of nodes of the largest.
+        its draft, without nodes in the first pass.
 
         Returns:
-            `torch.Tensor` of shape `(R, 1 + T, vocab_size)`: 0 after the last token of the row,
-            1 + i after node i of its draft. Logits past a row's own nodes are meaningless.
+            The logits `(N, vocab_size)` of all rows, and for each row the index of its root: the
+            logits after its last token, which those after each node of its draft follow.
         """
         if not len(self.cached):
             return self._prefill(rows)
@@ -139,15 +141,6 @@ class Verifier:
             raise
         self._last = now
         return logits
-
-    def forward_flat(
-        self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]
-    ) -> tuple[torch.Tensor, list[int]]:
-        """As [`~Verifier.forward`], with the logits of all rows one behind another,
-        `(N, vocab_size)`, and for each row the index of its root: the logits after its last
-        token."""
-        logits = self.forward(rows, drafts)
-        return logits.flatten(0, 1), [i * logits.shape[1] for i in range(len(rows))]
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps in the cache each row's pending tokens and the nodes of its path, and nothing of a
@@ -219,7 +212,7 @@ class Verifier:
         """The kind of pass, which its cost depends on beside its number of tokens."""
         return self.name
 
-    def _prefill(self, rows: Sequence[TokenSequence]) -> torch.Tensor:
+    def _prefill(self, rows: Sequence[TokenSequence]) -> PassLogits:
         """Runs the prompts through the model as `generate` does; see [`~Verifier.forward`]."""
         input_ids = torch.cat([row.ids for row in rows])
         kwargs = self.model_kwargs
@@ -232,10 +225,10 @@ class Verifier:
         count, self._prompt_length = input_ids.shape
         self.cached = [self._prompt_length] * count
         self._offsets = self._position_offsets(count)
-        logits: torch.Tensor = outputs.logits[:, -1:].clone()  # a view would keep the prompts'
+        logits: torch.Tensor = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         self._after_prefill(outputs)
         self.entries.begin(self._prompt_length)
-        return logits
+        return logits, [*range(count)]
 
     def _run_prompts(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         """The outputs for prompts `(R, n)`, with the keyword arguments of `generate`."""

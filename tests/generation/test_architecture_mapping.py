@@ -8,11 +8,8 @@ import pytest
 import torch
 import transformers
 from architectures import CHAIN, MODEL_TYPES, NOT_COMPARED, ONE_ROW, PLAIN, VOCAB_SIZE, small
-from calls import prepared
 from drafters import Prophet, Prophets
 from transformers import PreTrainedModel
-
-from hf_refspec.verification.packed import PackedVerifier
 
 pytestmark = pytest.mark.slow
 
@@ -83,16 +80,12 @@ def test_one_row_equals_plain_decoding(model_type):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_two_padded_rows_equal_plain_decoding(model_type, monkeypatch):
+def test_two_padded_rows_equal_plain_decoding(model_type):
     model, plain = generated_plainly(model_type, 2, max_new_tokens=24)
     options = {**prompts(2), **OPTIONS, "max_new_tokens": 24, "max_draft_tokens": 8}
-    packs = PackedVerifier.supports(model, prepared(model, **prompts(2), max_new_tokens=2)[1])
-    for packed in (True, False) if packs else (False,):
-        if not packed:
-            monkeypatch.setattr(PackedVerifier, "supports", lambda *_: False)
-        drafter = Prophets(prompts(2), plain, (0.9, 0.5))
-        drafted = model.generate(**options, candidate_generator=drafter)
-        assert drafted.tolist() == plain.tolist()
-        if RECORDED:
-            plainly = model_type in {*PLAIN, *CHAIN, *ONE_ROW}
-            assert (drafter.stats.drafted == 0) == plainly
+    drafter = Prophets(prompts(2), plain, (0.9, 0.5))
+    drafted = model.generate(**options, candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+    if RECORDED:
+        plainly = model_type in {*PLAIN, *CHAIN, *ONE_ROW}
+        assert (drafter.stats.drafted == 0) == plainly

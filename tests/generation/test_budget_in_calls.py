@@ -95,7 +95,7 @@ def test_the_first_call_of_a_model_drafts_from_the_first_pass_on(llama, timed):
 
 def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
     stats = generated(fresh_llama, accuracy=0.5, calls=1)
-    costs = pass_costs(fresh_llama, "tree")
+    costs = pass_costs(fresh_llama, "tree, packed")
     assert sum(costs.passes) == stats.forward_passes - 1
     assert 0 < costs.plain_seconds < 10
 

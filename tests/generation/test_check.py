@@ -11,7 +11,7 @@ from hf_refspec.generation.check import PASS_TOKENS
 
 def test_a_model_that_verifies_trees(llama):
     found = rs.check(llama, context=16)
-    assert (found.verification, found.rows, found.reason) == ("tree", "packed", None)
+    assert (found.verification, found.rows, found.reason) == ("tree", "tree", None)
     assert (found.model, found.dtype, found.device) == ("LlamaForCausalLM", "float32", "cpu")
     assert list(found.relative_costs) == list(PASS_TOKENS)
     assert found.plain_seconds > 0 and all(cost > 0 for cost in found.relative_costs.values())

@@ -381,7 +381,7 @@ def test_a_text_that_cannot_join_ends(llama, monkeypatch):
     texts = [batch.add(input_ids=ids(4, n), max_new_tokens=9, **GREEDY) for n in range(2)]
     batch.step()
     with monkeypatch.context() as patched:
-        patched.setattr("hf_refspec.verification.packed.PackedRows.join", fail)
+        patched.setattr("hf_refspec.verification.in_place.InPlaceEntries.join", fail)
         with pytest.raises(MemoryError):
             batch.step()
     assert all(text.finished for text in texts) and len(batch) == 0

@@ -49,7 +49,7 @@ def test_a_deep_model_in_a_short_type_gets_its_tree(model_type, dtype, models_by
     if model_type == "gpt2":
         config |= {"n_layer": 24, "n_embd": 64}
     model = small(model_type, dtype, **config)
-    assert (verified_as(model), verified_as(model, rows=3)) == ("tree", "packed")
+    assert (verified_as(model), verified_as(model, rows=3)) == ("tree", "tree")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -128,7 +128,7 @@ def test_special_tokens_at_the_lowest_ids_do_not_matter(rows):
     model = small_llama()
     with torch.no_grad():
         model.model.embed_tokens.weight[:16] = 0
-    assert verified_as(model, rows) == ("tree" if rows == 1 else "packed")
+    assert verified_as(model, rows) == "tree"
     inputs = {**first(rows), "input_ids": 20 + first(rows)["input_ids"]}
     assert assert_lossless(model, 0.9, inputs).mat > 1.5
 
@@ -152,7 +152,7 @@ class Disturbing:
 def test_a_verifier_that_is_refused_on_one_text_is_tried_on_a_second(rows):
     model = small_llama()
     disturbing = Disturbing(model, 1)
-    assert verified_as(model, rows) == ("tree" if rows == 1 else "packed")
+    assert verified_as(model, rows) == "tree"
     assert disturbing.left == 0
     model = small_llama()
     Disturbing(model, 100)
