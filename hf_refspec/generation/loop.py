@@ -129,8 +129,9 @@ class Loop:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
         with self._timed("drafting_seconds") as drafting_seconds:
+            most = min(self.budget.nodes(rows), self.verifier.most_nodes)
             for i, row in enumerate(rows):
-                row.draft = self._draft(i, row)
+                row.draft = self._draft(i, row, most)
                 self.offered = self.offered or len(row.draft) > 0
             paying = self.budget.trim(rows, drafting_seconds())
             for row, verified in zip(rows, self.ranks.agree(paying), strict=True):
@@ -145,10 +146,9 @@ class Loop:
         with self._timed("learning_seconds"):
             self._observe(rows, logits, top)
 
-    def _draft(self, index: int, row: Row) -> DraftTree:
+    def _draft(self, index: int, row: Row, nodes: int) -> DraftTree:
         if row.is_idle or not self.ranks.is_first:
             return DraftTree.empty()
-        nodes = min(self.budget.nodes, self.verifier.most_nodes)
         depth = self.limits.depth(len(row.seen), self.verifier.last_position(index, row.seen))
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict, deque
+from statistics import median
 
 import numpy as np
 import torch
@@ -15,8 +17,12 @@ from ..verification.model_memo import memo_of_state
 # kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight. Few
 # of the larger ones: the first pass over each may compile its kernels.
 PASS_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-# Of all rows, where they are packed.
-PACKED_TOKENS = (*PASS_TOKENS, 96, 128, 256, 512, 1024)
+# Of all rows together.
+TOKENS = (*PASS_TOKENS, 96, 128, 256, 512, 1024)
+
+# The most plain steps that the drafts of the next call may lose in advance, so that it may try them
+# from the first pass on. More try more.
+ADVANCE = 1.5
 
 # All that follows is in logarithms: 0.1 is about ten percent.
 
@@ -42,52 +48,62 @@ _DISTURBED = 2.0
 # each by itself: what was measured long ago is less sure, and tried again if it might pay.
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A size whose cost is uncertain is assumed cheaper by this many standard deviations, so that it is
-# tried where it may be the best: more explores more, less keeps to sizes that were measured.
-_OPTIMISM = 0.5
+# tried where it may be the best: more explores more, less keeps to sizes that were measured. What
+# is affordable is asked of a cost that is higher by `_CAUTION` of them.
+_OPTIMISM, _CAUTION = 0.5, 1.0
+# A plain step costs the median of the last `_PLAIN_STEPS` at texts of a similar length, once this
+# many are known. One in `_AGAIN` passes is measured again where the others say that it costs this
+# much more or less now.
+_PLAIN_STEPS, _FEW_STEPS, _CHANGED, _AGAIN = 5, 3, 0.3, 8
+# Texts are of a similar length up to this many tokens, and from each doubling to the next; from one
+# length to another, costs of all passes may change by so much.
+_SIMILAR, _LENGTH_CHANGE = 1024, 1.0
 # A pass is padded to a larger size where that has been measured to take less time by this fraction,
 # in at least this many passes.
 _WORTH_FILLING, _WELL_KNOWN = 0.05, 3
 
 
 class PassCosts:
-    """The cost of a forward pass of a model over its number of tokens, measured as it goes.
+    """The cost of a forward pass of a model over its number of tokens, of all rows together,
+    measured as it goes.
 
     A Kalman filter over the logarithms of the costs: what is known of one number says something of
     others, the more the closer they are, and a change of the machine's speed moves all of them.
+    Plain steps are measured by themselves.
 
     Args:
         growth (`tuple[float, ...]`): By how much each doubling of the tokens raises the logarithm.
-        tokens (`tuple[int, ...]`): The numbers of tokens of a row whose cost is estimated.
-        rows (`int`): The rows of each pass.
     """
 
-    def __init__(
-        self,
-        growth: tuple[float, ...] = _GROWTH["32 bits"],
-        tokens: tuple[int, ...] = PASS_TOKENS,
-        rows: int = 1,
-    ) -> None:
-        self.tokens = tokens
-        self.passes = [0] * len(tokens)
+    def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
+        self.passes = [0] * len(TOKENS)
         self._largest_known = 0
-        doublings = np.log2(np.array(tokens) * rows)
+        doublings = np.log2(np.array(TOKENS))
         expected = np.interp(doublings, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
         past_last = np.maximum(doublings - len(growth), 0.0)
         self._log_seconds = expected + growth[-1] * past_last
         # Of sums of independent growths: entry (i, j) counts those that i and j have in common.
         common = np.minimum.outer(doublings, doublings)
-        own = np.eye(len(tokens))
+        own = np.eye(len(TOKENS))
         self._drift = _DRIFT**2 + _OWN_DRIFT**2 * own
         # How long a pass takes at all is not known before the first one.
         self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common + _OWN_ERROR**2 * own
+        self._length = 0  # of the texts of the last pass, see `_length_class`
+        self._since_plain = 0  # passes since the last plain step
+        # How many plain steps the next call's drafts may lose, see `AutoBudget`.
+        self.allowance = ADVANCE
+        # The last plain steps, by rows and length.
+        self._plain_steps: dict[tuple[int, int], deque[float]] = defaultdict(
+            lambda: deque(maxlen=_PLAIN_STEPS)
+        )
 
-    def record(self, tokens: int, seconds: float) -> None:
-        """Counts a forward pass."""
-        tokens = min(tokens, self.tokens[-1])
-        i = bisect_right(self.tokens, tokens) - 1
-        # Between two numbers the logarithm is interpolated.
-        next_i = min(i + 1, len(self.tokens) - 1)
-        part = (tokens - self.tokens[i]) / max(self.tokens[next_i] - self.tokens[i], 1)
+    def record(self, tokens: int, seconds: float, length: int = 0) -> None:
+        """Counts a forward pass behind texts of up to `length` tokens."""
+        self._since_plain += 1
+        if self._length != (length := _length_class(length)):
+            self._covariance += _LENGTH_CHANGE**2
+            self._length = length
+        i, next_i, part = _between(min(tokens, TOKENS[-1]))
         covariances = (1 - part) * self._covariance[i] + part * self._covariance[next_i]
         variance = (1 - part) * covariances[i] + part * covariances[next_i]
         expected = (1 - part) * self._log_seconds[i] + part * self._log_seconds[next_i]
@@ -104,54 +120,84 @@ class PassCosts:
         self.passes[i] += 1
         self._largest_known = max(self._largest_known, i)
 
-    @property
-    def plain_seconds(self) -> float:
-        """The cost of a pass over the last token alone; 0 before anything is known."""
-        return math.exp(self._log_seconds[0]) if any(self.passes) else 0.0
+    def record_plain_step(self, rows: int, length: int, seconds: float) -> None:
+        """Counts a step over the last token of each of these rows alone."""
+        self._plain_steps[rows, _length_class(length)].append(seconds)
+        self._since_plain = 0
 
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens of a row that may be tried now: four, or twice as many as are known.
+    def plain_seconds(self, rows: int, length: int) -> float:
+        """The cost of a plain step of these rows, the longest of this length; 0 before anything is
+        known."""
+        steps = self._plain_steps[rows, _length_class(length)]
+        if len(steps) >= _FEW_STEPS:
+            return median(steps)
+        return math.exp(self._log_cost(rows)) if any(self.passes) else 0.0
 
-        Where each token costs as much as a pass, the first drafts would else cost dozens of passes.
-        """
-        following = self.tokens[min(self._largest_known + 1, len(self.tokens) - 1)]
-        most = max(4, 2 * self.tokens[self._largest_known])
-        return max(following, min(most, self.tokens[-1]))
+    def wants_plain_step(self, rows: int, length: int) -> bool:
+        """Whether the next step should be a plain one, to be measured. Numbers of several rows,
+        which come and go, are estimated from each other."""
+        steps = self._plain_steps[rows, _length_class(length)]
+        if len(steps) < _FEW_STEPS:
+            return rows == 1 or not any(self.passes)
+        if self._since_plain < _AGAIN or self._length != _length_class(length):
+            return False
+        return abs(self._log_cost(rows) - math.log(max(median(steps), 1e-9))) > _CHANGED
 
     def cheapest(self, tokens: int) -> int:
         """The cheapest measured number of tokens that is no smaller than this one."""
-        least = float(np.interp(tokens, self.tokens, self._log_seconds)) - _WORTH_FILLING
-        for i in range(bisect_right(self.tokens, tokens), self._largest_known + 1):
+        least = self._log_cost(tokens) - _WORTH_FILLING
+        for i in range(bisect_right(TOKENS, tokens), self._largest_known + 1):
             if self.passes[i] >= _WELL_KNOWN and self._log_seconds[i] < least:
-                tokens, least = self.tokens[i], float(self._log_seconds[i])
+                tokens, least = TOKENS[i], float(self._log_seconds[i])
         return tokens
 
-    def seconds(self) -> np.ndarray:
-        """The cost of a pass over each of `tokens`, float64. Sizes that are not well known are
-        taken to be cheap, within reason."""
+    def seconds(self, tokens: np.ndarray) -> np.ndarray:
+        """The cost of a pass over each of these numbers of tokens, float64. Those that are not well
+        known are taken to be cheap, within reason."""
         # Beside the one that is known best: what all have in common does not matter for a choice.
+        best = int(self._covariance.diagonal().argmin())
+        likely = np.exp(self._log_seconds - _OPTIMISM * self._deviations(best))
+        return np.interp(tokens, TOKENS, likely)
+
+    def dearest(self, tokens: np.ndarray) -> np.ndarray:
+        """What a pass over each of these numbers of tokens may cost, as a multiple of the first of
+        them, float64."""
+        first, *_ = _between(int(tokens[0]))
+        dear = np.exp(self._log_seconds + _CAUTION * self._deviations(first))
+        return np.interp(tokens, TOKENS, dear) / math.exp(self._log_cost(int(tokens[0])))
+
+    def _log_cost(self, tokens: int) -> float:
+        return float(np.interp(tokens, TOKENS, self._log_seconds))
+
+    def _deviations(self, reference: int) -> np.ndarray:
+        """The standard deviation of each cost beside that of a reference."""
         own = self._covariance.diagonal()
-        best = int(own.argmin())
-        variances = own + own[best] - 2 * self._covariance[best]
-        return np.exp(self._log_seconds - _OPTIMISM * np.sqrt(np.maximum(variances, 0.0)))
+        variances = own + own[reference] - 2 * self._covariance[reference]
+        return np.sqrt(np.maximum(variances, 0.0))
 
 
-def pass_costs(
-    model: nn.Module,
-    verification: str,
-    rows: int = 1,
-    tokens: tuple[int, ...] = PASS_TOKENS,
-) -> PassCosts:
-    """The measured costs of a model's forward passes over `rows` of these numbers of `tokens`, run
-    in this manner (`verification`); kept at the model as it is now."""
+def _between(tokens: int) -> tuple[int, int, float]:
+    """The two of `TOKENS` that a number is between, and how far it is from the first to the
+    second."""
+    i = bisect_right(TOKENS, tokens) - 1
+    next_i = min(i + 1, len(TOKENS) - 1)
+    return i, next_i, (tokens - TOKENS[i]) / max(TOKENS[next_i] - TOKENS[i], 1)
+
+
+def _length_class(length: int) -> int:
+    """Texts of one class have a similar length."""
+    return (length // _SIMILAR).bit_length()
+
+
+def pass_costs(model: nn.Module, kind_of_pass: str) -> PassCosts:
+    """The measured costs of a model's forward passes of this kind, kept at the model as it is
+    now."""
     parameter = next(model.parameters())
-    threads = torch.get_num_threads()
-    key = ("pass costs", parameter.device, verification, rows, tokens, threads)
+    key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads())
     memo = memo_of_state(model)
     if key not in memo:
         kind = parameter.device.type
         if kind == "cpu":
             kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
-        memo[key] = PassCosts(_GROWTH.get(kind, _GROWTH["cuda"]), tokens, rows)
+        memo[key] = PassCosts(_GROWTH.get(kind, _GROWTH["cuda"]))
     return memo[key]

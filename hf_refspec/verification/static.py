@@ -107,7 +107,8 @@ class StaticVerifier(Verifier):
                     f"The static cache has room for {entries.length} tokens, and a text has "
                     "more. Pass a `StaticCache` with a larger `max_cache_len`."
                 )
-        self.pass_tokens = width = self._width(now.size)
+        width = self._width(now.size)
+        self.pass_tokens = width * len(now.rows)
         compiled = self._compiled.is_active and width in self.widths
         if not compiled:
             entries.move()

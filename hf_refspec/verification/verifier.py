@@ -87,7 +87,7 @@ class Verifier:
         # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
         # the next pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
-        # The tokens of a row in the last pass, including padding; of all rows, if it `packs`.
+        # The tokens of all rows in the last pass, including padding.
         self.pass_tokens = 0
         # The size to which a pass over this number of tokens is padded, where it `packs`.
         self.padded_size: Callable[[int], int] = int
@@ -130,7 +130,7 @@ class Verifier:
         if not len(self.cached):
             return self._prefill(rows)
         now = Pass.over(rows, drafts, self.cached)
-        self.pass_tokens = now.size
+        self.pass_tokens = now.size * len(rows)
         self.in_step = self.entries.reruns or max(now.pending) == 1
         self.entries.before(now)
         try:

@@ -26,11 +26,14 @@ class Timed(PassCosts):
         self.formula = formula
         self.sizes, self.total = [], 0.0
 
-    def record(self, tokens, seconds):
-        seconds = self.formula(tokens)
+    def record(self, tokens, seconds, length=0):
+        self.taken = self.formula(tokens)
         self.sizes.append(tokens)
-        self.total += seconds
-        super().record(tokens, seconds)
+        self.total += self.taken
+        super().record(tokens, self.taken, length)
+
+    def record_plain_step(self, rows, length, seconds):
+        super().record_plain_step(rows, length, self.taken)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def timed(monkeypatch):
 
     def timed_by(formula) -> Timed:
         costs = Timed(formula)
-        monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: costs)
+        monkeypatch.setattr(budgets, "pass_costs", lambda model, kind_of_pass: costs)
         return costs
 
     return timed_by
@@ -83,10 +86,10 @@ def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama, timed):
     assert costs.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
 
 
-def test_the_first_call_of_a_model_drafts_from_the_first_pass_on(llama, timed):
+def test_the_first_call_of_a_model_measures_three_plain_steps_and_drafts(llama, timed):
     costs = timed(lambda tokens: 1.0)
-    assert generated(llama, accuracy=1.0, calls=1).mat > 4
-    assert costs.sizes[0] > 1
+    assert generated(llama, accuracy=1.0, calls=1).mat > 3
+    assert costs.sizes[:3] == [1, 1, 1] and costs.sizes[3] > 1
     first = max(costs.sizes)
     costs.sizes.clear()
     generated(llama, accuracy=1.0, calls=1)
@@ -97,7 +100,7 @@ def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
     stats = generated(fresh_llama, accuracy=0.5, calls=1)
     costs = pass_costs(fresh_llama, "tree, packed")
     assert sum(costs.passes) == stats.forward_passes - 1
-    assert 0 < costs.plain_seconds < 10
+    assert 0 < costs.plain_seconds(1, 20) < 10
 
 
 def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):

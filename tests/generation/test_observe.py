@@ -13,7 +13,7 @@ from trees import paths
 
 import hf_refspec as rs
 from hf_refspec.generation import budget as budgets
-from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
+from hf_refspec.generation.pass_costs import PassCosts
 
 ACCURACIES = [0.9, 0.4, 0.7]
 
@@ -78,18 +78,22 @@ def check(model, seen: list[Observed]) -> None:
 
 
 class Dear(PassCosts):
-    """Known from the first pass on: a node costs a twentieth of a pass."""
+    """Known from the first pass on: a node costs a twentieth of a pass, and nothing is lost."""
 
-    @property
-    def most_tokens(self):
-        return self.tokens[-1]
+    def wants_plain_step(self, rows, length):
+        return False
 
-    def seconds(self):
-        return 1 + 0.05 * np.array(self.tokens)
+    def seconds(self, tokens):
+        return 1 + 0.05 * np.array(tokens)
+
+    def dearest(self, tokens):
+        return np.ones(len(tokens))
 
 
-def dear(model, verification, rows=1, tokens=PASS_TOKENS) -> Dear:
-    return Dear(tuple([0.1] * (len(tokens) - 1)), tokens)
+def dear(model, kind_of_pass) -> Dear:
+    costs = Dear()
+    costs.record(1, 1.0)
+    return costs
 
 
 @pytest.mark.parametrize(("blended", "budget"), [(False, 7), (True, "auto")])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts, pass_costs
+from hf_refspec.generation.pass_costs import PASS_TOKENS, TOKENS, PassCosts, pass_costs
 
 
 def recorded(*passes: tuple[int, float]) -> PassCosts:
@@ -19,11 +19,11 @@ def recorded(*passes: tuple[int, float]) -> PassCosts:
 
 
 def seconds_of(costs: PassCosts, tokens: int) -> float:
-    return float(costs.seconds()[PASS_TOKENS.index(tokens)])
+    return float(costs.seconds(np.array(tokens)))
 
 
 def ratios(costs: PassCosts) -> list[float]:
-    seconds = costs.seconds()
+    seconds = costs.seconds(np.array(PASS_TOKENS))
     return (seconds / seconds[0]).tolist()
 
 
@@ -32,24 +32,25 @@ def test_one_pass_predicts_all_by_their_expected_growth(seconds):
     growth = (0.0, 0.0, 0.5, 0.0, 0.0, 0.5)
     costs = PassCosts(growth)
     costs.record(1, seconds)
-    assert costs.plain_seconds == pytest.approx(seconds, rel=0.01)
+    assert costs.plain_seconds(1, 0) == pytest.approx(seconds, rel=0.01)
     # The less is known about a number, the cheaper it is assumed to be.
     doublings = np.log2(PASS_TOKENS)
     expected = np.exp(np.interp(doublings, range(7), np.cumsum((0.0, *growth))))
-    assert (costs.seconds() <= 1.01 * seconds * expected).all()
-    assert (costs.seconds() >= 0.7 * seconds * expected).all()
+    taken = costs.seconds(np.array(PASS_TOKENS))
+    assert (taken <= 1.01 * seconds * expected).all()
+    assert (taken >= 0.7 * seconds * expected).all()
 
 
 def test_before_the_first_pass_nothing_is_known():
-    assert PassCosts().plain_seconds == 0
-    assert PassCosts().most_tokens == 4
+    assert PassCosts().plain_seconds(1, 0) == PassCosts().plain_seconds(4, 900) == 0
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
 def test_frequent_measurements_are_believed(power):
     costs = recorded(*[(tokens, tokens**power) for tokens in PASS_TOKENS * 20])
-    assert costs.seconds().tolist() == pytest.approx([t**power for t in PASS_TOKENS], rel=0.1)
-    assert costs.passes == [20] * len(PASS_TOKENS)
+    taken = costs.seconds(np.array(PASS_TOKENS)).tolist()
+    assert taken == pytest.approx([t**power for t in PASS_TOKENS], rel=0.1)
+    assert costs.passes == [20] * len(PASS_TOKENS) + [0] * (len(TOKENS) - len(PASS_TOKENS))
 
 
 def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
@@ -63,9 +64,9 @@ def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
 def test_a_number_between_two_informs_both():
     costs = recorded(*[(1, 1.0), (18, 3.0)] * 20)
     assert seconds_of(costs, 16) <= 3.1 and seconds_of(costs, 24) >= 2.9
-    counts = dict(zip(PASS_TOKENS, costs.passes, strict=True))
+    counts = dict(zip(TOKENS, costs.passes, strict=True))
     assert counts[1] == counts[16] == 20 and sum(costs.passes) == 40
-    assert seconds_of(recorded(*[(100, 5.0)] * 9), PASS_TOKENS[-1]) == pytest.approx(5, rel=0.1)
+    assert seconds_of(recorded(*[(2000, 5.0)] * 9), TOKENS[-1]) == pytest.approx(5, rel=0.1)
 
 
 def test_a_number_of_tokens_may_cost_more_than_larger_ones():
@@ -81,7 +82,7 @@ passes_lists = st.lists(st.tuples(st.integers(1, 80), st.floats(1e-6, 1e3)), max
 @settings(deadline=None)
 @given(passes_lists)
 def test_costs_stay_finite(passes):
-    seconds = recorded(*passes).seconds()
+    seconds = recorded(*passes).seconds(np.array(TOKENS))
     assert np.isfinite(seconds).all() and (seconds >= 0).all()
 
 
@@ -92,7 +93,7 @@ def test_a_pass_is_filled_up_to_a_number_that_is_known_to_take_less_time(passes)
         filled = costs.cheapest(tokens)
         assert filled >= tokens
         if filled > tokens:
-            assert costs.passes[PASS_TOKENS.index(filled)] >= 3
+            assert costs.passes[TOKENS.index(filled)] >= 3
 
 
 def test_three_tokens_are_filled_up_to_eight_where_eight_take_less_time_and_one_is_not():
@@ -112,7 +113,7 @@ def test_a_pass_that_was_disturbed_changes_next_to_nothing(tokens):
 @pytest.mark.parametrize("times", [3, 10, 30])
 def test_a_first_pass_that_sets_something_up_does_not_make_drafts_look_dear_for_good(times):
     set_up = recorded((2, 0.05 * times), *[(1, 0.05)] * 6)
-    assert set_up.plain_seconds == pytest.approx(0.05, rel=0.1)
+    assert set_up.plain_seconds(1, 0) == pytest.approx(0.05, rel=0.1)
     assert ratios(set_up)[1] < 1.5  # a node that is accepted most often pays, and sets it right
 
 
@@ -120,13 +121,13 @@ def test_a_first_pass_that_sets_something_up_does_not_make_drafts_look_dear_for_
 @given(st.lists(st.floats(1.0, 1e6), max_size=20))
 def test_a_few_quiet_passes_correct_any_number_of_disturbed_ones(disturbed):
     costs = recorded(*[(1, 1.0)] * 4, *[(1, seconds) for seconds in disturbed], *[(1, 1.0)] * 40)
-    assert costs.plain_seconds == pytest.approx(1.0, rel=0.1)
+    assert costs.plain_seconds(1, 0) == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize("now", [0.2, 5.0])
 def test_costs_follow_a_machine_that_becomes_faster_or_slower(now):
     costs = recorded(*[(1, 1.0)] * 5, *[(1, now)] * 100)
-    assert costs.plain_seconds == pytest.approx(now, rel=0.05)
+    assert costs.plain_seconds(1, 0) == pytest.approx(now, rel=0.05)
 
 
 def test_when_the_machine_becomes_slower_all_numbers_do():
@@ -134,7 +135,7 @@ def test_when_the_machine_becomes_slower_all_numbers_do():
     before = ratios(costs)
     for _ in range(60):
         costs.record(8, 4.0)
-    assert costs.plain_seconds == pytest.approx(2.0, rel=0.1)
+    assert costs.plain_seconds(1, 0) == pytest.approx(2.0, rel=0.1)
     assert ratios(costs) == pytest.approx(before, rel=0.1)
 
 
@@ -148,15 +149,44 @@ def test_an_old_slow_measurement_is_believed_less_and_less():
     assert believed == sorted(believed, reverse=True) and believed[-1] < 0.98 * believed[0]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "tries"), [(PASS_TOKENS, [4, 8, 16, 32, 64]), ((1, 8, 16, 65), [8, 16, 65])]
-)
-def test_at_most_twice_as_many_tokens_are_tried_as_are_known(tokens, tries):
-    costs, tried = PassCosts(tokens=tokens), []
-    while costs.passes[-1] == 0:
-        tried.append(costs.most_tokens)
-        costs.record(costs.most_tokens, 1.0)
-    assert tried == tries
+def test_a_size_that_is_not_known_may_be_dear_and_one_that_is_not():
+    costs = recorded(*[(1, 1.0)] * 9)
+    sizes = np.array([1, 2, 8, 64])
+    unknown = costs.dearest(sizes)
+    assert unknown[0] == 1 and (np.diff(unknown) > 0.3).all() and unknown[3] > 6
+    for _ in range(9):
+        costs.record(8, 1.5)
+    assert costs.dearest(sizes)[2] == pytest.approx(1.6, rel=0.1)
+
+
+def test_a_plain_step_costs_the_median_of_those_at_texts_of_a_similar_length():
+    costs = PassCosts()
+    assert costs.wants_plain_step(1, 100)
+    for length, seconds in ((100, 1.0), (1500, 2.0)):
+        for disturbed in (1.0, 1.0, 1.0, 9.0, 1.0):
+            costs.record(1, disturbed * seconds, length)
+            costs.record_plain_step(1, length, disturbed * seconds)
+        assert not costs.wants_plain_step(1, length)
+    assert (costs.plain_seconds(1, 900), costs.plain_seconds(1, 2000)) == (1.0, 2.0)
+    assert costs.wants_plain_step(1, 5000) and not costs.wants_plain_step(3, 1500)
+    for _ in range(9):
+        costs.record(8, 3.0, 1500)
+    assert not costs.wants_plain_step(1, 1500)
+    while not costs.wants_plain_step(1, 1500):  # the machine is slower now
+        costs.record(8, 9.0, 1500)
+    for _ in range(3):
+        costs.record(1, 6.0, 1500)
+        costs.record_plain_step(1, 1500, 6.0)
+    assert costs.plain_seconds(1, 1500) == 6.0
+
+
+def test_another_length_moves_all_costs_at_once():
+    costs = recorded(*[(1, 1.0), (8, 2.0)] * 20)
+    before = ratios(costs)
+    for _ in range(2):
+        costs.record(8, 20.0, length=9000)
+    assert seconds_of(costs, 1) == pytest.approx(10, rel=0.1)
+    assert ratios(costs) == pytest.approx(before, rel=0.1)
 
 
 def test_a_gpu_and_16_bits_are_expected_to_make_long_passes_cheap():
@@ -172,7 +202,6 @@ def test_costs_are_kept_for_each_model_dtype_device_and_verifier():
     costs = pass_costs(model, "tree")
     assert pass_costs(model, "tree") is costs
     known = [costs, pass_costs(other, "tree"), pass_costs(model, "chain")]
-    known.append(pass_costs(model, "tree", rows=2))
     known.append(pass_costs(model.to(torch.bfloat16), "tree"))
     known.append(pass_costs(model.to("meta"), "tree"))
     threads = torch.get_num_threads()
