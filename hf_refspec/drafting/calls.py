@@ -85,7 +85,6 @@ def _row(
 ) -> Iterator[Drafter]:
     awaiting = AwaitingKernels(drafter, prompt_ids, vocab_size)
     drafter.stats, drafter.call = SpeculationStats(), Call(sampling)
-    drafter._assisted_ids = None
     check_vocabulary(drafter, vocab_size)
     try:
         yield begun(awaiting) if drafting_kernels.loaded else awaiting

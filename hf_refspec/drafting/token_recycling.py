@@ -17,7 +17,7 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import text_config
-from .drafter import ANY_VOCABULARY, Sampling
+from .drafter import Sampling
 from .observation import Observation
 from .source import LookUp
 from .stats import SpeculationStats
@@ -111,8 +111,7 @@ class TokenRecycling(LookUp):
         return len(self._table)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        if vocab_size != ANY_VOCABULARY:
-            self._take_vocabulary(vocab_size)
+        self._take_vocabulary(vocab_size)
         self._forget_call()
         super().begin(prompt_ids, vocab_size)
         self._pooling = _pooling(self.call.sampling)

@@ -18,8 +18,8 @@ from ..index.kernels import kernel
 
 # Logits in a block, and rows that are read together: as many as stay in the processor's cache.
 BLOCK, _ROWS = 64, 16
-# The sum of exponentials is over all blocks with one of the best tokens or a logit so close to the
-# highest, and one in so many of the others: a trade of time for accuracy.
+# The sum of exponentials is over all blocks with a logit so close to the highest, and one in so
+# many of the others: a trade of time for accuracy.
 _CLOSE = np.float32(4.0)
 _SAMPLED = 4
 
@@ -145,35 +145,37 @@ def _keep_best(values, start, items, keys, count):
 @njit(nogil=True)
 def _softmax(logits, largest, best, probs):
     """Writes the best tokens' probabilities; the exponentials of the others are sampled."""
-    highest = logits[best[0]]
-    close = min(highest - _CLOSE, logits[best[-1]])
+    highest, least = logits[best[0]], logits[best[-1]]
+    close = highest - _CLOSE
     total = sampled = 0.0
     seen = others = 0
     for block in range(len(largest)):
         values = logits[block * BLOCK : (block + 1) * BLOCK]
         if largest[block] >= close:
-            total += _sum_of_exponentials(values, highest)
+            total += _sum_of_exponentials(values, highest, least)
             continue
         if others % (_SAMPLED * BLOCK) == 0:
-            sampled += _sum_of_exponentials(values, highest)
+            sampled += _sum_of_exponentials(values, highest, least)
             seen += len(values)
         others += len(values)
     if seen > 0:
         total += sampled * others / seen
     for i in range(len(best)):
-        x = logits[best[i]] - highest
-        probs[i] = np.exp(x)
-        total += probs[i] - _exponential(x)
+        probs[i] = np.exp(logits[best[i]] - highest)
+        total += probs[i]
+        if logits[best[i]] == least and largest[best[i] // BLOCK] >= close:
+            total -= _exponential(least - highest)  # it was summed as well
     for i in range(len(best)):
         probs[i] = probs[i] / total if total > 0 else 0.0
 
 
 @njit(fastmath={"reassoc", "contract"}, nogil=True)
-def _sum_of_exponentials(logits, highest):
-    """About the sum of exp(logit - highest)."""
+def _sum_of_exponentials(logits, highest, least):
+    """About the sum of exp(logit - highest) of those up to `least`."""
     total = np.float32(0.0)
     for i in range(len(logits)):
-        total += _exponential(logits[i] - highest)
+        power = _exponential(logits[i] - highest)
+        total += power if logits[i] <= least else np.float32(0.0)
     return total
 
 

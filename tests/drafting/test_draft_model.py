@@ -363,16 +363,6 @@ def test_a_call_that_fails_leaves_the_drafter_ready(llama):
     assert assert_lossless(llama, drafter).mat > 2
 
 
-def test_it_serves_transformers_own_assisted_decoding_protocol(llama):
-    drafter = DraftModel(llama)
-    ids = PROMPT
-    for _ in range(2):
-        candidate_ids, _ = drafter.get_candidates(ids)
-        chain = candidate_ids[0, ids.shape[1] :].tolist()
-        assert len(chain) > 5 and chain == expected(llama, ids[0].tolist(), len(chain))
-        ids = candidate_ids[:, : ids.shape[1] + 4]
-
-
 # --- losslessness
 
 

@@ -172,8 +172,3 @@ def test_threads_may_learn_into_one_table():
 def test_bad_arguments_and_vocabularies_are_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-def test_inside_assisted_decoding_it_drafts_what_it_knows():
-    ids, _ = taught().get_candidates(torch.tensor([[5, 6, 7]]))
-    assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]
