@@ -27,6 +27,11 @@ class AwaitingKernels(Drafter):
     def draft(self, budget: int) -> DraftTree:
         return DraftTree.empty()
 
+    def end(self) -> None:
+        if self.has_begun:
+            self.drafter.end()
+        self.drafter.call.prices = Prices  # they hold the call's budget
+
 
 def begun(drafter: Drafter, emitted: Sequence[int] = ()) -> Drafter:
     """Begins the call of a drafter that awaits its kernels, if they are ready by now.
@@ -69,26 +74,15 @@ def drafter_call(
         RuntimeError: if another call is using this drafter.
         ValueError: if it drafts from ids outside of the vocabulary.
     """
-    with owned(drafter), ExitStack() as rows:
+    with owned(drafter), ExitStack() as ends:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
-        yield [
-            rows.enter_context(_row(each, prompt_ids, vocab_size, sampling))
-            for each, prompt_ids in zip(drafters, prompts, strict=True)
-        ]
+        rows = []
+        for each, prompt_ids in zip(drafters, prompts, strict=True):
+            each.stats, each.call = SpeculationStats(), Call(sampling)
+            check_vocabulary(each, vocab_size)
+            awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
+            ends.callback(awaiting.end)
+            rows.append(begun(awaiting) if drafting_kernels.loaded else awaiting)
+        yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)
-
-
-@contextmanager
-def _row(
-    drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int, sampling: Sampling | None
-) -> Iterator[Drafter]:
-    awaiting = AwaitingKernels(drafter, prompt_ids, vocab_size)
-    drafter.stats, drafter.call = SpeculationStats(), Call(sampling)
-    check_vocabulary(drafter, vocab_size)
-    try:
-        yield begun(awaiting) if drafting_kernels.loaded else awaiting
-    finally:
-        if awaiting.has_begun:
-            drafter.end()
-        drafter.call.prices = Prices  # they hold the call's budget

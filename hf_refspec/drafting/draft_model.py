@@ -187,13 +187,11 @@ def _check_assistant(assistant: PreTrainedModel) -> None:
     name = type(assistant).__name__
     if assistant.config.is_encoder_decoder or not assistant.can_generate():
         raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
-    text = AssistantText(assistant)
+    text, reason = AssistantText(assistant), None
     try:
         text.read(np.zeros(2, dtype=np.int64), 1)
     except Exception as error:
-        reason: Exception | None = error
-    else:
-        reason = None
+        reason = error
     if reason is not None or not text.keeps_keys():
         raise ValueError(
             f"assistant is a {name}, which cannot go back in its text: it does not keep just the "

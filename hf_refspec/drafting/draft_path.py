@@ -12,8 +12,9 @@ class DraftPath:
     """A path that an assistant goes along, beside what other sources drafted.
 
     Attributes:
-        tokens (`list[int]`): Its tokens. The assistant has yet to read the last one, or several
-            that others have drafted.
+        tree ([`DraftTree`]): All nodes that the assistant has drafted, with its own estimates.
+        tokens (`list[int]`): The path's tokens. The assistant has yet to read the last one, or
+            several that others have drafted.
         nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
         prob (`float`): An estimate that all of the path is accepted.
         unread (`int`): At how many places of the path, its beginning among them, the assistant has
@@ -21,21 +22,12 @@ class DraftPath:
     """
 
     def __init__(self, known: DraftTree) -> None:
+        self.tree = DraftTree.empty()
         self.tokens: list[int] = []
         self.nodes: list[int] = []
         self.prob = 1.0
         self.unread = 1
         self._known = known
-        self._node_tokens: list[int] = []
-        self._parents: list[int] = []
-        self._probs: list[float] = []
-
-    @property
-    def tree(self) -> DraftTree:
-        """All nodes so far, with the assistant's own estimates."""
-        tokens = np.array(self._node_tokens, dtype=np.int64)
-        parents = np.array(self._parents, dtype=np.int32)
-        return DraftTree(tokens, parents, np.array(self._probs, dtype=np.float32))
 
     @property
     def missed(self) -> float:
@@ -45,9 +37,8 @@ class DraftPath:
 
     def is_among(self, count: int) -> bool:
         """Whether the next node could be one of the `count` most probable nodes."""
-        if not self.nodes:
-            return True
-        return int((np.array(self._probs) > self._probs[self.nodes[-1]]).sum()) < count
+        probs = self.tree.probs
+        return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
         """Goes on with the best token that others have drafted, if there is one."""
@@ -66,26 +57,29 @@ class DraftPath:
         """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path
         goes on with the most probable of them: where others have drafted what the assistant does
         not expect, it turns off there."""
-        best, best_depth = None, 0
+        arrays = self.tree.tokens, self.tree.parents, self.tree.probs
+        tokens, parents, probs = (each.tolist() for each in arrays)
+        best, best_depth = -1, 0
         for place in range(self.unread):
             depth = len(self.tokens) + 1 - self.unread + place
             parent = self.nodes[depth - 1] if depth > 0 else ROOT
-            tokens, probs = best_tokens[place].tolist(), best_probs[place].tolist()
+            before = probs[parent] if depth > 0 else 1.0
+            drafted = dict(zip(best_tokens[place].tolist(), best_probs[place], strict=True))
             followed = self.tokens[depth : depth + 1]  # by the path, but at its end
-            if followed and followed[0] not in tokens:
-                tokens, probs = tokens + followed, probs + probs[-1:]
-            before = self._probs[parent] if depth > 0 else 1.0
-            for token, prob in zip(tokens, probs, strict=True):
-                node = len(self._node_tokens)
-                self._node_tokens.append(token)
-                self._parents.append(parent)
-                self._probs.append(before * min(prob, 1.0))
+            for token in followed:
+                drafted.setdefault(token, best_probs[place, -1])
+            for token, prob in drafted.items():
+                tokens.append(token)
+                parents.append(parent)
+                probs.append(before * min(float(prob), 1.0))
                 if [token] == followed:
-                    self.nodes.append(node)
-                elif best is None or self._probs[node] > self._probs[best]:
-                    best, best_depth = node, depth
-        assert best is not None
-        self.tokens = [*self.tokens[:best_depth], self._node_tokens[best]]
+                    self.nodes.append(len(tokens) - 1)
+                elif best < 0 or probs[-1] > probs[best]:
+                    best, best_depth = len(tokens) - 1, depth
+        self.tree = DraftTree(
+            np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+        )
+        self.tokens = [*self.tokens[:best_depth], tokens[best]]
         self.nodes = [*self.nodes[:best_depth], best]
         self.unread = 1
         self.prob = float(outcomes.calibrated(self.tree).probs[best])

@@ -280,20 +280,15 @@ class TokenRecycling(LookUp):
         known = dict(self._origin)
         if tokenizer is not None:
             known["tokenizer"] = tokenizer
-        vocab_size = self._table.vocab_size
         if model is not None:
-            known["model"], vocab_size = public_name(model), text_config(model).vocab_size
+            self._take_vocabulary(text_config(model).vocab_size)
+            known["model"] = public_name(model)
         for name in ("tokenizer", "model"):
             if known.get(name) is None:
                 raise ValueError(
                     f"{name} is not known, as this TokenRecycling was neither built nor loaded; "
                     f"give the target model's {name}="
                 )
-        if self._table.vocab_size not in (None, vocab_size):
-            raise ValueError(
-                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
-                f"from one with {self._table.vocab_size}; give the target model"
-            )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         about = known["tokenizer"], known["model"], known.get("source", {})

@@ -88,6 +88,9 @@ class Memory:
         view ([`View`]): The present sessions; it is replaced, never changed.
     """
 
+    view: View
+    _text: TokenBuffer
+
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
         self.path: Path | None = None if database is None else database.folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..observation import Observation
 from ..source import LookUp
+from ..stats import SpeculationStats
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
@@ -67,7 +69,6 @@ class RetrievalCache(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _SHARED = ("tokenizer", "top_k", "calibration", "_memory")
     _prompt: np.ndarray | None
     _view: View | None
     _references: LinkedText | None
@@ -158,8 +159,8 @@ class RetrievalCache(LookUp):
 
     def fork(self) -> RetrievalCache:
         """Another drafter with the same memory, for another thread or row of a batch."""
-        fork = type(self).__new__(type(self))
-        fork.__dict__ |= {name: self.__dict__[name] for name in self._SHARED}
+        fork = copy.copy(self)
+        fork.stats = SpeculationStats()
         fork._forget_call()
         return fork
 
