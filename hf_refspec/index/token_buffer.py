@@ -13,7 +13,6 @@ from .kernels import kernel, kernel_type
 
 # No vocabulary comes near it. It bounds the memory of `LinkedText.latest`.
 LARGEST_ID = 2**24
-_ROOM = 256  # tokens of a text in `SideBySide`, at first
 
 
 class LinkedText(NamedTuple):
@@ -78,6 +77,10 @@ class TokenBuffer:
         self._length = length
         link_tokens(self.tokens, start, self._previous, self._latest)
 
+    def add_text(self, tokens: np.ndarray) -> None:
+        """Appends `tokens` and a boundary."""
+        self.extend(np.append(tokens, -1))
+
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens."""
         unlink_tokens(self.tokens, length, self._previous, self._latest)
@@ -89,12 +92,12 @@ class SideBySide:
     one of them gets is found from all others at once.
 
     Where a text outgrows its place, or a text is added, all are laid out anew with twice the room:
-    amortised constant time per token.
+    amortised constant time per token. At first each has `room` tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
-        self._tokens = np.empty((0, _ROOM), dtype=np.int32)  # a row for each text, -1 behind it
+        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, -1 behind it
         self._previous = self._latest = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:

@@ -25,7 +25,6 @@ from .memory import MOST_TOKENS, Memory, View
 # are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
-_BOUNDARY = np.array([-1])
 
 
 class RetrievalCache(LookUp):
@@ -114,8 +113,7 @@ class RetrievalCache(LookUp):
         if outputs:
             references = TokenBuffer()
             for output in outputs:
-                references.extend(output)
-                references.extend(_BOUNDARY)
+                references.add_text(output)
             self._references = references.text
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
