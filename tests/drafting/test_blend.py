@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -186,18 +183,6 @@ def test_the_sources_of_a_blend_in_use_are_in_use():
             with pytest.raises(RuntimeError, match="this Source is in use"):
                 draft(drafter, 5)
     draft(other, 5)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
-def test_a_copy_is_independent_even_of_a_blend_in_use(copied):
-    blend = chain([4], [0.5]) | ReferenceCopy([[3, 7]])
-    with drafter_call(blend, [PROMPT], VOCAB_SIZE):
-        twin = copied(blend)
-        expected = blend.draft(8)
-        with drafter_call(twin, [PROMPT], VOCAB_SIZE):
-            assert twin.draft(8).tokens.tolist() == expected.tokens.tolist()
-    assert sorted(expected.tokens.tolist()) == [4, 7]
-    assert not set(map(id, twin.drafters)) & set(map(id, blend.drafters))
 
 
 def test_what_became_of_a_row_corrects_the_estimates_of_all():

@@ -1,7 +1,5 @@
 """The life cycle that every `Drafter` has."""
 
-import copy
-import pickle
 import threading
 
 import numpy as np
@@ -85,18 +83,6 @@ def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
     assert message in refused[0]
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
-def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
-    drafter = Recorder()
-    with drafter_call(drafter, [PROMPT], 10):
-        drafter.stats.record_rows([(4, 2)])
-        twin = copied(drafter)
-        with drafter_call(twin, [PROMPT], 10):
-            pass
-    assert drafter.stats.tokens == 3
-    assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
-
-
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
     drafter = Recorder()
     drafter.call.chain = True
@@ -130,23 +116,3 @@ def test_forks_draft_independently(drafter):
             pass
     with drafter_call(drafter, prompts[:1], vocab_size=50) as rows:
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("drafter", "expected"),
-    [
-        (rs.ReferenceCopy(references=[[1, 2]]), "ReferenceCopy()"),
-        (
-            rs.ReferenceCopy(mode="llma", copy_length=18),
-            "ReferenceCopy(copy_length=18, mode='llma')",
-        ),
-        (rs.TokenRecycling(top_k=4), "TokenRecycling(top_k=4)"),
-        (
-            rs.ReferenceCopy() | rs.RetrievalCache(top_k=0),
-            "ReferenceCopy() | RetrievalCache(top_k=0)",
-        ),
-        (Recorder(), "Recorder()"),
-    ],
-)
-def test_its_printed_form(drafter, expected):
-    assert repr(drafter) == expected
