@@ -352,17 +352,6 @@ def test_an_offloaded_assistant_drafts(llama):
     assert stats.accepted == stats.drafted > 15
 
 
-def test_a_call_that_fails_leaves_the_drafter_ready(llama):
-    drafter = DraftModel(llama)
-
-    def stop(ids, scores):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        llama.generate(PROMPT, candidate_generator=drafter, stopping_criteria=[stop])
-    assert assert_lossless(llama, drafter).mat > 2
-
-
 # --- losslessness
 
 

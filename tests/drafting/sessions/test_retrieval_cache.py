@@ -165,16 +165,6 @@ def test_without_similar_sessions_all_count_the_same():
     assert first.probs.tolist() == second.probs.tolist()
 
 
-def test_similar_sessions_that_are_forgotten():
-    cache = RetrievalCache(top_k=1, max_tokens=400)
-    for number in range(200):
-        cache.add([number, 500], [600, 700 + number])
-    for number in (100, 150, 199):
-        assert drafted(cache, [number, 600]).tokens[0] == 700 + number
-    (output,) = cache._memory.view.similar_outputs(np.array([99, 500]), 1)
-    assert output[1] > 799  # that of the prompt itself is forgotten
-
-
 def test_forks_share_what_is_remembered():
     cache = RetrievalCache()
     fork = cache.fork()
