@@ -34,15 +34,8 @@ class AwaitingKernels(Drafter):
 
 
 def begun(drafter: Drafter, emitted: Sequence[int] = ()) -> Drafter:
-    """Begins the call of a drafter that awaits its kernels, if they are ready by now.
-
-    Args:
-        drafter ([`Drafter`]): Of a row, as [`drafter_call`] or this function returned it.
-        emitted (sequence of `int`): The row's output so far, which it then observes.
-
-    Returns:
-        [`Drafter`]: The drafter of the row from now on.
-    """
+    """The drafter of a row from now on: one that awaits its kernels begins if they are ready by
+    now, and then observes what was emitted so far."""
     if not isinstance(drafter, AwaitingKernels) or not drafting_kernels.ready():
         return drafter
     drafter.has_begun = True
@@ -59,21 +52,9 @@ def drafter_call(
     vocab_size: int,
     sampling: Sampling | None = None,
 ) -> Iterator[list[Drafter]]:
-    """One call of a drafter, from `begin` to `end`, with fresh `stats`.
-
-    Args:
-        drafter ([`Drafter`]): It drafts for the first row, a fork for each other.
-        prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
-        vocab_size (`int`): The target model's.
-        sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
-
-    Yields:
-        `list[Drafter]`: The drafter of each row, or what stands in for it, see [`begun`].
-
-    Raises:
-        RuntimeError: if another call is using this drafter.
-        ValueError: if it drafts from ids outside of the vocabulary.
-    """
+    """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
+    row (itself, and forks), or what stands in for it, see [`begun`]. Raises a RuntimeError if
+    another call is using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []

@@ -73,9 +73,6 @@ class DraftModel(Source):
         self._payoff = Payoff()
         self._forget_call()
 
-    def __repr__(self) -> str:
-        return f"DraftModel({type(self.assistant).__name__})"
-
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
         memo |= {id(shared): shared for shared in (self.assistant, self._vocabulary)}
         copied = type(self).__new__(type(self))

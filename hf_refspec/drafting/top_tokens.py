@@ -39,13 +39,8 @@ class TopTokens(NamedTuple):
 
 
 def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
-    """The argmax at every node, and the k best next tokens with their probabilities.
-
-    Args:
-        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's. The host
-            synchronises with a GPU once.
-        k (`int`): At most the vocabulary's size count; 0 for the argmax alone.
-    """
+    """The argmax at every node of logits `(R, 1 + T, vocab_size)`, and the k best next tokens with
+    their probabilities; 0 for the argmax alone. The host synchronises with a GPU once."""
     k = min(k, logits.shape[-1])
     plain = k == 0 and logits.shape[1] == 1  # a step without a draft waits for no kernel
     on_host = logits.device.type == "cpu" and not plain
@@ -89,11 +84,8 @@ def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
 @kernel("void(float32[:, ::1], float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
 def _top_of_blocks(logits, largest, choices, tokens, probs):
     """Writes the argmax of each row, and its k best tokens with about their softmax; `largest` has
-    the largest logit of each block.
-
-    As in torch.argmax, the first of equal ones is chosen, and NaN is above all; a row with NaN has
-    probabilities of 0.
-    """
+    the largest logit of each block. As in torch.argmax, the first of equal ones is chosen, and NaN
+    is above all; a row with NaN has probabilities of 0."""
     keys = np.empty(tokens.shape[1], dtype=np.float32)
     blocks = np.empty(tokens.shape[1], dtype=np.int32)
     for row in range(len(logits)):

@@ -221,9 +221,6 @@ class GrammarDrafts(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_matcher": None}
 
-    def __repr__(self) -> str:
-        return "GrammarDrafts()"
-
 
 def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
     """The state behind a token that a state allows."""

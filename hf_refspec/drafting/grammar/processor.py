@@ -16,17 +16,8 @@ if TYPE_CHECKING:
 
 
 class CompiledGrammar:
-    """A grammar for the tokens of a tokenizer. It never changes: copies are the grammar itself.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-        argument (`str`): Which argument of [`GrammarDrafts`] the grammar comes from, for messages.
-        grammar (`str`): In llguidance's own form.
-
-    Raises:
-        ImportError: If llguidance is not installed (extra `grammar`).
-        TypeError, ValueError: As [`GrammarDrafts`].
-    """
+    """A grammar, in llguidance's own form, for the tokens of a tokenizer; raises as
+    [`GrammarDrafts`], whose `argument` it is. It never changes: copies are the grammar itself."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
         self._made_of = tokenizer, argument, grammar
@@ -112,11 +103,7 @@ class GrammarProcessor(LogitsProcessor):
 
     The grammar begins after the ids that it sees first, the prompt, and an end-of-text token ends
     it. It may serve one call after another, each with any number of rows: ids that go on with no
-    text which it knows, by one token or from an earlier point of its output, are a prompt.
-
-    Args:
-        grammar ([`CompiledGrammar`]): What constrains each row.
-    """
+    text which it knows, by one token or from an earlier point of its output, are a prompt."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
