@@ -91,6 +91,7 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.call = self.call
             drafter.begin(prompt_ids, vocab_size)
+        self._costly, self._pruners = self._that("costly"), self._that("prunes")
 
     def draft(self, budget: int) -> DraftTree:
         estimates = self._estimates(budget)
@@ -133,15 +134,16 @@ class Blend(Drafter):
         """
         self._drafts = []
         estimates: list[DraftTree] = []
-        costly = self._that("costly")
-        for i in sorted(range(len(self.drafters)), key=costly.__contains__):
-            if i in costly:
-                costly[i].known = merged(estimates, budget) if estimates else DraftTree.empty()
+        for i in sorted(range(len(self.drafters)), key=self._costly.__contains__):
+            if i in self._costly:
+                self._costly[i].known = (
+                    merged(estimates, budget) if estimates else DraftTree.empty()
+                )
             tree = checked_draft(self.drafters[i], budget, self._vocab_size)
             estimates.append(self._estimate(i, tree))
-            if i in costly:
+            if i in self._costly:
                 estimates += self._continued(estimates[-1], budget)
-        if self._that("prunes"):
+        if self._pruners:
             estimates += self._continued(merged(estimates, budget), budget, prunes=True)
         return estimates
 
@@ -150,7 +152,7 @@ class Blend(Drafter):
     ) -> DraftTree:
         """A source's tree behind a path of that probability, with corrected estimates, and without
         the nodes of which other sources know that they cannot follow."""
-        for i, other in self._that("prunes").items():
+        for i, other in self._pruners.items():
             tree = tree if i == source else other.prune(tree, path)
         self._drafts.append(_Draft(source, path, tree))
         estimate = self._calibrations[source].calibrated(tree)
@@ -164,7 +166,7 @@ class Blend(Drafter):
         if prunes:
             places = [*dict.fromkeys(places + _best_nodes(tree, every))]
         own = {each.source: each.tree for each in self._drafts if len(each.path) == 0}
-        sources = self._that("prunes") if prunes else self._that("costly", False)
+        sources = self._pruners if prunes else self._that("costly", False)
         continued = []
         for place in places:
             path = tree.path(place)
