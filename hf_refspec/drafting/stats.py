@@ -117,13 +117,7 @@ class SpeculationStats:
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __repr__(self) -> str:
-        """The main figures; `to_dict()` has all."""
-        by = ", ".join(f"{each.name} {each.accepted}" for each in self.sources)
-        accepted = f"{self.accepted} ({by})" if by else f"{self.accepted}"
-        return (
-            f"SpeculationStats(tokens={self.tokens}, forward_passes={self.forward_passes}, "
-            f"mat={self.mat:.2f}, drafted={self.drafted}, accepted={accepted})"
-        )
+        return f"SpeculationStats({self})"
 
     def __str__(self) -> str:
         line = (

@@ -84,12 +84,7 @@ def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, 
             accepted[place] /= 2
 
 
-@given(
-    trees,
-    counts(),
-    st.floats(0.5, 8),
-    st.floats(0, 3),
-)
+@given(trees, counts(), st.floats(0.5, 8), st.floats(0, 3))
 def test_calibrate_multiplies_each_conditional_probability(tree, counts, pseudo_count, exponent):
     arguments = *counts, pseudo_count, exponent
     probs = calibrate(tree.parents, tree.probs, *arguments)
