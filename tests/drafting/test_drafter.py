@@ -1,7 +1,5 @@
 """The life cycle that every `Drafter` has."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -59,28 +57,6 @@ def test_each_session_has_stats_of_its_own():
     assert drafter.stats.tokens == 3
     with drafter_call(drafter, [PROMPT], 10):
         assert drafter.stats.tokens == 0
-
-
-def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
-    drafter = Recorder()
-    message = "Recorder is in use by another call; make one drafter per thread"
-    refused = []
-
-    def second_call():
-        try:
-            with drafter_call(drafter, [PROMPT], 10):
-                pass
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    with drafter_call(drafter, [PROMPT], 10):
-        stats = drafter.stats
-        thread = threading.Thread(target=second_call)
-        thread.start()
-        thread.join()
-        assert drafter.stats is stats
-        assert ("end",) not in drafter.calls
-    assert message in refused[0]
 
 
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
