@@ -83,9 +83,17 @@ class GrammarDrafts(Source):
                 f"but {' and '.join(given) or 'none'} was given"
             )
         [(name, value)] = given.items()
+        library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
-        self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
+            grammar = library.grammar_from_json_schema(json.dumps(value), defaults=JSON_FORM)
+        elif not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, but is {value!r}")
+        elif name == "regex":
+            grammar = library.grammar_from_regex(value)
+        else:
+            grammar = library.grammar_from_lark(value)
+        self._grammar = CompiledGrammar(tokenizer, name, str(grammar))
         self.stops: Callable[[], bool] = bool
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
         self._inside = False  # whether the last token was not forced
@@ -232,14 +240,3 @@ def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
 def _ends_here(matcher: LLMatcher) -> bool:
     """Whether the next token is forced, or there is none."""
     return matcher.is_stopped() or bool(matcher.compute_ff_tokens())
-
-
-def _as_grammar(name: str, given: Any) -> str:
-    """An argument of [`GrammarDrafts`] in llguidance's own form."""
-    library = llguidance().LLMatcher
-    if isinstance(given, dict):
-        return str(library.grammar_from_json_schema(json.dumps(given), defaults=JSON_FORM))
-    if not isinstance(given, str):
-        raise TypeError(f"{name} must be a string, but is {given!r}")
-    made = library.grammar_from_regex if name == "regex" else library.grammar_from_lark
-    return str(made(given))
