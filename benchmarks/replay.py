@@ -33,12 +33,13 @@ from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import SpeculationStats
 from hf_refspec.generation.speculate import speculate
 
-NewDrafter: TypeAlias = Callable[[RecordedAnswer], CandidateGenerator]  # for one question
+# For one question.
+NewDrafter: TypeAlias = Callable[[RecordedAnswer], Drafter | CandidateGenerator]
 
 
 def replay(
     answers: Iterable[RecordedAnswer],
-    drafter: CandidateGenerator,
+    drafter: Drafter | CandidateGenerator,
     model: PreTrainedModel,
     max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",

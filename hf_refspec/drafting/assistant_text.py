@@ -17,16 +17,9 @@ class AssistantText:
     """Forward passes of an assistant model over one text and its drafts.
 
     A pass reads the tokens that are not in the cache yet; rejected tokens leave the cache before.
+    Logits are computed for a `vocabulary` alone, ids in increasing order, if there is one."""
 
-    Args:
-        vocabulary (`np.ndarray`, int64 of shape `(n,)`, *optional*): The ids that logits are
-            computed for, in increasing order: all if not given.
-
-    Attributes:
-        pass_tokens (`int`): How many tokens the last pass read.
-    """
-
-    pass_tokens = 0
+    pass_tokens = 0  # how many the last pass read
 
     def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
         self._assistant, self._vocabulary = assistant, vocabulary

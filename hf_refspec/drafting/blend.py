@@ -59,18 +59,22 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
-        costly = [isinstance(each, Source) and each.costly for each in self.drafters]
         self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
-        if any(costly):
+        if costly := self._that("costly"):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.
-            priors = (0.0 if each else PRIOR_EXPONENT for each in costly)
+            priors = (0.0 if i in costly else PRIOR_EXPONENT for i in range(len(self.drafters)))
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
 
     def _sources(self) -> list[Drafter]:
         return [self, *self.drafters]
+
+    def _that(self, trait: str, has: bool = True) -> dict[int, Source]:
+        """The sources that have a trait of [`Source`] now, or have not, by their numbers."""
+        sources = {i: each for i, each in enumerate(self.drafters) if isinstance(each, Source)}
+        return {i: each for i, each in sources.items() if getattr(each, trait) == has}
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.drafters))
@@ -87,6 +91,7 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.call = self.call
             drafter.begin(prompt_ids, vocab_size)
+        self._costly, self._pruners = self._that("costly"), self._that("prunes")
 
     def draft(self, budget: int) -> DraftTree:
         estimates = self._estimates(budget)
@@ -128,50 +133,48 @@ class Blend(Drafter):
         of the others, which know the first ones' drafts, and whose paths the first ones continue.
         """
         self._drafts = []
-        costly = [isinstance(each, Source) and each.costly for each in self.drafters]
         estimates: list[DraftTree] = []
-        for i in sorted(range(len(self.drafters)), key=costly.__getitem__):
-            drafter = self.drafters[i]
-            if isinstance(drafter, Source) and drafter.costly:
-                drafter.known = merged(estimates, budget) if estimates else DraftTree.empty()
-            tree = self._pruned(i, checked_draft(drafter, budget, self._vocab_size))
-            self._drafts.append(_Draft(i, NO_PATH, tree))
-            estimates.append(self._calibrations[i].calibrated(tree))
-            if costly[i]:
+        for i in sorted(range(len(self.drafters)), key=self._costly.__contains__):
+            if i in self._costly:
+                self._costly[i].known = (
+                    merged(estimates, budget) if estimates else DraftTree.empty()
+                )
+            tree = checked_draft(self.drafters[i], budget, self._vocab_size)
+            estimates.append(self._estimate(i, tree))
+            if i in self._costly:
                 estimates += self._continued(estimates[-1], budget)
-        if any(isinstance(each, Source) and each.prunes for each in self.drafters):
+        if self._pruners:
             estimates += self._continued(merged(estimates, budget), budget, prunes=True)
         return estimates
 
-    def _pruned(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        """A source's tree without the nodes of which other sources know that they cannot follow."""
-        for i, drafter in enumerate(self.drafters):
-            if isinstance(drafter, Source) and drafter.prunes and i != source:
-                tree = drafter.prune(tree, path)
-        return tree
+    def _estimate(
+        self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH, prob: float = 1.0
+    ) -> DraftTree:
+        """A source's tree behind a path of that probability, with corrected estimates, and without
+        the nodes of which other sources know that they cannot follow."""
+        for i, other in self._pruners.items():
+            tree = tree if i == source else other.prune(tree, path)
+        self._drafts.append(_Draft(source, path, tree))
+        estimate = self._calibrations[source].calibrated(tree)
+        return _behind(path, prob, estimate) if len(path) else estimate
 
     def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
         """What the sources that cost little draft behind the best leaves of a tree; with `prunes`,
         those that prune alone, behind its best other nodes as well."""
-        continued, nodes = [], min(budget, _NODES)
         every = np.arange(len(tree))
         places = _best_nodes(tree, np.setdiff1d(every, tree.parents))
         if prunes:
             places = [*dict.fromkeys(places + _best_nodes(tree, every))]
         own = {each.source: each.tree for each in self._drafts if len(each.path) == 0}
+        sources = self._pruners if prunes else self._that("costly", False)
+        continued = []
         for place in places:
             path = tree.path(place)
-            for i, drafter in enumerate(self.drafters):
-                if not isinstance(drafter, Source) or drafter.costly:
-                    continue
-                if prunes and (not drafter.prunes or len(own[i].along(path.tolist())) == len(path)):
+            for i, source in sources.items():
+                if prunes and len(own[i].along(path.tolist())) == len(path):
                     continue  # its own tree has gone on from there already
-                more = drafter.continue_path(path, nodes).checked(self._vocab_size)
-                more = self._pruned(i, more, path)
-                if len(more):
-                    self._drafts.append(_Draft(i, path, more))
-                    estimate = self._calibrations[i].calibrated(more)
-                    continued.append(_behind(path, float(tree.probs[place]), estimate))
+                more = source.continue_path(path, min(budget, _NODES)).checked(self._vocab_size)
+                continued.append(self._estimate(i, more, path, float(tree.probs[place])))
         return continued
 
 

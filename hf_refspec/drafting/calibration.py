@@ -55,10 +55,8 @@ class Calibration:
 
 @njit
 def _classify(parents, probs, node, depths):
-    """The probability of a node once its parent is accepted, and its two classes.
-
-    It reads the parent's depth and writes the node's.
-    """
+    """The probability of a node once its parent is accepted, and its two classes; writes its depth
+    behind its parent's."""
     parent = parents[node]
     depths[node] = 1 if parent < 0 else depths[parent] + 1
     before = probs[parent] if parent >= 0 else 1.0
@@ -75,15 +73,10 @@ def _classify(parents, probs, node, depths):
     "float32[::1](int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float64)"
 )
 def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
-    """Corrects a tree's estimates by the outcomes of earlier ones.
-
-    Args:
-        parents, probs: The tree with the source's own estimates.
-        expected, accepted: The counts of each class of depth and conditional probability.
-        pseudo_count: The weight of a depth's counts in each of its classes, and of the source's own
-            estimates in a depth's counts.
-        prior_exponent: There a conditional probability p counts as p * p ** prior_exponent.
-    """
+    """Corrects a tree's estimates by outcomes of earlier ones, `expected` and `accepted` of each
+    class. `pseudo_count` is the weight of a depth's counts in each of its classes, and of the
+    source's own estimates in a depth's counts; there a conditional probability p counts as
+    p * p ** `prior_exponent`."""
     calibrated = np.empty(len(parents), dtype=np.float32)
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
@@ -101,11 +94,8 @@ def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
     "float64[:, ::1])"
 )
 def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
-    """Adds a draft's nodes to the counts in place, those whose parent was right.
-
-    A class that expects more than `memory` is halved. Returns how many of the emitted tokens are a
-    path of the tree.
-    """
+    """Counts a draft's nodes whose parent was right; a class that expects more than `memory` is
+    halved. Returns how many of the emitted tokens are a path of the tree."""
     agreed = 0
     depths = np.empty(len(parents), dtype=np.int32)
     right = np.zeros(len(parents), dtype=np.bool_)

@@ -27,17 +27,15 @@ class AwaitingKernels(Drafter):
     def draft(self, budget: int) -> DraftTree:
         return DraftTree.empty()
 
+    def end(self) -> None:
+        if self.has_begun:
+            self.drafter.end()
+        self.drafter.call.prices = Prices  # they hold the call's budget
+
 
 def begun(drafter: Drafter, emitted: Sequence[int] = ()) -> Drafter:
-    """Begins the call of a drafter that awaits its kernels, if they are ready by now.
-
-    Args:
-        drafter ([`Drafter`]): Of a row, as [`drafter_call`] or this function returned it.
-        emitted (sequence of `int`): The row's output so far, which it then observes.
-
-    Returns:
-        [`Drafter`]: The drafter of the row from now on.
-    """
+    """The drafter of a row from now on: one that awaits its kernels begins if they are ready by
+    now, and then observes what was emitted so far."""
     if not isinstance(drafter, AwaitingKernels) or not drafting_kernels.ready():
         return drafter
     drafter.has_begun = True
@@ -54,42 +52,18 @@ def drafter_call(
     vocab_size: int,
     sampling: Sampling | None = None,
 ) -> Iterator[list[Drafter]]:
-    """One call of a drafter, from `begin` to `end`, with fresh `stats`.
-
-    Args:
-        drafter ([`Drafter`]): It drafts for the first row, a fork for each other.
-        prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
-        vocab_size (`int`): The target model's.
-        sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
-
-    Yields:
-        `list[Drafter]`: The drafter of each row, or what stands in for it, see [`begun`].
-
-    Raises:
-        RuntimeError: if another call is using this drafter.
-        ValueError: if it drafts from ids outside of the vocabulary.
-    """
-    with owned(drafter), ExitStack() as rows:
+    """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
+    row (itself, and forks), or what stands in for it, see [`begun`]. Raises a RuntimeError if
+    another call is using it, and a ValueError if it drafts from ids outside of the vocabulary."""
+    with owned(drafter), ExitStack() as ends:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
-        yield [
-            rows.enter_context(_row(each, prompt_ids, vocab_size, sampling))
-            for each, prompt_ids in zip(drafters, prompts, strict=True)
-        ]
+        rows = []
+        for each, prompt_ids in zip(drafters, prompts, strict=True):
+            each.stats, each.call = SpeculationStats(), Call(sampling)
+            check_vocabulary(each, vocab_size)
+            awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
+            ends.callback(awaiting.end)
+            rows.append(begun(awaiting) if drafting_kernels.loaded else awaiting)
+        yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)
-
-
-@contextmanager
-def _row(
-    drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int, sampling: Sampling | None
-) -> Iterator[Drafter]:
-    awaiting = AwaitingKernels(drafter, prompt_ids, vocab_size)
-    drafter.stats, drafter.call = SpeculationStats(), Call(sampling)
-    drafter._assisted_ids = None
-    check_vocabulary(drafter, vocab_size)
-    try:
-        yield begun(awaiting) if drafting_kernels.loaded else awaiting
-    finally:
-        if awaiting.has_begun:
-            drafter.end()
-        drafter.call.prices = Prices  # they hold the call's budget

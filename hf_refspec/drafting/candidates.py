@@ -39,8 +39,12 @@ class CandidateChain(Drafter):
 
     def draft(self, budget: int) -> DraftTree:
         candidate_ids, logits = self.generator.get_candidates(self._ids)
-        tokens = candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True)
-        self._drafted = DraftTree.chain(tokens, _estimates(tokens, logits))
+        tokens, probs = candidate_ids[0, self._ids.shape[1] :][:budget], None
+        if logits is not None and logits.shape[1] >= len(tokens):  # (1, m, vocab_size)
+            all_probs = logits[0, : len(tokens)].float().softmax(dim=-1)
+            chosen = all_probs.gather(1, tokens[:, None].to(logits.device))[:, 0].nan_to_num(0.0)
+            probs = chosen.cumprod(dim=0).clamp(max=1.0).numpy(force=True)
+        self._drafted = DraftTree.chain(tokens.numpy(force=True), probs)
         return self._drafted
 
     def observe(self, observation: Observation) -> None:
@@ -55,16 +59,6 @@ class CandidateChain(Drafter):
             right = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             self.generator.update_candidate_strategy(self._ids, scores, right)
         self._drafted = None
-
-
-def _estimates(tokens: np.ndarray, logits: torch.Tensor | None) -> np.ndarray | None:
-    """How probable each path to a candidate is, by the logits `(1, m, vocab_size)` of all."""
-    if logits is None or logits.shape[1] < len(tokens):
-        return None
-    probs = logits[0, : len(tokens)].float().softmax(dim=-1)
-    chosen = probs[torch.arange(len(tokens)), torch.from_numpy(tokens)]
-    estimates: np.ndarray = chosen.nan_to_num(0.0).cumprod(dim=0).clamp(max=1.0).numpy(force=True)
-    return estimates
 
 
 def as_drafter(given: Any) -> Drafter:

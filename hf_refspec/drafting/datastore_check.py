@@ -15,13 +15,10 @@ logger = logging.getLogger("hf_refspec")
 def check_datastores(
     given: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
 ) -> None:
-    """Warns of datastores in a `candidate_generator` that were made with another tokenizer, once
-    for each: what was compared is kept in the model's `memo`.
-
-    Each is compared with the call's `tokenizer`, else with the one that is stored with the model on
-    this machine, unless that has the same name. Where there is neither, nothing is compared. None
-    is refused: the text is the same, and the user may have extended the stored tokenizer.
-    """
+    """Warns of datastores in a `candidate_generator` that were made with another tokenizer than the
+    call's, else the one that is stored with the model on this machine, unless that has the same
+    name; once for each: what was compared is kept in the model's `memo`. None is refused: the text
+    is the same, and the user may have extended the stored tokenizer."""
     sources = getattr(given, "drafters", [given])  # of a blend
     stores = [getattr(source, "store", source) for source in sources]
     stores = [each for each in stores if each is not None and not isinstance(each, (Drafter, str))]

@@ -21,8 +21,7 @@ class Observation:
             merging with other drafters' and trimming. Empty after the prefill and of a prompt.
         logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw logits
             after the text so far and after each node of `verified`, accepted or not, on its device;
-            valid until the next pass. `None` of a prompt, inside transformers' own assisted
-            decoding, and where drafts cannot be verified.
+            valid until the next pass. `None` of a prompt, and where drafts cannot be verified.
         top_tokens (`np.ndarray`, int32 of shape `(1 + T, k)`, *optional*): The best next tokens
             after the text so far and after each node, the best first. k is at least the drafter's
             `observed_top_k`, if the vocabulary has as many. `None` where no drafter of the call

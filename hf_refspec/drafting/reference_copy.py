@@ -18,7 +18,6 @@ from .tree import DraftTree
 
 Mode: TypeAlias = Literal["tree", "llma"]
 
-_BOUNDARY = np.array([-1])
 LLMA_LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
 
 
@@ -81,8 +80,7 @@ class ReferenceCopy(LookUp):
         # References, prompt and output, one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
-            self._text.extend(ids)
-            self._text.extend(_BOUNDARY)
+            self._text.add_text(ids)
         self._references_end = len(self._text)
         self._largest_id = int(self._text.tokens.max(initial=-1))
 

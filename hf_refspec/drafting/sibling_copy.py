@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,14 @@ from .source import LookUp
 from .tree import DraftTree
 
 
-class _Group:
-    """The rows of one prompt, from the first that begins to the last that ends."""
+class _Groups:
+    """The rows of each prompt, from the first that begins to the last that ends. Copies and pickles
+    of a drafter take none along."""
 
     def __init__(self) -> None:
-        self.texts = SideBySide()  # the end of the prompt and the output of each
-        self.going = 0
+        self.texts: dict[bytes, SideBySide] = {}  # the end of the prompt and the output of each
+        self.going = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
-
-
-class _Groups(dict[bytes, _Group]):
-    """Groups by their prompts. Copies and pickles of a drafter take none along."""
-
-    lock = threading.Lock()  # for joining and leaving
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Groups:
         return _Groups()
@@ -47,7 +43,7 @@ class SiblingCopy(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _group: _Group | None = None
+    _texts: SideBySide | None = None
 
     def __init__(self) -> None:
         self._groups = _Groups()
@@ -55,25 +51,24 @@ class SiblingCopy(LookUp):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.end()
         super().begin(prompt_ids, vocab_size)
-        self._prompt = prompt_ids.tobytes()
-        with self._groups.lock:
-            self._group = self._groups.setdefault(self._prompt, _Group())
-            self._group.going += 1
-        with self._group.lock:
-            self._number = self._group.texts.add(self._context)
+        self._prompt, groups = prompt_ids.tobytes(), self._groups
+        with groups.lock:
+            groups.going[self._prompt] += 1
+            self._texts = groups.texts.setdefault(self._prompt, SideBySide())
+            self._number = self._texts.add(self._context)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        group, chain = self._group, self.call.chain and not behind_path
-        if group is None or len(group.texts) == 1:
+        texts, chain = self._texts, self.call.chain and not behind_path
+        if texts is None or len(texts) == 1:
             return DraftTree.empty()
-        with group.lock:
-            tree, _ = copy_tree(group.texts.text, context, budget, 1, budget, chain, -1)
+        with self._groups.lock:
+            tree, _ = copy_tree(texts.text, context, budget, 1, budget, chain, -1)
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:
-        if self._group is not None:
-            with self._group.lock:
-                self._group.texts.extend(self._number, observation.tokens)
+        if self._texts is not None:
+            with self._groups.lock:
+                self._texts.extend(self._number, observation.tokens)
             super().observe(observation)
 
     def fork(self) -> SiblingCopy:
@@ -82,9 +77,9 @@ class SiblingCopy(LookUp):
         return fork
 
     def end(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            with self._groups.lock:
-                group.going -= 1
-                if group.going == 0:
-                    del self._groups[self._prompt]
+        texts, self._texts, groups = self._texts, None, self._groups
+        if texts is not None:
+            with groups.lock:
+                groups.going[self._prompt] -= 1
+                if not groups.going[self._prompt]:
+                    del groups.going[self._prompt], groups.texts[self._prompt]

@@ -89,15 +89,6 @@ class SpeculationStats:
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
 
-    @property
-    def seconds(self) -> float:
-        """What all of it took."""
-        return sum(self._seconds_by_part().values())
-
-    def _seconds_by_part(self) -> dict[str, float]:
-        parts = ("prefill", "verifying", "drafting", "learning", "other")
-        return {part: getattr(self, f"{part}_seconds") for part in parts}
-
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with its draft tokens and how many of
         them were accepted; it yields one token more."""
@@ -126,13 +117,7 @@ class SpeculationStats:
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __repr__(self) -> str:
-        """The main figures; `to_dict()` has all."""
-        by = ", ".join(f"{each.name} {each.accepted}" for each in self.sources)
-        accepted = f"{self.accepted} ({by})" if by else f"{self.accepted}"
-        return (
-            f"SpeculationStats(tokens={self.tokens}, forward_passes={self.forward_passes}, "
-            f"mat={self.mat:.2f}, drafted={self.drafted}, accepted={accepted})"
-        )
+        return f"SpeculationStats({self})"
 
     def __str__(self) -> str:
         line = (
@@ -141,7 +126,8 @@ class SpeculationStats:
         )
         if self.drafted:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
-        line += f", {shares(self._seconds_by_part())}"
+        parts = ("prefill", "verifying", "drafting", "learning", "other")
+        line += f", {shares({part: getattr(self, f'{part}_seconds') for part in parts})}"
         if self.probe_passes:
             line += f"; {self.probe_passes} passes probed the model"
         return line + (f"; nothing drafted: {self.reason}" if self.reason else "")

@@ -24,18 +24,16 @@ def references_to_ids(
     """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`], and
     warns of the names of files."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
-        return _named_ids({"references": references}, tokenizer)
-    if not isinstance(references, Sequence) or isinstance(references, bytes):
+        texts: dict[str, Any] = {"references": references}
+    elif not isinstance(references, Sequence) or isinstance(references, bytes):
         raise TypeError(
             "references must be a string, ids, or a list of these, "
             f"but is a {type(references).__name__}"
         )
-    if len(references) == 0:
+    else:
+        texts = {f"references[{i}]": each for i, each in enumerate(references)}
+    if not texts:
         raise ValueError("references is empty; leave it out to copy from the prompt alone")
-    return _named_ids({f"references[{i}]": each for i, each in enumerate(references)}, tokenizer)
-
-
-def _named_ids(texts: dict[str, Any], tokenizer: Any) -> list[np.ndarray]:
     for name, text in texts.items():
         if isinstance(text, str) and os.path.isfile(text):
             logger.warning(

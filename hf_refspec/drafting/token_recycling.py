@@ -9,18 +9,21 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import torch
 from huggingface_hub import CommitInfo
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
 from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
-from ..text_config import text_config
-from .drafter import ANY_VOCABULARY, Sampling
+from ..text_config import context_length, text_config
+from .drafter import Sampling
 from .observation import Observation
 from .source import LookUp
 from .stats import SpeculationStats
+from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ _GREEDY = Pooling(_EXPONENTS, _MISSES)
 _UNSURE = 0.5
 # What the prompt's logits may cost, beside the prefill.
 _PROMPT_FRACTION = 0.05
+# Tokens that `build` reads at once, and logits: a bound on the memory, whatever the vocabulary.
+_LONGEST, _LOGITS = 1024, 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
@@ -111,8 +116,7 @@ class TokenRecycling(LookUp):
         return len(self._table)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        if vocab_size != ANY_VOCABULARY:
-            self._take_vocabulary(vocab_size)
+        self._take_vocabulary(vocab_size)
         self._forget_call()
         super().begin(prompt_ids, vocab_size)
         self._pooling = _pooling(self.call.sampling)
@@ -210,13 +214,36 @@ class TokenRecycling(LookUp):
         Raises:
             ValueError: If there is no token in all documents, or one of them is no document.
         """
-        from ..store.stored_tokenizer import public_name
-        from .learn_corpus import learn_corpus
+        # Loaded only where a table is built.
+        from ..store.build.source import open_source
+        from ..store.build.windows import windows
+        from ..store.stored_tokenizer import public_name, vocabulary_size
 
-        drafter = cls(top_k, context, max_contexts)
-        drafter._take_vocabulary(text_config(model).vocab_size)
-        read = documents, max_tokens, column, pattern, progress
-        source = learn_corpus(drafter._table, model, tokenizer, *read)
+        if max_tokens is not None:
+            check_count("max_tokens", max_tokens)
+        drafter, vocab_size = cls(top_k, context, max_contexts), text_config(model).vocab_size
+        drafter._take_vocabulary(vocab_size)
+        source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        texts = (
+            tokenizer(each, verbose=False)["input_ids"] if isinstance(each, str) else each
+            for each in source.documents
+        )
+        most = min(context_length(model) or _LONGEST, _LONGEST, _LOGITS // vocab_size)
+        shown = {"unit": " tokens", "unit_scale": True, "disable": not progress or None}
+        read = 0
+        with torch.no_grad(), tqdm(total=max_tokens, **shown) as bar:
+            for window in windows((np.asarray(ids, np.int64) for ids in texts), max(most, 2)):
+                ids = torch.from_numpy(window.ids)[None].to(model.device)
+                top = top_tokens(model(ids, use_cache=False).logits, top_k)
+                tokens, probs = (each[0, window.known - 1 :] for each in (top.tokens, top.probs))
+                drafter._table.learn_text(window.ids, window.known, tokens, probs)
+                drafter._table.count(tokens[:, 0].astype(np.int64))
+                bar.update(len(window.targets))
+                read += len(window.targets)
+                if max_tokens is not None and read >= max_tokens:
+                    break
+        if len(drafter) == 0:
+            raise ValueError("documents has no text of two tokens or more: nothing is learned")
         about = {"corpus": corpus or source.name, "license": license or source.license}
         named = {"model": public_name(model), "tokenizer": tokenizer, "source": about}
         drafter._own(drafter._table, **named)
@@ -281,20 +308,15 @@ class TokenRecycling(LookUp):
         known = dict(self._origin)
         if tokenizer is not None:
             known["tokenizer"] = tokenizer
-        vocab_size = self._table.vocab_size
         if model is not None:
-            known["model"], vocab_size = public_name(model), text_config(model).vocab_size
+            self._take_vocabulary(text_config(model).vocab_size)
+            known["model"] = public_name(model)
         for name in ("tokenizer", "model"):
             if known.get(name) is None:
                 raise ValueError(
                     f"{name} is not known, as this TokenRecycling was neither built nor loaded; "
                     f"give the target model's {name}="
                 )
-        if self._table.vocab_size not in (None, vocab_size):
-            raise ValueError(
-                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
-                f"from one with {self._table.vocab_size}; give the target model"
-            )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         about = known["tokenizer"], known["model"], known.get("source", {})

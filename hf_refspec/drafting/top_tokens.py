@@ -1,7 +1,7 @@
 """The target model's choice and its best next tokens at every node, in one copy from the device.
 
-Logits on the host are read once, at the speed of memory: torch's argmax, top-k and log-sum-exp
-read them three times, and the first two compare one number after another.
+Logits on the host are read twice, at the speed of memory, in blocks: once for the largest of each,
+and once for the sum of exponentials. torch's argmax and top-k compare one number after another.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -16,9 +16,8 @@ from numba import njit
 
 from ..index.kernels import kernel
 
-# Logits in a block, of which only the largest is compared at first. Larger blocks are found faster,
-# and take longer to search.
-BLOCK = 64
+# Logits in a block, and rows that are read together: as many as stay in the processor's cache.
+BLOCK, _ROWS = 64, 16
 # The sum of exponentials is over all blocks with a logit so close to the highest, and one in so
 # many of the others: a trade of time for accuracy.
 _CLOSE = np.float32(4.0)
@@ -40,13 +39,8 @@ class TopTokens(NamedTuple):
 
 
 def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
-    """The argmax at every node, and the k best next tokens with their probabilities.
-
-    Args:
-        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's. The host
-            synchronises with a GPU once.
-        k (`int`): At most the vocabulary's size count; 0 for the argmax alone.
-    """
+    """The argmax at every node of logits `(R, 1 + T, vocab_size)`, and the k best next tokens with
+    their probabilities; 0 for the argmax alone. The host synchronises with a GPU once."""
     k = min(k, logits.shape[-1])
     plain = k == 0 and logits.shape[1] == 1  # a step without a draft waits for no kernel
     on_host = logits.device.type == "cpu" and not plain
@@ -54,17 +48,17 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
 
 
 def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
-    flat = logits.contiguous().flatten(0, -2)
-    rows = flat.shape[0]
-    choices = np.empty(rows, dtype=np.int32)
-    tokens = np.empty((rows, k), dtype=np.int32)
-    probs = np.empty((rows, k), dtype=np.float32)
-    if flat.dtype == torch.bfloat16:
-        bits = flat.view(torch.uint16).numpy()
-        _top_of_bfloat16(bits, choices, tokens, probs)
-    else:
-        _top_of_float32(flat.float().numpy(), choices, tokens, probs)
-    shape = logits.shape[:-1]
+    flat, shape = logits.flatten(0, -2), logits.shape[:-1]
+    choices = np.empty(len(flat), dtype=np.int32)
+    tokens, probs = np.empty((len(flat), k), np.int32), np.empty((len(flat), k), np.float32)
+    whole = flat.shape[1] // BLOCK * BLOCK  # the last block may be shorter
+    for start in range(0, len(flat), _ROWS):
+        rows = slice(start, start + _ROWS)
+        part = flat[rows].float().contiguous()
+        largest = part[:, :whole].unflatten(1, (-1, BLOCK)).amax(dim=-1)
+        if whole < part.shape[1]:
+            largest = torch.cat((largest, part[:, whole:].amax(dim=-1, keepdim=True)), dim=-1)
+        _top_of_blocks(part.numpy(), largest.numpy(), choices[rows], tokens[rows], probs[rows])
     return TopTokens(choices.reshape(shape), tokens.reshape(*shape, k), probs.reshape(*shape, k))
 
 
@@ -87,153 +81,91 @@ def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
     )
 
 
-@kernel("void(float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
-def _top_of_float32(logits, choices, tokens, probs):
-    """Writes the argmax of each row, and its k best tokens with about their softmax.
-
-    As in torch.argmax, the first of equal ones is chosen, and NaN is above all; a row with NaN has
-    probabilities of 0.
-    """
-    largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
+@kernel("void(float32[:, ::1], float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
+def _top_of_blocks(logits, largest, choices, tokens, probs):
+    """Writes the argmax of each row, and its k best tokens with about their softmax; `largest` has
+    the largest logit of each block. As in torch.argmax, the first of equal ones is chosen, and NaN
+    is above all; a row with NaN has probabilities of 0."""
+    keys = np.empty(tokens.shape[1], dtype=np.float32)
+    blocks = np.empty(tokens.shape[1], dtype=np.int32)
     for row in range(len(logits)):
-        choices[row] = _top_of_row(logits[row], largest, tokens[row], probs[row])
-
-
-@kernel("void(uint16[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
-def _top_of_bfloat16(logits, choices, tokens, probs):
-    """[`_top_of_float32`] of bfloat16 numbers, of which `logits` are the bits."""
-    largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
-    bits = np.empty(logits.shape[1], dtype=np.int32)
-    for row in range(len(logits)):
-        half = logits[row]
-        for i in range(len(bits)):
-            bits[i] = np.int32(half[i]) << np.int32(16)
-        choices[row] = _top_of_row(bits.view(np.float32), largest, tokens[row], probs[row])
-
-
-@njit(nogil=True)
-def _top_of_row(logits, largest, tokens, probs):
-    if _largest_of_blocks(logits.view(np.int32), largest):
-        for i in range(len(tokens)):
-            tokens[i], probs[i] = 0, 0.0
-        return _first_nan(logits)
-    best = np.empty(max(len(tokens), 1), dtype=np.int32)
-    _best_of_blocks(logits, largest, best)
-    if len(tokens) > 0:
-        for i in range(len(tokens)):
-            tokens[i] = best[i]
-        _softmax(logits, largest, best, probs)
-    choice = best[0]
-    if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
-        choice = _first_zero(logits)
-    return choice
+        start = BLOCK * _argmax(largest[row])
+        choice = choices[row] = start + _argmax(logits[row, start : start + BLOCK])
+        if logits[row, choice] != logits[row, choice]:
+            tokens[row], probs[row] = 0, 0.0
+        elif len(keys) > 0:
+            # The k best tokens are in the k blocks with the largest best logits.
+            count = _keep_best(largest[row], 0, blocks, keys, 0)
+            number = 0
+            for block in blocks[:count]:
+                start = np.int64(block) * BLOCK
+                number = _keep_best(
+                    logits[row, start : start + BLOCK], start, tokens[row], keys, number
+                )
+            _softmax(logits[row], largest[row], tokens[row], probs[row])
 
 
 @njit(nogil=True)
-def _ordered(bits):
-    """Bits of a float as an integer of the same order: only integers compare as vectors."""
-    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+def _argmax(values):
+    """The first place of the largest value, or of NaN."""
+    best = 0
+    for i in range(len(values)):
+        if values[i] != values[i]:
+            return i
+        if values[i] > values[best]:
+            best = i
+    return best
 
 
 @njit(nogil=True)
-def _largest_of_blocks(bits, largest):
-    """Writes the largest of each block as `_ordered`; returns whether any is NaN."""
-    most = np.int32(0)
-    for block in range(len(largest)):
-        first = block * BLOCK
-        if first + BLOCK <= len(bits):  # a fixed number of steps is what compiles well
-            largest[block], magnitude = _largest(bits, first, BLOCK)
-        else:
-            largest[block], magnitude = _largest(bits, first, len(bits) - first)
-        most = max(most, magnitude)
-    return most > 0x7F800000
-
-
-@njit(nogil=True, inline="always")
-def _largest(bits, first, count):
-    largest, magnitude = np.int32(-(2**31)), np.int32(0)
-    for i in range(first, first + count):
-        largest = max(largest, _ordered(bits[i]))
-        magnitude = max(magnitude, bits[i] & np.int32(0x7FFFFFFF))
-    return largest, magnitude
-
-
-@njit(nogil=True)
-def _best_of_blocks(logits, largest, best):
-    """Writes the k best tokens, which are in the k blocks with the best largest logits."""
-    bits, k = logits.view(np.int32), len(best)
-    blocks = np.empty(k, dtype=np.int32)
-    keys = np.empty(k, dtype=np.int32)
-    count = 0
-    for block in range(len(largest)):
-        if count < k or largest[block] > keys[k - 1]:  # here: a call for each takes longer
-            count = _insert(blocks, keys, count, block, largest[block])
-    # In their own order, so that of equal tokens the first is the best. Not by np.sort, which would
-    # take longer to compile than anything else here.
-    chosen, number = np.empty(k, dtype=np.int32), 0
-    for i in range(count):
-        number = _insert(chosen, keys, number, np.int64(blocks[i]), np.int32(-blocks[i]))
-    count = 0
-    for block in chosen[:number]:
-        for token in range(block * BLOCK, min((block + 1) * BLOCK, len(bits))):
-            key = _ordered(bits[token])
-            if count < k or key > keys[k - 1]:
-                count = _insert(best, keys, count, token, key)
-
-
-@njit(nogil=True)
-def _insert(items, keys, count, item, key):
-    """Adds an item to a list of the largest keys, behind equal ones; returns its new length."""
-    place = min(count, len(items) - 1)  # a full list loses its last
-    while place > 0 and key > keys[place - 1]:
-        items[place], keys[place] = items[place - 1], keys[place - 1]
-        place -= 1
-    items[place], keys[place] = item, key
-    return min(count + 1, len(items))
+def _keep_best(values, start, items, keys, count):
+    """Inserts values into a list of the largest ones, `keys`, behind equal ones, and their places,
+    from `start` on, into `items`; returns its new length."""
+    for i in range(len(values)):
+        key = values[i]
+        if count == len(keys) and not key > keys[count - 1]:
+            continue
+        place = min(count, len(keys) - 1)  # a full list loses its last
+        while place > 0 and key > keys[place - 1]:
+            items[place], keys[place] = items[place - 1], keys[place - 1]
+            place -= 1
+        items[place], keys[place] = start + i, key
+        count = min(count + 1, len(keys))
+    return count
 
 
 @njit(nogil=True)
 def _softmax(logits, largest, best, probs):
     """Writes the best tokens' probabilities; the exponentials of the others are sampled."""
     highest, least = logits[best[0]], logits[best[-1]]
-    total = 0.0
-    for i in range(len(best)):
-        probs[i] = np.exp(logits[best[i]] - highest) if highest > -np.inf else 0.0
-        total += probs[i]
-    limit = np.full(1, highest - _CLOSE, dtype=np.float32)
-    close = _ordered(limit.view(np.int32)[0])
-    sampled, seen, others = 0.0, 0, 0
+    close = highest - _CLOSE
+    total = sampled = 0.0
+    seen = others = 0
     for block in range(len(largest)):
-        first = block * BLOCK
-        count = min(BLOCK, len(logits) - first)
+        values = logits[block * BLOCK : (block + 1) * BLOCK]
         if largest[block] >= close:
-            total += _sum_of_exponentials(logits, first, count, highest, least)
+            total += _sum_of_exponentials(values, highest, least)
             continue
         if others % (_SAMPLED * BLOCK) == 0:
-            sampled += _sum_of_exponentials(logits, first, count, highest, least)
-            seen += count
-        others += count
+            sampled += _sum_of_exponentials(values, highest, least)
+            seen += len(values)
+        others += len(values)
     if seen > 0:
         total += sampled * others / seen
-    for token in best:  # those equal to the last of them were summed as well
-        if logits[token] == least and largest[token // BLOCK] >= close:
-            total -= _exponential(least - highest)
+    for i in range(len(best)):
+        probs[i] = np.exp(logits[best[i]] - highest)
+        total += probs[i]
+        if logits[best[i]] == least and largest[best[i] // BLOCK] >= close:
+            total -= _exponential(least - highest)  # it was summed as well
     for i in range(len(best)):
         probs[i] = probs[i] / total if total > 0 else 0.0
 
 
 @njit(fastmath={"reassoc", "contract"}, nogil=True)
-def _sum_of_exponentials(logits, first, count, highest, least):
+def _sum_of_exponentials(logits, highest, least):
     """About the sum of exp(logit - highest) of those up to `least`."""
-    if count == BLOCK:  # a fixed number of steps is what compiles well
-        return _sum(logits, first, BLOCK, highest, least)
-    return _sum(logits, first, count, highest, least)
-
-
-@njit(nogil=True, inline="always")
-def _sum(logits, first, count, highest, least):
     total = np.float32(0.0)
-    for i in range(first, first + count):
+    for i in range(len(logits)):
         power = _exponential(logits[i] - highest)
         total += power if logits[i] <= least else np.float32(0.0)
     return total
@@ -248,19 +180,3 @@ def _exponential(x):
     for _ in range(8):
         power *= power
     return power
-
-
-@njit(nogil=True)
-def _first_nan(logits):
-    for i in range(len(logits)):
-        if logits[i] != logits[i]:
-            return i
-    return 0
-
-
-@njit(nogil=True)
-def _first_zero(logits):
-    for i in range(len(logits)):
-        if logits[i] == 0.0:
-            return i
-    return 0

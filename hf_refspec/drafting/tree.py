@@ -154,11 +154,8 @@ class DraftTree:
                 token, or a node has a probability that is no number in [0, 1] or larger than its
                 parent's.
         """
-        tree = self
-        if not all(_fits(getattr(self, name), dtype) for name, dtype in _DTYPES):
-            tree = DraftTree(
-                **{name: _converted(name, getattr(self, name), dtype) for name, dtype in _DTYPES}
-            )
+        arrays = [_converted(name, getattr(self, name), dtype) for name, dtype in _DTYPES]
+        tree = DraftTree(*arrays)
         for name in ("parents", "probs"):
             count = len(getattr(tree, name))
             if count != len(tree):
@@ -192,15 +189,11 @@ _FAULTS = {
 _DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
 
 
-def _fits(values: Any, dtype: Any) -> bool:
-    """Whether a kernel takes it unchanged."""
-    is_array = isinstance(values, np.ndarray) and values.dtype == dtype and values.ndim == 1
-    return is_array and values.flags.carray
-
-
 def _converted(name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
     """Values as a contiguous, writable 1-D array, where that loses nothing."""
     array = np.asarray(values)
+    if array.dtype == dtype and array.ndim == 1 and array.flags.carray:
+        return array
     kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
     if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
         raise ValueError(

@@ -60,7 +60,7 @@ class NextTokens:
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
         self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
-        self._lock = threading.Lock()  # kernels run without Python's own
+        self._lock = threading.RLock()  # kernels run without Python's own
 
     def __len__(self) -> int:
         return int(self._table.state[COUNT])
@@ -80,7 +80,7 @@ class NextTokens:
         entered, contexts = 0, self.context * (1 + len(tokens))
         with self._lock:
             while (entered := learn(self._table, *limits, *lesson, entered)) < contexts:
-                self._enter(self._entries(), self.max_contexts * 7 // 8)
+                self._enter(self.entries(), self.max_contexts * 7 // 8)
 
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
@@ -132,13 +132,10 @@ class NextTokens:
     def entries(self) -> Entries:
         """All entries, the oldest first."""
         with self._lock:
-            return self._entries()
-
-    def _entries(self) -> Entries:
-        table = self._table
-        order = np.argsort(table.ages[: len(self)])
-        held = table.contexts[order], table.tokens[order], table.probs[order]
-        return Entries(*held, self._counts.copy())
+            table = self._table
+            order = np.argsort(table.ages[: len(self)])
+            held = table.contexts[order], table.tokens[order], table.probs[order]
+            return Entries(*held, self._counts.copy())
 
     def _enter(self, entries: Entries, most: int) -> None:
         """Replaces all entries by the newest `most` of others."""
@@ -165,6 +162,6 @@ class NextTokens:
     def __setstate__(self, state: dict[str, Any]) -> None:
         entries = state.pop("_table")
         vars(self).update(state)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._table = new_table(self.max_contexts, self.top_k)
         self._enter(entries, self.max_contexts)

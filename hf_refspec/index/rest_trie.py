@@ -68,19 +68,13 @@ def rest_tree(
 
     Of each text, `max_continuations` are read, `continuation_length` tokens each: as in the
     authors' code the first ones in the order of the suffix array. See [`all_matches`]."""
-    longest = [
-        _first(match, max_continuations) for match in all_matches(texts, context, min_match)[:1]
-    ]
-    return trie_tree(
-        texts, longest, [each.count for each in longest], [continuation_length], budget, 0.0
-    )
-
-
-def _first(match: Match, most: int) -> Match:
-    """The first places of a match in each text."""
-    begins, ends = match.ranges.T
-    ranges = np.stack([begins, np.minimum(ends, begins + most)], axis=1)
-    return Match(match.length, ranges, int((ranges[:, 1] - begins).sum()))
+    first = []  # places of the longest match in each text
+    for match in all_matches(texts, context, min_match)[:1]:
+        begins, ends = match.ranges.T
+        ranges = np.stack([begins, np.minimum(ends, begins + max_continuations)], axis=1)
+        first.append(Match(match.length, ranges, int((ranges[:, 1] - begins).sum())))
+    counts = [match.count for match in first]
+    return trie_tree(texts, first, counts, [continuation_length], budget, 0.0)
 
 
 def mixed_tree(

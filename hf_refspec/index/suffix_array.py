@@ -18,7 +18,10 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
     before it; returns where each begins, int32 of shape `(n,)`."""
     # It sorts bytes, which have the order of the tokens only with the highest byte first. Three
     # bytes hold every token but the separator, which stays the largest.
-    width = 2 if tokens.dtype == np.uint16 else 3 if _fits_three_bytes(tokens) else 4
+    width = 2
+    if tokens.dtype != np.uint16:
+        largest = int(tokens.max(initial=0, where=tokens != np.iinfo(tokens.dtype).max))
+        width = 3 if largest < 2**24 - 1 else 4
     columns = np.empty((len(tokens), width), dtype=np.uint8)
     for column in range(width):
         columns[:, column] = tokens >> (8 * (width - 1 - column)) & 0xFF
@@ -32,11 +35,6 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
         suffixes[end : end + len(part)] = part
         end += len(part)
     return suffixes
-
-
-def _fits_three_bytes(tokens: np.ndarray) -> bool:
-    separator = np.iinfo(tokens.dtype).max
-    return int(tokens.max(initial=0, where=tokens != separator)) < 2**24 - 1
 
 
 class IndexedText(NamedTuple):

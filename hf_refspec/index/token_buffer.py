@@ -13,7 +13,6 @@ from .kernels import kernel, kernel_type
 
 # No vocabulary comes near it. It bounds the memory of `LinkedText.latest`.
 LARGEST_ID = 2**24
-_ROOM = 256  # tokens of a text in `SideBySide`, at first
 
 
 class LinkedText(NamedTuple):
@@ -78,6 +77,10 @@ class TokenBuffer:
         self._length = length
         link_tokens(self.tokens, start, self._previous, self._latest)
 
+    def add_text(self, tokens: np.ndarray) -> None:
+        """Appends `tokens` and a boundary."""
+        self.extend(np.append(tokens, -1))
+
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens."""
         unlink_tokens(self.tokens, length, self._previous, self._latest)
@@ -89,13 +92,13 @@ class SideBySide:
     one of them gets is found from all others at once.
 
     Where a text outgrows its place, or a text is added, all are laid out anew with twice the room:
-    amortised constant time per token.
+    amortised constant time per token. At first each has `room` tokens.
     """
 
-    def __init__(self) -> None:
-        self._room = _ROOM
+    def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
-        self._tokens = self._previous = self._latest = np.empty(0, dtype=np.int32)
+        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, -1 behind it
+        self._previous = self._latest = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:
         """How many texts there are."""
@@ -104,13 +107,13 @@ class SideBySide:
     @property
     def text(self) -> LinkedText:
         """The linked text, views that `add` and `extend` make stale."""
-        return LinkedText(self._tokens, self._previous, self._latest)
+        return LinkedText(self._tokens.reshape(-1), self._previous, self._latest)
 
     def add(self, tokens: np.ndarray) -> int:
         """Adds a text that begins with `tokens`, as `extend` takes them; returns its number."""
         self._lengths.append(0)
-        if len(self) * self._room > len(self._tokens):
-            self._lay_out(2 * len(self) - 1)
+        if len(self) > len(self._tokens):
+            self._lay_out(2 * len(self) - 1, self._tokens.shape[1])
         self.extend(len(self) - 1, tokens)
         return len(self) - 1
 
@@ -118,30 +121,25 @@ class SideBySide:
         """Appends `tokens` (integers from 0 to 2**31 - 1, shape `(n,)`) to a text."""
         if len(tokens) == 0:
             return
-        length = self._lengths[number] + len(tokens)
-        if length >= self._room:  # one place is the boundary's
-            texts = len(self._tokens) // self._room
-            before, self._room = self._room, 2 * (length + 1)
-            self._lay_out(texts, before)
-        begin = number * self._room
-        start, end = begin + self._lengths[number], begin + length
-        self._tokens[start:end] = tokens
-        missing = int(tokens.max()) + 1 - len(self._latest)
-        if missing > 0:
-            more = np.full(missing + len(self._latest), -1, dtype=np.int32)
-            self._latest = np.concatenate((self._latest, more))
-        self._lengths[number] = length
-        link_tokens(self._tokens[:end], start, self._previous, self._latest)
+        before = self._lengths[number]
+        length = self._lengths[number] = before + len(tokens)
+        if length >= self._tokens.shape[1]:  # one place is the boundary's
+            self._lay_out(len(self._tokens), 2 * (length + 1))
+        self._tokens[number, before:length] = tokens
+        vocabulary = int(tokens.max()) + 1
+        if vocabulary > len(self._latest):
+            self._latest = _resized(self._latest, vocabulary + len(self._latest))
+        begin = number * self._tokens.shape[1]
+        linked = self._tokens.reshape(-1)[: begin + length]
+        link_tokens(linked, begin + before, self._previous, self._latest)
 
-    def _lay_out(self, texts: int, room: int | None = None) -> None:
-        """Gives places to so many texts, which had `room` each before."""
-        held = self._tokens.reshape(-1, room or self._room)
-        tokens = np.full((texts, self._room), -1, dtype=np.int32)
-        tokens[: len(held), : held.shape[1]] = held
-        self._tokens = tokens.ravel()
-        self._previous = np.full_like(self._tokens, -1)
+    def _lay_out(self, texts: int, room: int) -> None:
+        """Gives a number of texts places with that room."""
+        held, self._tokens = self._tokens, np.full((texts, room), -1, dtype=np.int32)
+        self._tokens[: len(held), : held.shape[1]] = held
+        self._previous = np.full(self._tokens.size, -1, dtype=np.int32)
         self._latest = np.full_like(self._latest, -1)
-        link_tokens(self._tokens, 0, self._previous, self._latest)
+        link_tokens(self._tokens.reshape(-1), 0, self._previous, self._latest)
 
 
 def _resized(array: np.ndarray, length: int) -> np.ndarray:

@@ -294,20 +294,14 @@ def test_of_a_part_of_the_vocabulary_nothing_else_is_drafted(llama):
 def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
     assistant = copy.deepcopy(llama)
     drafter = DraftModel(assistant, vocabulary=range(VOCAB_SIZE))
-
-    def drafts_as(expected: DraftModel) -> bool:
+    negated, halved = assistant.lm_head.weight.data.neg_, assistant.bfloat16
+    for change in (lambda: None, negated, halved):
+        change()
         chains = []
-        for each in (drafter, expected):
+        for each in (drafter, DraftModel(assistant)):
             with call_of(each):
                 chains.append(chain_of(each, 3).tokens.tolist())
-        return chains[0] == chains[1]
-
-    assert drafts_as(DraftModel(assistant))
-    with torch.no_grad():
-        assistant.lm_head.weight.neg_()
-    assert drafts_as(DraftModel(assistant))
-    assistant.to(torch.bfloat16)
-    assert drafts_as(DraftModel(assistant))
+        assert chains[0] == chains[1]
 
 
 def test_a_vocabulary_that_cannot_be_is_refused(llama):
@@ -350,27 +344,6 @@ def test_an_offloaded_assistant_drafts(llama):
     assistant = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
     stats = assert_lossless(llama, DraftModel(assistant), verification="chain")
     assert stats.accepted == stats.drafted > 15
-
-
-def test_a_call_that_fails_leaves_the_drafter_ready(llama):
-    drafter = DraftModel(llama)
-
-    def stop(ids, scores):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        llama.generate(PROMPT, candidate_generator=drafter, stopping_criteria=[stop])
-    assert assert_lossless(llama, drafter).mat > 2
-
-
-def test_it_serves_transformers_own_assisted_decoding_protocol(llama):
-    drafter = DraftModel(llama)
-    ids = PROMPT
-    for _ in range(2):
-        candidate_ids, _ = drafter.get_candidates(ids)
-        chain = candidate_ids[0, ids.shape[1] :].tolist()
-        assert len(chain) > 5 and chain == expected(llama, ids[0].tolist(), len(chain))
-        ids = candidate_ids[:, : ids.shape[1] + 4]
 
 
 # --- losslessness

@@ -1,12 +1,7 @@
 """The life cycle that every `Drafter` has."""
 
-import copy
-import pickle
-import threading
-
 import numpy as np
 import pytest
-import torch
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
@@ -64,42 +59,6 @@ def test_each_session_has_stats_of_its_own():
         assert drafter.stats.tokens == 0
 
 
-def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
-    drafter = Recorder()
-    message = "Recorder is in use by another call; make one drafter per thread"
-    refused = []
-
-    def second_call():
-        try:
-            with drafter_call(drafter, [PROMPT], 10):
-                pass
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    with drafter_call(drafter, [PROMPT], 10):
-        stats = drafter.stats
-        thread = threading.Thread(target=second_call)
-        thread.start()
-        thread.join()
-        with pytest.raises(RuntimeError, match=message):
-            drafter.get_candidates(torch.tensor([[1]]))
-        assert drafter.stats is stats
-        assert ("end",) not in drafter.calls
-    assert message in refused[0]
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
-def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
-    drafter = Recorder()
-    with drafter_call(drafter, [PROMPT], 10):
-        drafter.stats.record_rows([(4, 2)])
-        twin = copied(drafter)
-        with drafter_call(twin, [PROMPT], 10):
-            pass
-    assert drafter.stats.tokens == 3
-    assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
-
-
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
     drafter = Recorder()
     drafter.call.chain = True
@@ -133,59 +92,3 @@ def test_forks_draft_independently(drafter):
             pass
     with drafter_call(drafter, prompts[:1], vocab_size=50) as rows:
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
-
-
-# --- transformers' protocol
-
-
-def test_get_candidates_puts_the_best_chain_behind_the_ids():
-    ids = torch.tensor([[1, 2]])
-    candidate_ids, logits = Recorder().get_candidates(ids)
-    assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
-    assert candidate_ids.dtype == ids.dtype
-    assert logits is None
-
-
-def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
-    drafter = Recorder()
-    for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
-        drafter.get_candidates(torch.tensor([ids]))
-    assert drafter.calls == [
-        ("begin", [1, 2]),
-        ("observe", [7, 7, 5]),
-        ("end",),
-        ("begin", [1, 2]),
-        ("end",),
-        ("begin", [3, 2, 1]),
-    ]
-
-
-def test_get_candidates_begins_anew_after_a_session_and_takes_one_row_only():
-    drafter = Recorder()
-    drafter.get_candidates(torch.tensor([[1, 2]]))
-    with drafter_call(drafter, [PROMPT], 10):
-        pass
-    drafter.get_candidates(torch.tensor([[1, 2, 3]]))
-    assert drafter.calls[-1] == ("begin", [1, 2, 3])
-    with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
-        drafter.get_candidates(torch.tensor([[1], [2]]))
-
-
-@pytest.mark.parametrize(
-    ("drafter", "expected"),
-    [
-        (rs.ReferenceCopy(references=[[1, 2]]), "ReferenceCopy()"),
-        (
-            rs.ReferenceCopy(mode="llma", copy_length=18),
-            "ReferenceCopy(copy_length=18, mode='llma')",
-        ),
-        (rs.TokenRecycling(top_k=4), "TokenRecycling(top_k=4)"),
-        (
-            rs.ReferenceCopy() | rs.RetrievalCache(top_k=0),
-            "ReferenceCopy() | RetrievalCache(top_k=0)",
-        ),
-        (Recorder(), "Recorder()"),
-    ],
-)
-def test_its_printed_form(drafter, expected):
-    assert repr(drafter) == expected

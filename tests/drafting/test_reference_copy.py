@@ -82,13 +82,6 @@ def test_copy_length_is_the_longest_path():
     assert draft(ReferenceCopy(), prompt).depths().max() == 8
 
 
-@pytest.mark.parametrize("mode", ["tree", "llma"])
-def test_without_a_match_or_a_budget_the_draft_is_empty(mode):
-    assert len(draft(ReferenceCopy(mode=mode), [1, 2, 3], output=[4])) == 0
-    assert len(draft(ReferenceCopy(mode=mode), [1, 1, 1], output=[1], budget=0)) == 0
-    assert len(draft(ReferenceCopy(mode=mode), [])) == 0
-
-
 # --- LLMA
 
 
@@ -110,16 +103,6 @@ FIVE = [[2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]]
 def test_llma_copies_the_span_after_the_first_longest_match(references, prompt, output, expected):
     tree = draft(ReferenceCopy(references, copy_length=2, mode="llma"), prompt, output)
     assert tree.is_chain and tree.tokens.tolist() == expected
-
-
-# --- calls
-
-
-def test_a_call_leaves_nothing_behind_for_the_next():
-    drafter = ReferenceCopy([[1, 2]])
-    draft(drafter, [5, 6, 7, 5], output=[8])
-    assert len(draft(drafter, [5])) == 0
-    assert draft(drafter, [1]).tokens.tolist() == [2]
 
 
 # --- bad input

@@ -59,7 +59,7 @@ def test_nothing_is_left_after_a_call():
     drafter = rs.SiblingCopy()
     with drafter_call(drafter, [PROMPT, PROMPT], 100) as rows:
         observed(rows[1], 10, 11)
-    assert not drafter._groups
+    assert not drafter._groups.texts
     with drafter_call(drafter, [PROMPT, PROMPT], 100) as rows:
         observed(rows[0], 10)
         assert drafted(rows[0]) == []

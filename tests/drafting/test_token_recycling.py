@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 from calls import Call
 
 import hf_refspec as rs
@@ -37,31 +36,6 @@ def taught(**options) -> TokenRecycling:
     with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
         drafter.observe(observed([8, 9, 10], [8, 9], [8, 9, 10]))
     return drafter
-
-
-@pytest.mark.parametrize("mode", ["contexts", "published"])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("nodes", [1, 8, 64])
-def test_ids_are_those_of_plain_decoding_and_drafts_are_accepted(llama, mode, rows, nodes):
-    call = Call(llama, rows)
-    drafter = TokenRecycling(mode=mode)
-    options = {"candidate_generator": drafter, "max_draft_tokens": nodes}
-    for _ in range(2):
-        ids = llama.generate(**call.options, **options)
-        assert torch.equal(ids, call.plain)
-    assert drafter.stats.accepted > 0
-
-
-def test_sampling_with_a_seed_gives_plain_sampling(byte_llama, tokenizer):
-    inputs = tokenizer("abcabcabc", return_tensors="pt")
-    drafter = rs.ReferenceCopy() | TokenRecycling()
-    for temperature in (0.7, 1.0):
-        texts = []
-        for options in ({}, {"candidate_generator": drafter, "max_draft_tokens": 16}):
-            torch.manual_seed(1)
-            sampling = {"do_sample": True, "temperature": temperature, "max_new_tokens": 40}
-            texts.append(byte_llama.generate(**inputs, **sampling, **options))
-        assert torch.equal(*texts)
 
 
 def drafted_under(sampling: Sampling | None) -> DraftTree:
@@ -172,8 +146,3 @@ def test_threads_may_learn_into_one_table():
 def test_bad_arguments_and_vocabularies_are_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-def test_inside_assisted_decoding_it_drafts_what_it_knows():
-    ids, _ = taught().get_candidates(torch.tensor([[5, 6, 7]]))
-    assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]

@@ -120,12 +120,3 @@ def test_the_most_probable_nodes_of_all_trees_are_kept(trees, budget):
     assert (np.diff(tree.probs) <= 0).all()
     for path, prob in nodes_of(tree).items():
         assert prob == pytest.approx(expected[path], abs=1e-5)
-
-
-def test_estimates_count_as_independent():
-    # Both propose 1; below it each has a child of its own.
-    first = DraftTree.chain([1, 2], [0.5, 0.4])
-    second = DraftTree.chain([1, 0], [0.5, 0.1])
-    tree = merged([first, second], 10)
-    assert nodes_of(tree) == pytest.approx({(1,): 0.75, (1, 2): 0.4, (1, 0): 0.1})
-    assert tree.tokens.tolist() == [1, 2, 0]

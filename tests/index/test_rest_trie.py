@@ -20,7 +20,7 @@ from hf_refspec.index.rest_trie import (
     grow_trie,
     mixed_matches,
 )
-from hf_refspec.index.suffix_array import Continuations, IndexedText
+from hf_refspec.index.suffix_array import Continuations
 
 VOCAB_SIZE = 3
 ALL = 1_000_000  # continuations, more than there are
@@ -185,14 +185,6 @@ def test_trees_are_legal_best_first_and_within_their_budget(grown):
     check()
 
 
-@both_trees
-def test_no_match_is_no_tree(grown):
-    texts = shards_of([[0, 1], [1, 0]], 2)
-    assert len(grown(texts, [2])) == 0
-    assert len(grown(texts, [2, 2, 1], min_match=2)) == 0
-    assert len(grown(texts, [0, 1], min_match=2)) == 0  # found, but nothing follows
-
-
 @given(documents_lists, contexts, shard_counts, st.integers(1, 10), st.integers(1, 4))
 def test_rests_tree_is_the_most_frequent_nodes_of_the_trie(
     documents, context, count, budget, length
@@ -250,20 +242,3 @@ def test_rest_reads_the_first_continuations_of_each_text():
     texts = [*shards_of(documents, vocab_size=9), *shards_of([[0, 3]], vocab_size=9)]
     nodes = nodes_of(rest_tree(texts, [0], max_continuations=3))
     assert nodes == pytest.approx({(1,): 2 / 4, (2,): 1 / 4, (3,): 1 / 4})
-
-
-@both_trees
-@pytest.mark.parametrize("suffix", [-1, 10**6])
-def test_damaged_suffixes_are_refused_in_any_shard(grown, suffix):
-    whole, other = shards_of([[0, 1, 2]] * 4, 2)
-    damaged = IndexedText(other.tokens, np.full_like(other.suffixes, suffix), VOCAB_SIZE)
-    with pytest.raises(ValueError, match="the datastore is damaged"):
-        grown([whole, damaged], [0, 1])
-
-
-@both_trees
-def test_tokens_outside_of_the_vocabulary_are_refused_in_any_shard(grown):
-    whole, other = shards_of([[0, 1, 5]] * 4, 2, vocab_size=6)
-    damaged = IndexedText(other.tokens, other.suffixes, vocab_size=5)
-    with pytest.raises(ValueError, match="the datastore is damaged"):
-        grown([whole, damaged], [0, 1])

@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index import token_buffer
 from hf_refspec.index.token_buffer import SideBySide, TokenBuffer
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
@@ -55,17 +54,12 @@ additions = st.lists(st.tuples(st.integers(-1, 5), added), min_size=1, max_size=
 
 def held(texts: SideBySide) -> list[list[int]]:
     """What stands between boundaries."""
-    places = texts.text.tokens.reshape(-1, texts._room).tolist()
-    return [[token for token in place if token >= 0] for place in places]
+    return [[token for token in place if token >= 0] for place in texts._tokens.tolist()]
 
 
 @given(additions, st.sampled_from([4, 256]))
 def test_holds_what_lists_would_and_finds_every_token(steps, room):
-    before, token_buffer._ROOM = token_buffer._ROOM, room
-    try:
-        texts, expected = SideBySide(), []
-    finally:
-        token_buffer._ROOM = before
+    texts, expected = SideBySide(room), []
     for number, more in steps:
         if number < 0 or not expected:
             assert texts.add(np.array(more, dtype=np.int64)) == len(expected)

@@ -73,7 +73,7 @@ def test_another_models_name_is_not_given_to_what_was_learned(
 ):
     drafter = rs.TokenRecycling.build(byte_llama, tokenizer, ["abcabc"], progress=False)
     with pytest.raises(
-        ValueError, match="model has a vocabulary of 97 tokens, but what is learned"
+        ValueError, match="a vocabulary of 259 tokens, but the target model's has 97"
     ):
         drafter.save_pretrained(tmp_path / "table", tokenizer, llama)
     assert not (tmp_path / "table").exists()

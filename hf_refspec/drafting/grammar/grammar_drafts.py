@@ -83,9 +83,17 @@ class GrammarDrafts(Source):
                 f"but {' and '.join(given) or 'none'} was given"
             )
         [(name, value)] = given.items()
+        library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
-        self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
+            grammar = library.grammar_from_json_schema(json.dumps(value), defaults=JSON_FORM)
+        elif not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, but is {value!r}")
+        elif name == "regex":
+            grammar = library.grammar_from_regex(value)
+        else:
+            grammar = library.grammar_from_lark(value)
+        self._grammar = CompiledGrammar(tokenizer, name, str(grammar))
         self.stops: Callable[[], bool] = bool
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
         self._inside = False  # whether the last token was not forced
@@ -117,7 +125,26 @@ class GrammarDrafts(Source):
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         matcher = self._after(path)
-        return tree if matcher is None else tree.part(self._allowed(matcher, tree))
+        if matcher is None:
+            return tree
+        allowed = np.zeros(len(tree), np.bool_)
+        states, forced = {ROOT: matcher}, dict[int, list[int]]()  # behind each allowed node
+        for node, parent in enumerate(tree.parents.tolist()):
+            if self.stops():
+                break
+            if parent not in states:
+                continue
+            state, token = states[parent], int(tree.tokens[node])
+            if parent not in forced:
+                forced[parent] = state.compute_ff_tokens()[:1]
+            if token == self._grammar.eos_id:
+                allowed[node] = not forced[parent] and state.is_accepting()
+            elif token in forced[parent] or not forced[parent]:
+                after = state.deep_copy()
+                allowed[node] = after.try_consume_tokens([token])
+                if allowed[node]:
+                    states[node] = after
+        return tree.part(allowed)
 
     def _after(self, path: np.ndarray) -> LLMatcher | None:
         """The state after the text and a path; `None` if the grammar does not allow them."""
@@ -136,13 +163,15 @@ class GrammarDrafts(Source):
         for state, parent, prob in states:  # it grows
             if self.stops():
                 break
-            forced = self._forced(state)[: budget - len(nodes)]
-            for token in forced:
+            forced = state.compute_ff_tokens()
+            state.consume_tokens(forced)
+            if state.is_stopped():
+                forced.append(self._grammar.eos_id)
+            for token in forced[: budget - len(nodes)]:
                 nodes.append((token, parent, prob))
                 parent = len(nodes) - 1
-            if len(nodes) + len(states) > budget or self._grammar.eos_id in forced:
+            if len(nodes) + len(states) > budget or state.is_stopped():
                 continue
-            state.try_consume_tokens(forced)
             choices, all_prob = self._choices(state), _ALL
             if not choices and inside and parent == ROOT:
                 choices, all_prob = self._ending(state), _END_PROB
@@ -182,35 +211,6 @@ class GrammarDrafts(Source):
                 ends.append(token)
         return ends
 
-    def _forced(self, matcher: LLMatcher) -> list[int]:
-        """The tokens that must follow a state, perhaps to the end."""
-        tokens = matcher.compute_ff_tokens()
-        end = matcher.deep_copy()
-        end.consume_tokens(tokens)
-        return [*tokens, self._grammar.eos_id] if end.is_stopped() else tokens
-
-    def _allowed(self, matcher: LLMatcher, tree: DraftTree) -> np.ndarray:
-        """Which nodes the grammar allows behind a state, bool of shape `(T,)`."""
-        allowed = np.zeros(len(tree), np.bool_)
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents.tolist()):
-            children.setdefault(parent, []).append(node)
-        states = [(ROOT, matcher)]
-        for parent, state in states:  # it grows
-            forced = state.compute_ff_tokens()[:1]
-            for node in children.get(parent, []):
-                if self.stops():
-                    return allowed
-                token = int(tree.tokens[node])
-                if token == self._grammar.eos_id:
-                    allowed[node] = not forced and state.is_accepting()
-                elif token in forced or not forced:
-                    after = state.deep_copy()
-                    allowed[node] = after.try_consume_tokens([token])
-                    if allowed[node] and node in children:
-                        states.append((node, after))
-        return allowed
-
     def observe(self, observation: Observation) -> None:
         if self._matcher is None or observation.of_prompt:
             return
@@ -229,9 +229,6 @@ class GrammarDrafts(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_matcher": None}
 
-    def __repr__(self) -> str:
-        return "GrammarDrafts()"
-
 
 def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
     """The state behind a token that a state allows."""
@@ -243,14 +240,3 @@ def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
 def _ends_here(matcher: LLMatcher) -> bool:
     """Whether the next token is forced, or there is none."""
     return matcher.is_stopped() or bool(matcher.compute_ff_tokens())
-
-
-def _as_grammar(name: str, given: Any) -> str:
-    """An argument of [`GrammarDrafts`] in llguidance's own form."""
-    library = llguidance().LLMatcher
-    if isinstance(given, dict):
-        return str(library.grammar_from_json_schema(json.dumps(given), defaults=JSON_FORM))
-    if not isinstance(given, str):
-        raise TypeError(f"{name} must be a string, but is {given!r}")
-    made = library.grammar_from_regex if name == "regex" else library.grammar_from_lark
-    return str(made(given))

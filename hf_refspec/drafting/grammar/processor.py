@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +16,8 @@ if TYPE_CHECKING:
 
 
 class CompiledGrammar:
-    """A grammar for the tokens of a tokenizer. It never changes: copies are the grammar itself.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-        argument (`str`): Which argument of [`GrammarDrafts`] the grammar comes from, for messages.
-        grammar (`str`): In llguidance's own form.
-
-    Raises:
-        ImportError: If llguidance is not installed (extra `grammar`).
-        TypeError, ValueError: As [`GrammarDrafts`].
-    """
+    """A grammar, in llguidance's own form, for the tokens of a tokenizer; raises as
+    [`GrammarDrafts`], whose `argument` it is. It never changes: copies are the grammar itself."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
         self._made_of = tokenizer, argument, grammar
@@ -97,16 +87,23 @@ def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:
     return matcher
 
 
+class _Text(NamedTuple):
+    """Where a row is in the grammar. It never changes: copies are the text itself."""
+
+    ids: np.ndarray
+    prompt_length: int
+    matcher: LLMatcher
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Text:
+        return self
+
+
 class GrammarProcessor(LogitsProcessor):
     """Allows only the tokens that a grammar allows.
 
     The grammar begins after the ids that it sees first, the prompt, and an end-of-text token ends
     it. It may serve one call after another, each with any number of rows: ids that go on with no
-    text which it knows, by one token or from an earlier point of its output, are a prompt.
-
-    Args:
-        grammar ([`CompiledGrammar`]): What constrains each row.
-    """
+    text which it knows, by one token or from an earlier point of its output, are a prompt."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
@@ -115,58 +112,27 @@ class GrammarProcessor(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Sets the scores `(R, vocab_size)` of what cannot follow each row to minus infinity."""
         rows = input_ids.numpy(force=True).copy()
-        self._texts = self._known(rows)
+        self._texts = [self._text(i, ids) for i, ids in enumerate(rows)]
         allowed = np.zeros(scores.shape, np.bool_)
-        for text, ids, row in zip(self._texts, rows, allowed, strict=True):
-            mask = text.allowed_after(ids)[: len(row)]
+        for text, row in zip(self._texts, allowed, strict=True):
+            mask = unpacked_mask(text.matcher)[: len(row)]
             row[: len(mask)] = mask
         # Twice as fast as `masked_fill` on a CPU.
         return torch.where(torch.from_numpy(allowed).to(scores.device), scores, -torch.inf)
 
-    def _known(self, rows: np.ndarray) -> list[_Text]:
-        """The text that each row goes on with; in beam search it is another row's, or several go on
-        with the same one."""
-        texts: list[_Text] = []
-        for i, ids in enumerate(rows):
-            candidates = (*self._texts[i : i + 1], *self._texts)
-            text = next((each for each in candidates if each.precedes(ids)), None)
-            if text is None:
-                text = _Text(self._grammar)
-            texts.append(copy.deepcopy(text) if text in texts else text)
-        return texts
-
-
-class _Text:
-    """Where a row is in the grammar."""
-
-    def __init__(self, grammar: CompiledGrammar) -> None:
-        self._grammar = grammar
-        self._ids: np.ndarray | None = None
-        self._prompt_length = 0
-        self._matcher = grammar.start()
-
-    def precedes(self, ids: np.ndarray) -> bool:
-        """Whether ids go on with it by one token, or from an earlier point behind the prompt."""
-        if self._ids is None or not self._prompt_length < len(ids) <= len(self._ids) + 1:
-            return False
-        return bool((self._ids[: len(ids) - 1] == ids[:-1]).all())
-
-    def allowed_after(self, ids: np.ndarray) -> np.ndarray:
-        """Which tokens may follow these ids, bool of shape `(n,)`."""
-        if self._ids is None:
-            self._prompt_length = len(ids)
-        elif len(ids) == len(self._ids) + 1:
-            self._matcher.try_consume_tokens([int(ids[-1])])
-        else:
-            self._matcher = self._grammar.start()
-            self._matcher.try_consume_tokens(ids[self._prompt_length :].tolist())
-        self._ids = ids
-        return unpacked_mask(self._matcher)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Text:
-        copied = copy.copy(self)
-        copied._matcher = self._matcher.deep_copy()
-        return copied
+    def _text(self, index: int, ids: np.ndarray) -> _Text:
+        """The text of a row; in beam search it may go on with another row's."""
+        for before in (*self._texts[index : index + 1], *self._texts):
+            known = len(before.ids)
+            if not before.prompt_length < len(ids) <= known + 1:
+                continue
+            if (before.ids[: len(ids) - 1] == ids[:-1]).all():
+                matcher, read = before.matcher.deep_copy(), known
+                if len(ids) <= known:  # back, to an earlier point of its output
+                    matcher, read = self._grammar.start(), before.prompt_length
+                matcher.try_consume_tokens(ids[read:].tolist())
+                return _Text(ids, before.prompt_length, matcher)
+        return _Text(ids, len(ids), self._grammar.start())
 
 
 def unpacked_mask(matcher: LLMatcher) -> np.ndarray:

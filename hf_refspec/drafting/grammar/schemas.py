@@ -23,12 +23,7 @@ def as_schema(given: Any) -> dict[str, Any]:
 
 
 def call_schema(tools: Any) -> dict[str, Any]:
-    """The schema of a call of one of the tools: `{"name": ..., "arguments": {...}}`.
-
-    Args:
-        tools (sequence of `dict`): Tool definitions as OpenAI's: `{"type": "function", "function":
-            {"name": ..., "parameters": {...}}}`.
-    """
+    """The schema of a call of one of the tools: `{"name": ..., "arguments": {...}}`."""
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise TypeError(f"tools must be a list of tool definitions, but is {tools!r}")
     if len(tools) == 0:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,15 +40,17 @@ class View:
 
     Attributes:
         text ([`LinkedText`]): All of them, with a boundary behind each.
+        ids (`np.ndarray`, int64 of shape `(d,)`): Their ids in the database.
         ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each one is.
         prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of its tokens are its prompt.
         oldest (`int`): The first that is remembered; earlier ones are still in the text.
     """
 
     text: LinkedText
+    ids: np.ndarray
     ends: np.ndarray
     prompt_lengths: np.ndarray
-    oldest: int
+    oldest: int = 0
 
     def __len__(self) -> int:
         return len(self.ends) - self.oldest
@@ -83,15 +83,13 @@ class Memory:
     With a database they are its newest rows, and those that could not be written there. Drafts may
     see a forgotten session until an eighth of the text is forgotten and the text is rebuilt. A copy
     (or pickle) is another memory with the same sessions, without a database.
+
+    Attributes:
+        view ([`View`]): The present sessions; it is replaced, never changed.
     """
 
-    view: View  # the present sessions; it is replaced, never changed
+    view: View
     _text: TokenBuffer
-    _oldest: int  # the first session that is remembered
-    # Of each session in the text: its id in the database, where it ends, its prompt's length.
-    _ids: array[int]
-    _ends: array[int]
-    _prompt_lengths: array[int]
 
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
@@ -100,10 +98,9 @@ class Memory:
         self._keeps = True  # whether the last use of the database succeeded
         self._last_id = 0  # of the newest session that was read from the database
         self._forget_all()
-        with _lock:
-            if database is not None:
+        if database is not None:
+            with _lock:
                 self._read(database)
-            self._publish()
 
     def __len__(self) -> int:
         return len(self.view)
@@ -116,7 +113,7 @@ class Memory:
                 return
             if self._database is not None:
                 with self._warned(), self._database.opened():
-                    oldest = self._ids[self._oldest] if self._oldest < len(self._ids) else 0
+                    oldest = int(self.view.ids[self.view.oldest]) if len(self) else 0
                     self._database.append(prompt, output, oldest)
                     self._read(self._database)
                     self._keeps = True
@@ -125,23 +122,19 @@ class Memory:
                 numbers = (self._last_id + 1, length, len(prompt))
                 ids, ends, prompt_lengths = (np.array([number]) for number in numbers)
                 self._append(Sessions(ids, tokens, ends, prompt_lengths))
-            self._publish()
 
     def refresh(self) -> View:
         """The present sessions, with those of other processes since (or the first batch, if there
         are many)."""
         if self._database is not None:
-            with _lock:
-                with self._warned():
-                    self._read(self._database, batches=1)
-                self._publish()
+            with _lock, self._warned():
+                self._read(self._database, batches=1)
         return self.view
 
     def clear(self) -> None:
         """Forgets all sessions, in the database as well (or raises a DatastoreError)."""
         with _lock:
             self._forget_all()
-            self._publish()
             if self._database is not None:
                 self._database.clear()
 
@@ -168,42 +161,38 @@ class Memory:
         `batches` batches."""
         with database.opened():
             oldest = database.oldest(default=self._last_id + 1)
-            self._forget(bisect_left(self._ids, oldest))
+            self._forget(self.view, int(np.searchsorted(self.view.ids, oldest)))
             for sessions in islice(database.read(self._last_id), batches):
                 self._append(sessions)
                 self._last_id = int(sessions.ids[-1])
 
     def _append(self, sessions: Sessions) -> None:
-        self._ends.extend((sessions.ends + len(self._text)).tolist())
+        old, ends = self.view, sessions.ends + len(self._text)
         self._text.extend(sessions.tokens)
-        self._ids.extend(sessions.ids.tolist())
-        self._prompt_lengths.extend(sessions.prompt_lengths.tolist())
-        self._forget(self._oldest)
+        new = View(
+            self._text.snapshot(),
+            np.concatenate((old.ids, sessions.ids)),
+            np.concatenate((old.ends, ends), dtype=np.int32),
+            np.concatenate((old.prompt_lengths, sessions.prompt_lengths), dtype=np.int32),
+        )
+        self._forget(new, old.oldest)
 
-    def _forget(self, oldest: int) -> None:
-        """Forgets the sessions before the number `oldest`, and then the oldest until `max_tokens`
-        holds; rebuilds the text without them once they are many."""
-        self._oldest = max(self._oldest, oldest)
-        begin = self._end_of(self._oldest)
-        left = len(self._ends) - self._oldest
-        while len(self._text) - begin - left > self.max_tokens:
-            self._oldest, left = self._oldest + 1, left - 1
-            begin = self._end_of(self._oldest)
+    def _forget(self, view: View, oldest: int) -> None:
+        """Forgets the sessions of a view before the number `oldest`, and then the oldest until
+        `max_tokens` holds; rebuilds the text without them once they are many."""
+        begins = np.concatenate(([0], view.ends + 1))
+        left = len(self._text) - begins - np.arange(len(view.ends), -1, -1)  # without boundaries
+        oldest = max(oldest, view.oldest, int((left <= self.max_tokens).argmax()))
+        begin, text = int(begins[oldest]), view.text
         if begin > _FORGOTTEN * len(self._text):
-            text, self._text = self._text, TokenBuffer()
+            self._text = TokenBuffer()
             self._text.extend(text.tokens[begin:])
-            del self._ids[: self._oldest], self._prompt_lengths[: self._oldest]
-            self._ends = array("i", [end - begin for end in self._ends[self._oldest :]])
-            self._oldest = 0
-
-    def _end_of(self, count: int) -> int:
-        """How many tokens the first `count` sessions have, with the boundary behind each."""
-        return self._ends[count - 1] + 1 if count else 0
+            kept = view.ids[oldest:], view.ends[oldest:] - begin, view.prompt_lengths[oldest:]
+            self.view = View(self._text.snapshot(), *kept)
+        else:
+            self.view = replace(view, oldest=oldest)
 
     def _forget_all(self) -> None:
-        self._text, self._oldest = TokenBuffer(), 0
-        self._ids, self._ends, self._prompt_lengths = array("q"), array("i"), array("i")
-
-    def _publish(self) -> None:
-        ends, prompt_lengths = np.array(self._ends), np.array(self._prompt_lengths)
-        self.view = View(self._text.snapshot(), ends, prompt_lengths, self._oldest)
+        self._text = TokenBuffer()
+        none = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+        self.view = View(self._text.snapshot(), *none)

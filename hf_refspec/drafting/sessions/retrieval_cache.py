@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..observation import Observation
 from ..source import LookUp
+from ..stats import SpeculationStats
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
@@ -23,7 +25,6 @@ from .memory import MOST_TOKENS, Memory, View
 # are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
-_BOUNDARY = np.array([-1])
 
 
 class RetrievalCache(LookUp):
@@ -67,7 +68,6 @@ class RetrievalCache(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _SHARED = ("tokenizer", "top_k", "calibration", "_memory")
     _prompt: np.ndarray | None
     _view: View | None
     _references: LinkedText | None
@@ -113,8 +113,7 @@ class RetrievalCache(LookUp):
         if outputs:
             references = TokenBuffer()
             for output in outputs:
-                references.extend(output)
-                references.extend(_BOUNDARY)
+                references.add_text(output)
             self._references = references.text
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
@@ -158,8 +157,8 @@ class RetrievalCache(LookUp):
 
     def fork(self) -> RetrievalCache:
         """Another drafter with the same memory, for another thread or row of a batch."""
-        fork = type(self).__new__(type(self))
-        fork.__dict__ |= {name: self.__dict__[name] for name in self._SHARED}
+        fork = copy.copy(self)
+        fork.stats = SpeculationStats()
         fork._forget_call()
         return fork
 

@@ -80,46 +80,21 @@ def default(grammar: rs.GrammarDrafts) -> rs.Drafter:
 SAMPLED = {"do_sample": True, "temperature": 1.3, "top_k": 0}
 
 
+ROWS = ("Rex is", "The parrot of our neighbours", "A")
+
+
+@pytest.mark.parametrize("texts", [ROWS[:1], ROWS], ids=["one row", "padded rows"])
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("blended", [False, True])
 @pytest.mark.parametrize("verification", ["tree", "chain"])
 def test_ids_are_those_of_the_constrained_plain_call(
-    byte_llama, tokenizer, grammar, options, blended, verification
+    byte_llama, tokenizer, grammar, texts, options, blended, verification
 ):
-    inputs = inputs_of(tokenizer, "Rex is")
     drafter = default(grammar) if blended else grammar
-    options = {**options, "max_new_tokens": 80, "eos_token_id": 2}
-    processors = [grammar.processor()]
-    stats = assert_lossless(
-        byte_llama, drafter, inputs, verification, logits_processor=processors, **options
-    )
-    assert stats.mat > 2
-
-
-@pytest.mark.parametrize("blended", [False, True])
-def test_padded_rows(byte_llama, tokenizer, grammar, blended):
-    inputs = inputs_of(tokenizer, "Rex is", "The parrot of our neighbours", "A")
-    drafter = default(grammar) if blended else grammar
-    options = {"max_new_tokens": 80, "eos_token_id": 2, "pad_token_id": 0}
-    processors = [grammar.processor()]
-    stats = assert_lossless(byte_llama, drafter, inputs, logits_processor=processors, **options)
-    assert stats.mat > 2
-
-
-def test_texts_that_run_together(byte_llama, tokenizer, grammar):
-    options = {"max_new_tokens": 80, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
-    batch = rs.RunningBatch(byte_llama, max_rows=2, max_draft_tokens=8)
-    texts, expected = [], []
-    for prompt in ("Rex is", "The parrot", "A"):
-        inputs = inputs_of(tokenizer, prompt) | options
-        expected.append(byte_llama.generate(**inputs, logits_processor=[grammar.processor()]))
-        constrained = {"logits_processor": [grammar.processor()]}
-        own = grammar.fork() | rs.ReferenceCopy()
-        texts.append(batch.add(**inputs, **constrained, candidate_generator=own))
-    while len(batch):
-        batch.step()
-    assert [text.sequences.tolist() for text in texts] == [ids.tolist() for ids in expected]
-    assert all(text.stats.mat > 2 for text in texts)
+    options = {**options, "max_new_tokens": 80, "eos_token_id": 2, "pad_token_id": 0}
+    options["logits_processor"] = [grammar.processor()]
+    inputs = inputs_of(tokenizer, *texts)
+    assert assert_lossless(byte_llama, drafter, inputs, verification, **options).mat > 2
 
 
 def test_drafts_without_the_constraint_are_guesses(byte_llama, tokenizer, grammar):
@@ -154,17 +129,6 @@ def test_texts_are_of_the_grammar(byte_llama, tokenizer, given, valid):
         text = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert not ended or valid(text) is not False
     assert ended
-
-
-def test_earlier_calls_of_a_tool_are_drafts(byte_llama, tokenizer):
-    grammar, cache = rs.GrammarDrafts(tokenizer, tools=TOOLS), rs.RetrievalCache(tokenizer)
-    cache.add("Where is it?", '{"name": "route", "arguments": {"place": "Rome"}}')
-    blend = grammar | cache
-    with drafter_call(blend, [np.array([5])], len(tokenizer)):
-        begun = tokenizer('{"name": "route", "arguments": {"place": "')["input_ids"]
-        blend.observe(Observation(np.array(begun)))
-        draft = blend.draft(32)
-    assert "Rome" in tokenizer.decode(draft.best_chain().tokens)
 
 
 def json_schemas() -> st.SearchStrategy:
@@ -379,6 +343,11 @@ def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
     assert tokenizer.decode(given[0]).startswith('Rex: {"kind": "dog", "tame": true{"kind": "')
 
 
+NO_NUMBER = {"type": "integer", "minimum": 5, "maximum": 3}
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+ANCHOR = {"$anchor": "named", "type": "integer"}
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -392,22 +361,8 @@ def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
         ({"json_schema": "{}"}, TypeError, "json_schema must be a dict or a pydantic"),
         ({"json_schema": {"type": "whole"}}, ValueError, "json_schema cannot be .*whole"),
         ({"json_schema": {"not": {}}}, ValueError, 'json_schema cannot be .*"not"'),
-        (
-            {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}},
-            ValueError,
-            "json_schema cannot be compiled: Unsatisfiable",
-        ),
-        (
-            {
-                "json_schema": {
-                    "type": "object",
-                    "properties": {"a": {"$ref": "#"}},
-                    "required": ["a"],
-                }
-            },
-            ValueError,
-            "json_schema forces a text that is too long, or never ends",
-        ),
+        ({"json_schema": NO_NUMBER}, ValueError, "json_schema cannot be .*: Unsatisfiable"),
+        ({"json_schema": ENDLESS}, ValueError, "json_schema forces .* too long, or never ends"),
         ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
         ({"tools": []}, ValueError, "tools is empty"),
         ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict as"),
@@ -424,12 +379,7 @@ def test_bad_grammars_are_refused(tokenizer, given, error, message):
         {"type": "object", "properties": {"a": {"$ref": "#"}}},
         {"type": "array", "items": {"$ref": "#"}},
         {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]},
-        {
-            "type": "object",
-            "properties": {"a": {"$ref": "#named"}},
-            "required": ["a"],
-            "$defs": {"x": {"$anchor": "named", "type": "integer"}},
-        },
+        {**ENDLESS, "properties": {"a": {"$ref": "#named"}}, "$defs": {"x": ANCHOR}},
     ],
 )
 def test_schemas_that_contain_themselves_and_end(tokenizer, schema):

@@ -40,17 +40,6 @@ def as_lists(calls):
     return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
 
 
-def test_remembers_in_order():
-    memory = Memory(10**6)
-    calls = [call(i, 3 + i % 11) for i in range(200)]
-    for each in calls:
-        memory.add(*each)
-    assert len(memory) == 200
-    assert remembered(memory) == as_lists(calls)
-    assert seen(memory) == as_text(as_lists(calls))
-    assert memory.view.largest_id == 199
-
-
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200))
 @settings(max_examples=40)
 def test_the_oldest_are_forgotten(lengths, max_tokens):

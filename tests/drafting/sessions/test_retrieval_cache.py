@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import threading
 
 import numpy as np
@@ -167,16 +165,6 @@ def test_without_similar_sessions_all_count_the_same():
     assert first.probs.tolist() == second.probs.tolist()
 
 
-def test_similar_sessions_that_are_forgotten():
-    cache = RetrievalCache(top_k=1, max_tokens=400)
-    for number in range(200):
-        cache.add([number, 500], [600, 700 + number])
-    for number in (100, 150, 199):
-        assert drafted(cache, [number, 600]).tokens[0] == 700 + number
-    (output,) = cache._memory.view.similar_outputs(np.array([99, 500]), 1)
-    assert output[1] > 799  # that of the prompt itself is forgotten
-
-
 def test_forks_share_what_is_remembered():
     cache = RetrievalCache()
     fork = cache.fork()
@@ -190,18 +178,6 @@ def test_forks_share_what_is_remembered():
     assert set(nodes_of(drafted(cache, [3, 4]))) == {(6,)}
     assert set(nodes_of(drafted(fork, [1, 2]))) == {(5,)}
     assert fork.stats is not cache.stats
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_shares_nothing(copied):
-    cache = RetrievalCache(top_k=1)
-    cache.add([1, 2], [3, 4])
-    cache.add([5, 2], [3, 6])
-    other = copied(cache)
-    other.add([4], [5])
-    assert (len(cache), len(other)) == (2, 3)
-    assert drafted(other, [1, 3]).tokens[0] == 4
-    assert drafted(other, [5, 3]).tokens[0] == 6
 
 
 def test_threads_with_one_cache(byte_llama):
