@@ -59,7 +59,7 @@ def drafter_call(
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []
         for each, prompt_ids in zip(drafters, prompts, strict=True):
-            each.stats, each.call = SpeculationStats(), Call(sampling)
+            each.stats, each.call, each._assisted_ids = SpeculationStats(), Call(sampling), None
             check_vocabulary(each, vocab_size)
             awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
             ends.callback(awaiting.end)

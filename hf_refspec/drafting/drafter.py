@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 from transformers import GenerationConfig
+from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
@@ -21,6 +23,9 @@ from .tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# transformers' protocol names no vocabulary; this one holds every id that an int32 can.
+ANY_VOCABULARY = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Call:
     prices: Callable[[], Prices] = Prices
 
 
-class Drafter:
+class Drafter(CandidateGenerator):
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
@@ -82,16 +87,21 @@ class Drafter:
             needs; 0 if none.
         prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
             fraction of the prefill; 0 if none is needed.
+
+    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
+    chains of up to `assisted_draft_tokens`: 10, as its prompt look-up, for it sets no budget.
     """
 
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
+    assisted_draft_tokens: int = 10
     stats: SpeculationStats
     call: Call
     calibration: Calibration
     _in_use: threading.Lock
     _blended: ClassVar[Any]  # the class of blends, which sets it: it stands on this one
+    _assisted_ids: np.ndarray | None = None  # the text so far; `None` where a call began otherwise
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -136,6 +146,44 @@ class Drafter:
 
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""
+
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
+
+        Ids that continue those of the last call are the same text, others begin a new one.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
+
+        Returns:
+            The candidate ids, of shape `(1, n + m)`, and `None`: there are no draft logits.
+
+        Raises:
+            ValueError: if there is more than one row.
+            RuntimeError: if another call is using this drafter.
+        """
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
+        ids, seen = input_ids[0].numpy(force=True).copy(), self._assisted_ids
+        with owned(self):
+            if seen is None or not np.array_equal(ids[: len(seen)], seen):
+                if seen is not None:
+                    self.end()
+                self.call = Call(chain=True)
+                self.begin(ids, ANY_VOCABULARY)
+            elif len(ids) > len(seen):
+                self.observe(Observation(ids[len(seen) :]))
+            self._assisted_ids = ids
+            chain = checked_draft(self, self.assisted_draft_tokens, ANY_VOCABULARY).best_chain()
+        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
+        return torch.cat((input_ids, draft_ids[None]), dim=1), None
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        """transformers' protocol: nothing to do, `get_candidates` sees what was accepted."""
 
     def _sources(self) -> list[Drafter]:
         """All that belong to one call of it: of a blend, its parts too."""
