@@ -61,8 +61,8 @@ class SpeculationStats:
         learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
         sources (`list[SourceStats]`): Of a blend, each of its sources.
-        verification (`str`): How drafts were verified: `"tree"`, `"packed"` (trees of several
-            rows), `"chain"` or `"reproducible"`; `"none"` where the call decoded plainly.
+        verification (`str`): How drafts were verified: `"tree"`, `"chain"`, `"static"` or
+            `"reproducible"`; `"none"` where the call decoded plainly.
         reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
     """
 
@@ -88,6 +88,15 @@ class SpeculationStats:
         1.0."""
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What all of it took."""
+        return sum(self._seconds_by_part().values())
+
+    def _seconds_by_part(self) -> dict[str, float]:
+        parts = ("prefill", "verifying", "drafting", "learning", "other")
+        return {part: getattr(self, f"{part}_seconds") for part in parts}
 
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with its draft tokens and how many of
@@ -126,8 +135,7 @@ class SpeculationStats:
         )
         if self.drafted:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
-        parts = ("prefill", "verifying", "drafting", "learning", "other")
-        line += f", {shares({part: getattr(self, f'{part}_seconds') for part in parts})}"
+        line += f", {shares(self._seconds_by_part())}"
         if self.probe_passes:
             line += f"; {self.probe_passes} passes probed the model"
         return line + (f"; nothing drafted: {self.reason}" if self.reason else "")
