@@ -133,15 +133,15 @@ class InPlaceEntries(Entries):
         self.given = length - prompt_length
         self._layers = self.cache.layers
         for prompt, skipped in zip(self.prompts, self.padding, strict=True):
-            # Where a layer has dropped what is outside of its window, nothing is in these slots.
-            states = [
-                (
-                    _placed(layer.keys[prompt : prompt + 1], skipped, length),
-                    _placed(layer.values[prompt : prompt + 1], skipped, length),
-                )
-                for layer in self._layers
-            ]
+            states, padding = [], []
+            for layer in self._layers:
+                sides = [
+                    _whole(each[prompt : prompt + 1], length) for each in (layer.keys, layer.values)
+                ]
+                states.append((sides[0][:, :, skipped:], sides[1][:, :, skipped:]))
+                padding.append([each[:, :, :skipped].clone() for each in sides])
             row = RowEntries(skipped, length - skipped)
+            row.padding = padding
             room = 0 if self.apart else skipped - min(self.padding)  # for all in one block
             self.blocks.add(row, states, room, capacity=len(self.padding))
             self.rows.append(row)
@@ -235,17 +235,16 @@ class InPlaceEntries(Entries):
         self.rows, self.blocks = [], RowBlocks()
 
 
-def _placed(entries: torch.Tensor, skipped: int, length: int) -> torch.Tensor:
-    """The last of `length` entries `(1, heads, n, head_dim)` as all but the `skipped` ones."""
+def _whole(entries: torch.Tensor, length: int) -> torch.Tensor:
+    """Entries `(1, heads, n, head_dim)` in the slots of their indices: where a layer has dropped
+    what is outside of its window, nothing is in the first ones of `length`."""
     gone = length - entries.shape[2]
-    if gone > skipped:
-        entries = nn.functional.pad(entries, (0, 0, gone - skipped, 0))
-    return entries[:, :, max(skipped - gone, 0) :]
+    return nn.functional.pad(entries, (0, 0, gone, 0)) if gone else entries
 
 
 def _returned(row: RowEntries, layer: int, side: int, start: int, length: int) -> torch.Tensor:
-    """The entries of a row from `start` to `length`, `(1, heads, length - start, head_dim)`, of
-    which those of padding are zeros."""
+    """The entries of a row from `start` to `length`, `(1, heads, length - start, head_dim)`, those
+    of its padding among them."""
     first = max(start - row.skipped, 0)
     own = row.block.layers[layer][side][row.at : row.at + 1, :, first : length - row.skipped]
-    return nn.functional.pad(own, (0, 0, max(row.skipped - start, 0), 0))
+    return torch.cat([row.padding[layer][side][:, :, start:], own], dim=2)

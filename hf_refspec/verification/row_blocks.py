@@ -75,6 +75,8 @@ class RowEntries:
 
     block: Block
     at: int  # its place in the block
+    # Of each layer, keys and values of what is skipped: where a call returns its cache.
+    padding: Sequence[Sequence[torch.Tensor]]
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped

@@ -294,14 +294,10 @@ def test_the_returned_cache_equals_that_of_plain_decoding(call, ends):
     drafted = call.generate(**options)
     assert drafted.sequences.tolist() == plain.sequences.tolist()
     pairs = zip(plain.past_key_values.layers, drafted.past_key_values.layers, strict=True)
-    padding = (call.inputs["attention_mask"] == 0)[:, None, :, None]  # nobody sees what is there
     for one, other in pairs:
         for name in ("keys", "values", "conv_states", "recurrent_states"):
             if hasattr(one, name):
                 mine, theirs = getattr(other, name), getattr(one, name)
-                if call.rows > 1:
-                    for each in (mine, theirs):
-                        each[:, :, :12] *= ~padding
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
