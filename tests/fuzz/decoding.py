@@ -21,25 +21,33 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.generation import speculate as speculation
 from hf_refspec.generation.loop import Loop
+from hf_refspec.generation.warmup import warmup
 from hf_refspec.transformers_names import CACHE_NAME
 
-from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model
-from .outcomes import CRASHED, DIFFERENT, EQUAL, PLAIN_RAISED, REFUSED, TIE, Outcome
+from .outcomes import (
+    CRASHED,
+    DIFFERENT,
+    EQUAL,
+    PLAIN_RAISED,
+    REFUSED,
+    TIE,
+    Outcome,
+    Result,
+    in_child,
+)
 
 _CLOSE = 1e-4  # of the spread of logits
 
 
 def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result]:
     """Runs the cases of these numbers, and yields what becomes of each."""
-
-    def attempt(number: int, say: Say) -> Outcome:
+    warmup()  # here, and not in each child again
+    for number in numbers:
         case = Case(number)
-        say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
-        return case.run()
-
-    yield from in_children(numbers, attempt, seconds, root / "log")
+        title = f"{number}: {case.name} with {case.drafter}, {case.calls} calls"
+        yield Result(title, case.name, in_child(case.run, seconds, root / "log"))
 
 
 class Case:

@@ -36,8 +36,8 @@ from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
 
-from .outcomes import Use
-
+# A use gets the folder, and an empty one to write into. What it returns is compared.
+Use = Callable[[Path, Path], Any]
 ENCODER = letters(8)
 WIDE_VOCABULARY = 70_000
 
@@ -162,12 +162,6 @@ def datastore(
             raise AssertionError("the documents have more tokens than the datastore")
         return read
 
-    def compacted_elsewhere(folder: Path, spare: Path) -> Any:
-        store = opened(folder)
-        drafted(store, prompts()[:1])  # or it is for another model
-        new = store.compact(spare / "compact", ngrams_per_order=9, progress=False)
-        return drafted(new, prompts()[:2])
-
     def retokenized(folder: Path, spare: Path) -> Any:
         new = opened(folder).retokenize(tokenizer(), spare / "store", **ALONE)
         return [document.tolist() for document in new.iter_documents()]
@@ -184,7 +178,6 @@ def datastore(
         "full form": full,
         "compact form": lambda folder, _: drafted(Datastore(folder, form="compact"), prompts()),
         "documents": documents,
-        "compacted elsewhere": compacted_elsewhere,
     }
     writers: dict[str, Use] = {
         "compacted": compacted,
@@ -301,8 +294,8 @@ def sessions(count: int = 30, seed: int = 2) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-def opened_cache(path: Path, **options: Any) -> RetrievalCache:
-    return RetrievalCache(tokenizer(), path=path, **options)
+def opened_cache(path: Path) -> RetrievalCache:
+    return RetrievalCache(tokenizer(), path=path)
 
 
 def build_cache(path: Path) -> None:
