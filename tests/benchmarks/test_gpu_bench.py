@@ -64,7 +64,7 @@ def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
     assert torch.equal(forced[off_the_text], unforced[off_the_text])
 
 
-def test_methods_that_fail_or_have_no_time_are_left_out(llama, monkeypatch):
+def test_methods_that_fail_or_have_no_time_are_left_out(llama):
     methods = gpu_methods({"cache_implementation": "none such"})
     names, left_out = warm_up(llama, methods, 1, 40, inf)
     assert names == [PLAIN, "auto", "64 draft tokens", LOOK_UP]
@@ -74,7 +74,7 @@ def test_methods_that_fail_or_have_no_time_are_left_out(llama, monkeypatch):
     assert measure(llama, {"rag": texts(1)}, 1, 0.0) == ([], ["the time was up"])
 
 
-def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
     monkeypatch.setattr(gpu_bench, "FEWEST_TOKENS", 4)
     monkeypatch.setattr(gpu_bench, "BATCHES", 1)

@@ -208,13 +208,6 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
     def build(path: Path, _: Any = None) -> None:
         Datastore.build(texts[:12], known, path, shard_tokens=300, **ALONE)
 
-    def deduplicate(path: Path, _: Any) -> None:
-        try:
-            Datastore(path).extend(texts[9:], known, deduplicate=True, **ALONE)
-        except ValueError as error:  # the second time, all of it is there already
-            if "no document that the datastore does not have" not in str(error):
-                raise
-
     def extend_often(path: Path, acknowledge: Acknowledge) -> None:
         store = Datastore(path)
         for number in range(store.documents - 12, 6):
@@ -238,11 +231,9 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
     return {
         "build": (nothing, build),
         "extend": (both, lambda path, _: Datastore(path).extend(texts[12:], known, **ALONE)),
-        "extend by what is new": (build, deduplicate),
         "extend often": (build, extend_often),
         "merge": (both, lambda path, _: Datastore(path).merge(**ALONE)),
-        "compact": (build, compact),
-        "compact again": (both, compact),
+        "compact": (both, compact),
         "compact elsewhere": (build_beside, compact_elsewhere),
         "save": (build_beside, lambda path, _: Datastore(beside(path)).save_pretrained(path)),
     }
