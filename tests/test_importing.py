@@ -11,15 +11,17 @@ import pytest
 
 import hf_refspec as rs
 
-STEP_BY_STEP = """
+LATER = """
 import sys, hf_refspec
 assert hf_refspec.is_installed() and "transformers" not in sys.modules
-loaded = lambda *names: [name for name in sys.modules if name.startswith(names)]
-rooms = "hf_refspec.ralm", "hf_refspec.index", "hf_refspec.store", "hf_refspec.retrieval"
-print(loaded("numba", *rooms))
 {between}
 from transformers import GenerationMixin
 print(GenerationMixin.generate.__code__.co_name == "generate_speculatively")
+"""
+LOADED = """
+loaded = lambda *names: [name for name in sys.modules if name.startswith(names)]
+rooms = "hf_refspec.ralm", "hf_refspec.index", "hf_refspec.store", "hf_refspec.retrieval"
+print(loaded("numba", *rooms))
 import hf_refspec.generation.speculate
 print(loaded("hf_refspec.store"), len(loaded("hf_refspec")) <= 68)
 import hf_refspec.retrieval.dense, hf_refspec.retrieval.bm25, hf_refspec.ralm.iterative
@@ -27,20 +29,26 @@ print(loaded("faiss", "bm25s", "sentence_transformers", "datasets"))
 """
 
 
+def printed_by(code: str) -> list[str]:
+    """What Python prints in another process."""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_generate_is_wrapped_when_transformers_is_imported_and_no_more_is_loaded_than_is_used():
+    assert printed_by(LATER.format(between="") + LOADED) == ["True", "[]", "[] True", "[]"]
+
+
 @pytest.mark.parametrize(
     ("between", "wrapped"),
     [
-        ("", "True"),
         ("hf_refspec.uninstall()", "False"),
         ("import importlib.util as u; u.find_spec('transformers.generation.utils')", "True"),
     ],
 )
-def test_generate_is_wrapped_when_transformers_is_imported_and_no_more_is_loaded_than_is_used(
-    between, wrapped
-):
-    code = STEP_BY_STEP.format(between=between)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout.splitlines() == ["[]", wrapped, "[] True", "[]"], run.stdout + run.stderr
+def test_what_comes_before_transformers_is_imported(between, wrapped):
+    assert printed_by(LATER.format(between=between)) == [wrapped]
 
 
 @pytest.mark.parametrize("name", rs.__all__)

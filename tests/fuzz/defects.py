@@ -1,4 +1,4 @@
-"""The fuzzers of stored folders notice what may not happen; run by test_fuzzers.py."""
+"""Killed writers lose and leave nothing, and defects are noticed; run by test_fuzzers.py."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def test_a_reader_with_a_defect_is_found(tmp_path, name):
     kind = Kind("broken", build, {"read": use})
     (result,) = attacks.run_all([0], tmp_path, [kind], seconds=1)
     assert result.outcome.name == name.partition(":")[0]
+
+
+def test_killed_writers_lose_and_leave_nothing(tmp_path):
+    results = [*kills.run_all(28, tmp_path, [*kills.all_writers()], 60)]
+    assert len(results) == 28 and not [each for each in results if each.outcome.is_bad]
 
 
 def write_twice(path: Path, _) -> None:

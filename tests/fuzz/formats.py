@@ -1,20 +1,16 @@
 """Damage that knows the formats of a stored folder: config.json and a tokenizer as JSON, arrays as
-safetensors, a retrieval cache's database as SQLite. config.json is mostly made to vouch for what
-its files become, so that what reads them is reached."""
+safetensors. config.json is mostly made to vouch for what its files become, so that what reads them
+is reached. What SQL can do to a cache's database is in tests/store/test_sessions.py."""
 
 from __future__ import annotations
 
 import json
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
-
-from hf_refspec.store.sessions import DATABASE
 
 from .damage import BOUNDARIES, CONFIG, Place, content, forge, is_plain, put, swapped
 
@@ -28,13 +24,6 @@ STRANGE += ["../outside/victim", "/etc/passwd", "config.json", "a" * 300, "..", 
 # Some of them mean something somewhere.
 NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired", "__metadata__"]
 NAMES += ["mat", "license", "corpus", "documents", "shard_tokens", "deduplicated", "encoder"]
-# Parts of a tokenizer over which the library panics, or searches for long.
-PARTS: list[dict[str, Any]] = [
-    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA=="}},
-    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-    {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 5}},
-    {"normalizer": {"type": "Replace", "pattern": {"Regex": "([a-z ]+)+$"}, "content": ""}},
-]
 TEXTS: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda text: b"",
     "no object": lambda text: b"[" + text + b"]",
@@ -71,11 +60,7 @@ def tokenizer(place: Place, rng: random.Random) -> str:
     if not is_plain(path) or path.stat().st_size > 1 << 16:
         raise ValueError("there is none, or each use of it takes long")
     read = json.loads(path.read_bytes())
-    if rng.random() < 0.3:
-        read |= (part := rng.choice(PARTS))
-        done = str(part)
-    else:
-        done = change(read, rng)
+    done = change(read, rng)
     path.write_text(json.dumps(read))
     return done
 
@@ -152,7 +137,9 @@ def numbers(place: Place, rng: random.Random) -> str:
 
 
 def _number(array: np.ndarray, rng: random.Random) -> Any:
-    """A number at a boundary of an array's type, or of what is in it."""
+    """A number that is in an array, or at a boundary of its type or of what is in it."""
+    if rng.random() < 0.3:
+        return array[rng.randrange(len(array))]
     if array.dtype.kind == "f":
         values = [np.nan, np.inf, -np.inf, 0, -1, 1e-45, 3e38, 6e4, rng.random()]
         return np.array(rng.choice(values)).astype(array.dtype)
@@ -179,68 +166,12 @@ def lengths(place: Place, rng: random.Random) -> str:
     return f"{name} in {file.name} has {after} instead of {before}"
 
 
-def sizes(place: Place, rng: random.Random) -> str:
-    """Makes a small folder claim a large vocabulary, or many next tokens, with arrays that fit."""
-    read, what = place.config(), "vocab_size"
-    if "top_k" in read:
-        what, size = "top_k", rng.choice([9, 64, 256, 257, 4096, 2**16])
-    else:
-        size = rng.choice([2**16 + 1, 3 * 10**8, 2**31 - 2])
-    for file in filter(is_plain, sorted(place.folder.glob("*.safetensors"))):
-        arrays = dict(load(file.read_bytes()))
-        for name, array in arrays.items():
-            if what == "top_k" and name in ("tokens", "probs"):
-                arrays[name] = np.resize(array, size * read["contexts"])
-            elif what == "vocab_size" and array.dtype == np.uint16:
-                arrays[name] = array.astype(np.uint32)
-                arrays[name][array == 2**16 - 1] = 2**32 - 1  # separators
-        file.write_bytes(save(arrays))
-    place.write_config(read | {what: size})
-    return f"{what} is {size}"
-
-
-# Into what is sound as a database: ids, lengths and tokens that no session has. ?1 is a number, and
-# ?2 are random bytes.
-STATEMENTS = [
-    "INSERT INTO session VALUES (?1, 1, x'0100000002000000')",
-    "INSERT INTO session (prompt_length, tokens) VALUES (0, zeroblob(abs(?1 % 200000000)))",
-    "INSERT INTO session (prompt_length, tokens) VALUES (1, ?1)",
-    "UPDATE session SET prompt_length = ?1, tokens = ?2 WHERE id % 7 = 3",
-    "UPDATE session SET tokens = CAST(tokens AS TEXT) WHERE id = 9",
-    "UPDATE session SET id = -id WHERE id % 2",
-    "UPDATE session SET id = id + 4611686018427387904",
-    "UPDATE sqlite_sequence SET seq = ?1",
-    "DELETE FROM session",
-    "UPDATE tokenizer SET fingerprint = ?2, name = ?2",
-    "INSERT INTO tokenizer VALUES ('x' || char(27), ?1)",
-    "CREATE TRIGGER more AFTER INSERT ON session BEGIN DELETE FROM session; END",
-    "CREATE INDEX more ON session (abs(prompt_length))",
-    "DROP TABLE session",
-    "PRAGMA user_version = 77",
-    "PRAGMA journal_mode = DELETE",
-]
-
-
-def database(place: Place, rng: random.Random) -> str:
-    """Runs one of the statements, on the file or on its log."""
-    if not is_plain(place.folder / DATABASE):
-        raise FileNotFoundError(DATABASE)
-    statement = rng.choice(STATEMENTS)
-    number = rng.choice([each for each in BOUNDARIES if -(2**63) <= each < 2**63])
-    values = (number, rng.randbytes(rng.choice([1, 4, 8, 400])))
-    with closing(sqlite3.connect(place.folder / DATABASE)) as connection:
-        with connection:
-            connection.execute(statement, values[: 2 if "?2" in statement else "?1" in statement])
-        connection.execute("SELECT count(*) FROM session").fetchone()
-    return f"{statement}, {number}"
-
-
 # Each with its weight.
 MUTATIONS: dict[Callable[[Place, random.Random], str], int] = {
     **{content: 13, put: 11, swapped: 2, config: 9, tokenizer: 2, header: 5},
-    **{numbers: 7, lengths: 4, sizes: 3, database: 9},
+    **{numbers: 10, lengths: 4},
 }
-ALWAYS_FORGED = (tokenizer, header, numbers, lengths, sizes)
+ALWAYS_FORGED = (tokenizer, header, numbers, lengths)
 
 
 def damage(place: Place, rng: random.Random) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from byte_model import byte_llama, byte_tokenizer
+from drafters import drafted
 from encoders import letters
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -115,7 +116,7 @@ def build_datastore(path: Path) -> None:
 
 
 def datastore() -> Kind:
-    def drafted(store: Datastore, mode: str = "mixed") -> Any:
+    def trees(store: Datastore, mode: str = "mixed") -> Any:
         return drafts(DatastoreDrafts(store, mode=mode), [*contexts(), np.array([5, 6])])
 
     def opened(folder: Path) -> Datastore:
@@ -123,7 +124,7 @@ def datastore() -> Kind:
 
     def full(folder: Path, spare: Path) -> Any:
         store = opened(folder)
-        return [drafted(store, mode) for mode in ("mixed", "rest")]
+        return [trees(store, mode) for mode in ("mixed", "rest")]
 
     def documents(folder: Path, spare: Path) -> Any:
         store = Datastore(folder)
@@ -137,15 +138,15 @@ def datastore() -> Kind:
         return [document.tolist() for document in new.iter_documents()]
 
     def compacted(folder: Path, spare: Path) -> Any:
-        return drafted(opened(folder).compact(ngrams_per_order=15, progress=False))
+        return trees(opened(folder).compact(ngrams_per_order=15, progress=False))
 
     def extended(folder: Path, spare: Path) -> Any:
-        return drafted(opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE))
+        return trees(opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE))
 
     text = "the cat"
     readers: dict[str, Use] = {
         "full form": full,
-        "compact form": lambda folder, _: drafted(Datastore(folder, form="compact")),
+        "compact form": lambda folder, _: trees(Datastore(folder, form="compact")),
         "documents": documents,
         "tokenizer": lambda folder, _: Datastore(folder).load_tokenizer()(text).input_ids,
         "for another tokenizer": retokenized,
@@ -153,7 +154,7 @@ def datastore() -> Kind:
     }
     writers: dict[str, Use] = {
         "compacted": compacted,
-        "merged": lambda folder, _: drafted(opened(folder).merge(**ALONE)),
+        "merged": lambda folder, _: trees(opened(folder).merge(**ALONE)),
         "extended": extended,
     }
     return Kind("datastore", build_datastore, readers, writers)
@@ -307,15 +308,22 @@ def build_recycling_table(path: Path) -> None:
 
 
 def recycling_uses() -> dict[str, Use]:
+    prompts = [token_ids(text)[:end] for text in texts()[:4] for end in range(4, 16)]
+
     def opened(folder: Path) -> TokenRecycling:
         return TokenRecycling.from_pretrained(folder, tokenizer())
+
+    def recycled(folder: Path, spare: Path) -> Any:
+        drafter, size = opened(folder), len(tokenizer())  # which drafts once it has observed
+        trees = [drafted(drafter, ids[:-1], ids[-1:].tolist(), 16, size) for ids in prompts]
+        return [(each.tokens.tolist(), each.parents.tolist(), str(each.probs)) for each in trees]
 
     def saved(folder: Path, spare: Path) -> Any:
         opened(folder).save_pretrained(spare / "copy")
         return RecyclingTable(spare / "copy", tokenizer()).config.contexts
 
     return {
-        "drafts": lambda folder, spare: drafts(opened(folder), contexts()),
+        "drafts": recycled,
         **shared_uses(lambda folder: RecyclingTable(folder, tokenizer())),
         "saved again": saved,
     }

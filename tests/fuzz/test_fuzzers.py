@@ -28,10 +28,6 @@ def test_damaged_folders_are_used_or_refused_in_one_line_with_their_path():
         assert same and other and refused > 10, table
 
 
-def test_killed_writers_lose_and_leave_nothing():
-    assert "0 of 40 ended" in output("tests.fuzz", "kill", "--count", "40")
-
-
-def test_defects_are_noticed(tmp_path):
+def test_killed_writers_and_planted_defects(tmp_path):
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tmp'}"]
     output("pytest", "-q", *options, "tests/fuzz/defects.py")

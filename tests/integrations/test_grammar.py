@@ -12,15 +12,12 @@ import hf_refspec as rs
 
 SCHEMA = {
     "type": "object",
-    "properties": {
-        "adult_price": {"type": "integer", "maximum": 99},
-        "child_price": {"type": "integer", "maximum": 99},
-    },
-    "required": ["adult_price", "child_price"],
+    "properties": {"adult_price": {"type": "integer", "maximum": 99}},
+    "required": ["adult_price"],
     "additionalProperties": False,
 }
-GREEDY = {"max_new_tokens": 32, "do_sample": False}
-SAMPLED = {"max_new_tokens": 32, "do_sample": True, "temperature": 0.8}
+GREEDY = {"max_new_tokens": 20, "do_sample": False}
+SAMPLED = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8}
 
 
 def checked(text: str) -> str:
