@@ -73,16 +73,15 @@ def test_options_without_a_drafter_name_what_is_missing(llama, option):
         llama.generate(PROMPT, max_new_tokens=3, **option)
 
 
-@pytest.mark.parametrize("of_model", [True, False])
-def test_a_drafter_in_a_generation_config_is_refused(llama, monkeypatch, of_model):
+def test_a_drafter_in_a_generation_config_is_refused(llama, fresh_llama):
     config = GenerationConfig(max_new_tokens=3, candidate_generator=rs.ReferenceCopy())
-    if of_model:
-        monkeypatch.setattr(llama, "generation_config", config)
-        config = None
-    with pytest.raises(ValueError, match=r"generation_config.candidate_generator` is set"):
-        llama.generate(PROMPT, generation_config=config)
-    with pytest.raises(ValueError, match=r"generation_config.candidate_generator` is set"):
-        llama.generate(PROMPT, config)
+    fresh_llama.generation_config = config
+    for model, given, named in (
+        *[(llama, [config], {}), (llama, [], {"generation_config": config})],
+        *[(fresh_llama, [], {}), (fresh_llama, [None], {})],
+    ):
+        with pytest.raises(ValueError, match=r"generation_config.candidate_generator` is set"):
+            model.generate(PROMPT, *given, **named)
 
 
 def test_none_for_the_number_of_draft_tokens_means_auto(llama):
@@ -90,11 +89,11 @@ def test_none_for_the_number_of_draft_tokens_means_auto(llama):
 
 
 def test_a_model_that_is_configured_without_a_cache_gets_one_unless_the_caller_says_so(
-    models_by_type, monkeypatch
+    models_by_type,
 ):
-    model = models_by_type("mpt")
+    model = copy.deepcopy(models_by_type("mpt"))
     plain = model.generate(PROMPT, **OPTIONS)
-    monkeypatch.setattr(model.generation_config, "use_cache", False)
+    model.generation_config.use_cache = False
     assert model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
     drafter = Prophet(plain, accuracy=0.9)
     assert assert_lossless(model, drafter, max_new_tokens=30).mat > 1.5

@@ -57,20 +57,20 @@ def drafters(plain):
     return [Prophet(plain.cpu(), 0.9), Prophet(plain.cpu(), 0.5, seed=1), Noise()]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
-def test_ids_equal_plain_decoding_in_float32(architecture, on_device):
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        *[(each, {}) for each in ARCHITECTURES],
+        *[(each, STATIC) for each in TREES],
+        *[(each, COMPILED) for each in TREES if str(each) in ("llama", "gpt2", "mistral")],
+    ],
+    ids=str,
+)
+def test_ids_equal_plain_decoding_in_float32(architecture, options, on_device):
     model = on_device(architecture.model_type)
     plain = generate(model)
     for drafter in drafters(plain):
-        assert torch.equal(generate(model, candidate_generator=drafter), plain)
-
-
-@pytest.mark.parametrize("architecture", TREES, ids=str)
-def test_ids_equal_plain_decoding_with_a_static_cache(architecture, on_device):
-    model = on_device(architecture.model_type)
-    plain = generate(model)
-    for drafter in drafters(plain):
-        assert torch.equal(generate(model, candidate_generator=drafter, **STATIC), plain)
+        assert torch.equal(generate(model, candidate_generator=drafter, **options), plain)
 
 
 def test_most_texts_are_equal_in_bfloat16(on_device):
@@ -108,10 +108,9 @@ def test_prompt_ids_may_stay_on_the_cpu(do_sample, on_device):
     assert torch.equal(drafted, plain)
 
 
+@pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
 @pytest.mark.parametrize("metric", ["inner_product", "l2"])
 def test_passages_are_found_on_the_gpu(metric):
-    if not finds_gpus():
-        pytest.skip("needs faiss-gpu")
     rng = np.random.default_rng(0)
     vectors, queries = rng.standard_normal((2, 4000, 64)).astype(np.float32)
     lengths = squared_lengths(vectors)
@@ -122,9 +121,8 @@ def test_passages_are_found_on_the_gpu(metric):
         assert one.ids.tolist() == other.ids.tolist()
 
 
+@pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
 def test_neighbours_are_found_on_the_gpu(tmp_path, byte_llama, tokenizer):
-    if not finds_gpus():
-        pytest.skip("needs faiss-gpu")
     store = KnnDatastore.build(byte_llama, tokenizer, ["text"] * 999, tmp_path / "knn")
     assert isinstance(store._index, FaissFlatIndex)
     queries = np.random.default_rng(0).permutation(store.keys)[:8] + np.float32(0.01)
@@ -145,11 +143,3 @@ def test_reproducible_logits_are_equal_bit_by_bit(options, dtype, on_device):
         assert torch.equal(drafted.sequences, without.sequences)
         for one, other in zip(drafted.logits, without.logits, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral"])
-def test_ids_equal_plain_decoding_where_passes_are_compiled(model_type, on_device):
-    model = on_device(model_type)
-    plain = generate(model)
-    for drafter in drafters(plain):
-        assert torch.equal(generate(model, candidate_generator=drafter, **COMPILED), plain)

@@ -49,59 +49,37 @@ def own_private_names() -> set[str]:
     return {name for name in names if name.startswith("_")}
 
 
-def private_names_of_others(path: Path) -> set[str]:
-    """Private attributes that a file asks of another object than its own, and that transformers'
-    classes have or that nothing in the package defines."""
-    asked = set()
+def of_transformers(path: Path) -> set[str]:
+    """What only one file may know of transformers: private names, modules below those that are
+    documented as places to import from, names of cache arguments, and versions."""
+    asked, found = set(), set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             if not re.fullmatch(r"self|cls|super\(\)", ast.unparse(node.value)):
                 asked.add(node.attr)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
             asked |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers."):
+            found |= {node.module} - {"transformers.generation", "transformers.utils"}
+        elif isinstance(node, (ast.Constant, ast.keyword)):
+            found |= {getattr(node, "arg", None) or getattr(node, "value", None)} & CACHE_NAMES
+    # Those that transformers' classes have, or that nothing in the package defines.
     private = {name for name in asked if re.match(r"_(?!_)", name)}
     theirs = {name for kind in KINDS for name in dir(kind)} & private
-    return (theirs | private - own_private_names()) - FOREIGN
+    found |= (theirs | private - own_private_names()) - FOREIGN
+    source = io.StringIO(path.read_text(encoding="utf-8"))
+    tokens = tokenize.generate_tokens(source.readline)
+    words = {each.string for each in tokens if each.type in (tokenize.COMMENT, tokenize.STRING)}
+    return found | {each for each in words if re.search(r"transformers[ =<>]*\d|\(5\.\d+\)", each)}
 
 
-def deep_imports(path: Path) -> set[str]:
-    """Modules of transformers below those that it documents as places to import from."""
-    return {
-        node.module
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ImportFrom)
-        and (node.module or "").startswith("transformers.")
-        and node.module not in ("transformers.generation", "transformers.utils")
-    }
-
-
-def test_no_other_file_asks_for_a_private_name():
-    found = {path.name: names for path in OTHERS if (names := private_names_of_others(path))}
-    assert not found
-
-
-def test_no_other_file_imports_from_inside_transformers():
-    found = {path.name: names for path in OTHERS if (names := deep_imports(path))}
+def test_no_other_file_knows_of_what_changes():
+    found = {path.name: names for path in OTHERS if (names := of_transformers(path))}
     # A function of its slow tokenizers, the same since its first versions.
     assert found in ({}, {"token_bound.py": {"transformers.convert_slow_tokenizer"}})
 
 
-def test_no_other_file_names_a_cache_argument():
-    for path in OTHERS:
-        for node in ast.walk(tree(path)):
-            assert not (isinstance(node, ast.Constant) and node.value in CACHE_NAMES), path
-            assert not (isinstance(node, ast.keyword) and node.arg in CACHE_NAMES), path
-
-
-def test_no_other_file_mentions_a_version_of_transformers():
-    for path in OTHERS:
-        source = path.read_text(encoding="utf-8")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING):
-                assert not re.search(r"transformers[ =<>]*\d|\(5\.\d+\)", token.string), path
-
-
 def test_the_walk_finds_what_it_looks_for():
-    found = private_names_of_others(NAMES)
+    found = of_transformers(NAMES)
     assert {"_sample", "_prefill", "_eos_token_tensor", "_attn_implementation"} <= found
-    assert "transformers.generation.utils" in deep_imports(NAMES)
+    assert {"transformers.generation.utils", "past_key_values"} <= found

@@ -31,6 +31,18 @@ def lines(records: list[dict]) -> str:
 
 
 @pytest.fixture
+def printed_rows(capsys):
+    """The cells of the rows of all tables that were printed since the last call."""
+
+    def rows() -> list[list[str]]:
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return [row for row in cells if not set(row[0]) <= set("-:")]
+
+    return rows
+
+
+@pytest.fixture
 def data(tmp_path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from math import inf
-from pathlib import Path
 
 import gpu_bench
 import pytest
@@ -17,7 +13,6 @@ from suites import random_model
 from hf_refspec.apps.bench.measure import LOOK_UP
 from hf_refspec.apps.shared.comparison import PLAIN, decode
 
-SCRIPT = str(Path(__file__).parents[2] / "scripts" / "gpu_bench")
 # Static caches as on a GPU, but not compiled: that takes minutes on a CPU.
 STATIC = {"cache_implementation": "static", "max_cache_len": 64 + NEW_TOKENS}
 
@@ -64,7 +59,7 @@ def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
     assert torch.equal(forced[off_the_text], unforced[off_the_text])
 
 
-def test_methods_that_fail_or_have_no_time_are_left_out(llama, monkeypatch):
+def test_methods_that_fail_or_have_no_time_are_left_out(llama):
     methods = gpu_methods({"cache_implementation": "none such"})
     names, left_out = warm_up(llama, methods, 1, 40, inf)
     assert names == [PLAIN, "auto", "64 draft tokens", LOOK_UP]
@@ -74,7 +69,7 @@ def test_methods_that_fail_or_have_no_time_are_left_out(llama, monkeypatch):
     assert measure(llama, {"rag": texts(1)}, 1, 0.0) == ([], ["the time was up"])
 
 
-def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
     monkeypatch.setattr(gpu_bench, "FEWEST_TOKENS", 4)
     monkeypatch.setattr(gpu_bench, "BATCHES", 1)
@@ -88,10 +83,8 @@ def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch, c
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_is_refused(tmp_path, data):
-    environment = {**os.environ, "PYTHON": sys.executable}
-    command = [SCRIPT, "--out", str(tmp_path / "out"), "--data", str(data)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2
-    assert "torch sees no GPU" in done.stderr and len(done.stderr.splitlines()) == 1
+def test_without_a_gpu_it_is_refused(tmp_path, data, capsys):
+    assert gpu_bench.main(["--out", str(tmp_path / "out"), "--data", str(data)]) == 2
+    message = capsys.readouterr().err
+    assert "torch sees no GPU" in message and len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists()

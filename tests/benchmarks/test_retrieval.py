@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 
 import huggingface_hub
-import numpy as np
 import pytest
 import retrieval
 from encoders import letters, load_letters
 from retrieval import BASELINE, BATCHES, OURS, PUBLISHED, main, speculations
 
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.ralm.options import Speculation
-from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.build.presets import python_stdlib
 
@@ -42,65 +39,47 @@ def store(model, byte_llama, tokenizer) -> str:
     return "knn"
 
 
-def tables(printed: str) -> dict[str, list[list[str]]]:
-    """The cells of each table, by its first heading."""
-    found: dict[str, list[list[str]]] = {}
-    for line in printed.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| ") and cells[1] in ("searches", "1"):
-            rows = found.setdefault(cells[0], [])
-        elif line.startswith("| ") and cells[0] != "---":
-            rows.append(cells)
+@pytest.fixture
+def tables(printed_rows):
+    """The cells of each table that was printed since the last call, by its first heading."""
+
+    def found() -> dict[str, list[list[str]]]:
+        by_heading: dict[str, list[list[str]]] = {}
+        for cells in printed_rows():
+            if cells[1] in ("searches", "1"):
+                rows = by_heading.setdefault(cells[0], [])
+            else:
+                rows.append(cells)
+        return by_heading
+
     return found
 
 
-def test_every_retriever_answers_recorded_and_free_questions(model, base, data, capsys):
+def test_every_retriever_answers_recorded_and_free_questions(model, base, data, tables):
     options = [*ENCODER, "--distractors", "50", "--limit", "2", "--max-new-tokens", "9"]
     forced = ["--prompts", str(data / "llma_rag.jsonl"), "--forced", "--ablate"]
     free = ["--prompts", str(data / "spec_bench_questions.jsonl"), "--drafts"]
     for given, names in ((forced, speculations(True, "psa")), (free, [BASELINE, PUBLISHED, OURS])):
         assert main(["ralm", base, *model, *options, *given]) == 0
-        printed = tables(capsys.readouterr().out)
+        printed = tables()
         assert list(printed) == ["flat, 56", "hnsw, 6", "bm25, 6"]
         for rows in printed.values():
             assert [row[0] for row in rows] == list(names)
             assert float(rows[0][1]) > 1 and rows[0][-1] == "1.00x"
 
 
-def test_both_indexes_continue_texts_greedily_and_sampled(model, store, capsys):
+def test_both_indexes_continue_texts_greedily_and_sampled(model, store, tables):
     Path("texts.jsonl").write_text(json.dumps({"text": "a = b " * 90}))
     options = ["--prompts", "texts.jsonl", "--max-new-tokens", "6", "--distractors", "100"]
     assert main(["knn", store, *model, *options, "--limit", "1"]) == 0
-    printed = tables(capsys.readouterr().out)
+    printed = tables()
     assert len(printed) == 8 and "flat, 700, k=1, greedy" in printed
     assert "hnsw, 600, k=1024, sampled" in printed
 
 
-def test_distractors_are_looked_at_but_not_found(base, tokenizer):
-    padded = retrieval.PaddedKnowledgeBase(base, tokenizer, 2000)
-    assert len(padded) == 2006 and 1 <= len(padded.passage(2005)) <= 4
-    query = padded.embeddings[1]
-    plain = KnowledgeBase(base, tokenizer)
-    found = [
-        DenseRetriever(each, lambda texts: None).search([query], 1)[0].ids.tolist()
-        for each in (plain, padded)
-    ]
-    assert found[0] == found[1]
-
-
-def test_entries_that_are_added_are_near_those_of_the_datastore(store):
-    plain = KnnDatastore(store)
-    padded = retrieval.PaddedKnnDatastore(plain.path, 900)
-    assert len(padded) == len(padded.values) == len(padded.pq_index) == 1500
-    assert np.array_equal(padded.keys[:600], plain.keys)
-    assert np.array_equal(padded.values, np.resize(plain.values, 1500))
-    nearest = [found.ids[0] for found in plain.search(list(padded.keys[600:1200]), 1)]
-    assert np.mean(np.array(nearest) == np.arange(600)) > 0.5
-
-
-def test_a_search_is_timed_for_each_number_of_queries(model, base, capsys):
+def test_a_search_is_timed_for_each_number_of_queries(model, base, tables):
     assert main(["latency", base, *model, *ENCODER, "--distractors", "60"]) == 0
-    [rows] = tables(capsys.readouterr().out).values()
+    [rows] = tables().values()
     assert [row[0] for row in rows] == ["flat, 66", "hnsw, 6", "bm25, 6"]
     assert all(len(row) == 1 + len(BATCHES) for row in rows)
 
@@ -116,14 +95,6 @@ def test_other_passages_than_the_baselines_end_it(model, base, data, monkeypatch
     options = ["--prompts", str(data / "llma_rag.jsonl"), "--forced", "--limit", "1"]
     with pytest.raises(SystemExit, match="ours, psa retrieved other passages"):
         main(["ralm", base, *model, *options])
-
-
-def test_settings_are_the_papers():
-    assert list(speculations(False, "s")) == [BASELINE, "as published, s", OURS]
-    settings = speculations(True, "psa")
-    assert settings["as published, psa"] == Speculation.published("psa")
-    assert settings["as published, p, prefetch 256"].prefetch == 256
-    assert settings["as published, psa, stride 3"].stride == 3
 
 
 @pytest.mark.parametrize(

@@ -13,43 +13,33 @@ import hf_refspec
 
 EXTENSION = Path(__file__).parents[2] / "docs" / "build" / "docstrings.py"
 DOCSTRING = """\
-Does something, see [`Other`] and [`~module.inner`].
+See [`Other`] and [`~module.inner`].
 
 Args:
     first (`str`, *optional*):
-        What it is
-        in two lines.
+        In two
+        lines.
     second, third: Others, of [`Other.method`].
 
-Raises:
-    ValueError: If not.
-
 Returns:
-    [`Other`]: All of it,
-    in prose.
+    [`Other`]: All of it.
 
 And more.
 """
 MARKDOWN = """\
-Does something, see [`Other`][package.Other] and `module.inner`.
+See [`Other`][package.Other] and `module.inner`.
 
 **Args**
 
 - **first** (`str`, *optional*):
-    What it is
-    in two lines.
+    In two
+    lines.
 - **second**, **third**: Others, of [`Other.method`][package.Other.method].
-
-
-**Raises**
-
-- **ValueError**: If not.
 
 
 **Returns**
 
-[`Other`][package.Other]: All of it,
-in prose.
+[`Other`][package.Other]: All of it.
 
 And more.
 """

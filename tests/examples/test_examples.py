@@ -24,6 +24,7 @@ PRINTED = {
     "milvus_retriever.py": "the same: True",
     "langchain_retriever.py": "the same: True",
 }
+ARGUMENTS = {"grpo.py": ["--steps", "1", "--rollouts", "2", "--tokens", "8"]}
 PACKAGES = {"milvus_retriever.py": "milvus_lite", "langchain_retriever.py": "langchain_core"}
 
 
@@ -36,7 +37,7 @@ def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert PRINTED[name] in capsys.readouterr().out
 

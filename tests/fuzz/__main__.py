@@ -6,19 +6,12 @@ import argparse
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 # Before anything is imported that reads them. Threads that are waited for do not outlive a fork.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-if TYPE_CHECKING:
-    from .children import Result
-
 
 SECONDS = {"mutate": 20, "kill": 60, "decode": 120}
 
@@ -27,46 +20,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("command", choices=SECONDS)
     add = parser.add_argument
-    add("--count", type=int, help="how many (10,000; 500 kills)")
+    add("--count", type=int, default=500, help="how many (500)")
     add("--first", type=int, default=0, help="mutate, decode: the number of the first one")
     add("--kind", action="append", help="mutate: only these, such as 'datastore'")
-    add("--seconds", type=float, help="how long one may take")
     options = parser.parse_args()
-    options.count = options.count or (500 if options.command == "kill" else 10_000)
-    options.seconds = options.seconds or SECONDS[options.command]
-    with tempfile.TemporaryDirectory() as root:
-        return report(results(Path(root), options))
-
-
-def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
-    from . import decoding, kills, mutations, stores
-
-    numbers = range(options.first, options.first + options.count)
-    if options.command == "mutate":
-        kinds = [kind for kind in stores.KINDS if kind.name in (options.kind or [kind.name])]
-        return mutations.run_all(numbers, root, kinds, options.seconds)
-    if options.command == "kill":
-        return kills.run_all(options.count, root, kills.all_writers(), options.seconds)
-    return decoding.run_all(numbers, root, options.seconds)
-
-
-def report(results: Iterator[Result]) -> int:
-    """Prints what ended badly, and how often what ended how. Ctrl-C ends it."""
     from tqdm import tqdm
 
-    from .children import table
+    from . import attacks, decoding, kills, stores
+    from .outcomes import table
 
-    begin, found = time.monotonic(), []
-    with suppress(KeyboardInterrupt):
+    numbers, found = range(options.first, options.first + options.count), []
+    seconds = SECONDS[options.command]
+    with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
+        root = Path(folder)
+        if options.command == "mutate":
+            kinds = [each for each in stores.KINDS if each.name in (options.kind or [each.name])]
+            results = attacks.run_all(numbers, root, kinds, seconds)
+        elif options.command == "kill":
+            results = kills.run_all(options.count, root, [*kills.all_writers()], seconds)
+        else:
+            results = decoding.run_all(numbers, root, seconds)
         for result in tqdm(results, disable=None):
             found.append(result)
             if result.outcome.is_bad:
-                what = f"{result.item}: {result.said[0]}, {result.said[2]}"
-                print(f"{what}: {result.outcome.name}\n    {result.outcome.detail}\n", flush=True)
-    print(table(found), table(found, row=1), sep="\n\n")
+                print(result.title, *result.outcome, sep="\n    ", flush=True)
     bad = sum(result.outcome.is_bad for result in found)
-    seconds = time.monotonic() - begin
-    print(f"\n{bad:,} of {len(found):,} ended as they may not, in {seconds:.0f} s")
+    print(table(found), f"{bad:,} of {len(found):,} ended as they may not", sep="\n\n")
     return int(bad > 0)
 
 

@@ -21,25 +21,33 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.generation import speculate as speculation
 from hf_refspec.generation.loop import Loop
+from hf_refspec.generation.warmup import warmup
 from hf_refspec.transformers_names import CACHE_NAME
 
-from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model
-from .outcomes import CRASHED, DIFFERENT, EQUAL, PLAIN_RAISED, REFUSED, TIE, Outcome
+from .outcomes import (
+    CRASHED,
+    DIFFERENT,
+    EQUAL,
+    PLAIN_RAISED,
+    REFUSED,
+    TIE,
+    Outcome,
+    Result,
+    in_child,
+)
 
 _CLOSE = 1e-4  # of the spread of logits
 
 
 def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result]:
     """Runs the cases of these numbers, and yields what becomes of each."""
-
-    def attempt(number: int, say: Say) -> Outcome:
+    warmup()  # here, and not in each child again
+    for number in numbers:
         case = Case(number)
-        say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
-        return case.run()
-
-    yield from in_children(numbers, attempt, seconds, root / "log")
+        title = f"{number}: {case.name} with {case.drafter}, {case.calls} calls"
+        yield Result(title, case.name, in_child(case.run, seconds, root / "log"))
 
 
 class Case:
@@ -128,65 +136,48 @@ def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcom
     return Outcome(TIE if is_tie else DIFFERENT, f"{found}; margin {margin:.1e}\n    {texts}")
 
 
+_TENSORS = ("scores", "logits", "hidden_states", "attentions")
+
+
 def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
     """The first thing that a caller can tell the two sides apart by."""
-    if not torch.equal(plain.ids, drafted.ids):
-        return "ids"
-    if type(plain.output) is not type(drafted.output):
-        return f"{type(plain.output).__name__} and {type(drafted.output).__name__}"
-    if not isinstance(plain.output, torch.Tensor):
+    expected, found = (visible(call, answer) for answer in (plain, drafted))
+    for name, value in expected.items():
+        is_same_bits = call.drafting["verification"] == "reproducible" and name in _TENSORS
+        if not _close(value, found.get(name), 0.0 if is_same_bits else _CLOSE):
+            return name
+    return None
+
+
+def visible(call: Call, answer: Answer) -> dict[str, Any]:
+    """What a caller sees, by name."""
+    output, cache = answer.output, answer.cache
+    seen = {"ids": answer.ids, "type": type(output).__name__, "streamed": answer.streamed}
+    if not isinstance(output, torch.Tensor):
         # Drafts are verified with a cache even where the model's own configuration has none.
-        if plain.output.keys() | {CACHE_NAME} != drafted.output.keys() | {CACHE_NAME}:
-            return f"{list(plain.output)} and {list(drafted.output)}"
-        for name in ("scores", "logits", "hidden_states", "attentions"):
-            apart = 0.0 if call.drafting["verification"] == "reproducible" else _CLOSE
-            if not _close(plain.output.get(name), drafted.output.get(name), apart):
-                return name
-    if plain.streamed != drafted.streamed:
-        return "streamed"
-    if call.rows == 1 and plain.seen != drafted.seen:
-        return "what the logits processor saw"
-    if call.rows == 1 and not torch.equal(plain.random_state, drafted.random_state):
-        return "random state"
-    if isinstance(plain.cache, Cache):
-        return _cache_difference(plain.cache, drafted.cache)
-    return None
+        seen["names"] = sorted({*output.keys(), CACHE_NAME})
+        seen |= {name: output.get(name) for name in _TENSORS}
+    if call.rows == 1:
+        seen |= {"what a processor saw": answer.seen, "random state": answer.random_state}
+    if isinstance(cache, Cache):
+        with suppress(ValueError):  # no layer attends
+            seen["length of the cache"] = int(cache.get_seq_length())
+        seen["kinds of layers"] = [type(each).__name__ for each in (cache, *cache.layers)]
+        plain_layers = [each for each in cache.layers if type(each) is DynamicLayer]
+        seen["entries"] = [(each.keys, each.values) for each in plain_layers]
+    return seen
 
 
-def _cache_difference(plain: Cache, drafted: Any) -> str | None:
-    abouts = [
-        [_length(cache), *(type(each).__name__ for each in (cache, *cache.layers))]
-        for cache in (plain, drafted)
-    ]
-    if abouts[0] != abouts[1]:
-        return f"cache: {abouts[0]} and {abouts[1]}"
-    for one, other in zip(plain.layers, drafted.layers, strict=True):
-        if type(one) is DynamicLayer and not _close(
-            (one.keys, one.values), (other.keys, other.values)
-        ):
-            return "entries of the cache"
-    return None
-
-
-def _length(cache: Cache) -> int | None:
-    with suppress(ValueError):  # none that attends
-        return int(cache.get_seq_length())
-    return None
-
-
-def _close(one: Any, other: Any, apart: float = _CLOSE) -> bool:
+def _close(one: Any, other: Any, apart: float) -> bool:
     """Whether tensors, in tuples or not, differ by so much at most, beside the largest entry."""
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         pairs = zip(one, other, strict=False)
         return len(one) == len(other) and all(_close(*pair, apart) for pair in pairs)
-    if one is None or other is None:
-        return one is other
-    if one.shape != other.shape:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return bool(one == other)
+    if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return False
-    finite = one.isfinite()
-    if not torch.equal(finite, other.isfinite()):
-        return False
-    one, other = one[finite], other[finite]
+    one, other = (each[each.isfinite()].double() for each in (one, other))
     return not len(one) or bool((one - other).abs().max() <= apart * max(one.abs().max(), 1.0))
 
 

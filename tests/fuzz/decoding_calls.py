@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from bag_of_tokens import BagOfTokens
 from calls import ListStreamer
 from transformers import CompileConfig, DynamicCache, LogitsProcessor, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
@@ -40,7 +38,6 @@ class Call:
     attached: str | None  # to what the drafter is attached: the "model", or "all"
     context: str | None  # it runs under "autocast" to bfloat16, or in "inference" mode
     seed: int
-    retrieval: tuple[str, str] | None = None  # "iterative" or "knn", and how it is speculated
 
     @property
     def rows(self) -> int:
@@ -169,11 +166,6 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     call = Call(*what, attached, context, seed=rng.getrandbits(32))
     if call.rows == 1 and call.seed % 16 == 0:  # its clock counts how often it is asked
         options["max_time"] = call.seed // 16 % 12
-    is_alone = call.rows == 1 and goes_on is None and cache_name is None and attached is None
-    if is_alone and call.seed % 16 == 1:
-        call.retrieval = rng.choice(["iterative", "knn"]), rng.choice(["", "p", "s", "a", "psa"])
-        call.objects = [each for each in objects if each not in ("stateful", "counting")]
-        drafting["verification"] = "auto"
     return call
 
 
@@ -281,12 +273,12 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     if "positions" in call.objects and call.mask is not None:
         kwargs["position_ids"] = (call.mask.cumsum(dim=-1) - 1).clamp(min=0)
     drafter = drafter_of(side, call, plain) if drafts else None
-    if drafts and not call.attached and call.retrieval is None:
+    if drafts and not call.attached:
         kwargs |= {"candidate_generator": drafter, **call.drafting}
     elif not drafts and call.drafting["verification"] == "reproducible":
         kwargs["verification"] = "reproducible"  # what drafts are compared with
     try:
-        kwargs |= _inputs(side, call) | _cache(side, call) | _retrieval(side, call, drafter)
+        kwargs |= _inputs(side, call) | _cache(side, call)
         torch.manual_seed(call.seed)
         answer.prompt_length = kwargs["input_ids"].shape[1]
         attached: Any = nullcontext()
@@ -352,20 +344,3 @@ def _cache(side: Side, call: Call) -> dict[str, Any]:
         return {name: StaticCache(config=config, max_cache_len=call.prompt.shape[1] + 48)}
     config = {"config": config} if call.cache == "DynamicCache(config)" else {}
     return {name: DynamicCache(**config)}
-
-
-def _retrieval(side: Side, call: Call, drafter: Any) -> dict[str, Any]:
-    """What retrieves while it decodes, speculated where there are drafts."""
-    if call.retrieval is None:
-        return {}
-    kind, speculation = call.retrieval
-    options: dict[str, Any] = {"speculation": None if drafter is None else speculation}
-    if kind == "knn":
-        texts = ["abcabdabcabe" * 8, "the quick brown fox " * 6]
-        with tempfile.TemporaryDirectory() as folder:  # what is mapped stays
-            about = {"layer": "last_hidden", "progress": False}
-            knn = rs.KnnDatastore.build(side.inner, tokenizer(), texts, f"{folder}/knn", **about)
-        return options | {"custom_generate": rs.knn_lm, "knn_datastore": knn, "k": 5}
-    options["drafter"] = drafter if isinstance(drafter, rs.Drafter) else None
-    options |= {"custom_generate": rs.iterative_ralm, "retriever": BagOfTokens()}
-    return options | {"query_length": 8}

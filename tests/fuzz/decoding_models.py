@@ -83,7 +83,8 @@ def draw_model(rng: random.Random) -> tuple[str, Builder]:
     """A type of model, and what builds it: the same at each call."""
     where = rng.random()
     if where < 0.03:
-        return _own_methods(rng.choice(_COMMON), rng.choice(list(_OWN)))
+        name = rng.choice(_COMMON)
+        return f"{name}, its own inputs", lambda: _with_own_inputs(small(name))
     if where < 0.2:
         name = rng.choice(_TYPES)
         with suppress(Exception):  # whatever transformers raises where it cannot be built like that
@@ -98,32 +99,18 @@ def draw_model(rng: random.Random) -> tuple[str, Builder]:
     return name, lambda: small(name, dtype, **config)
 
 
-def _sample(self, input_ids, **kwargs):
-    """Decoding that is not GenerationMixin's: what it returns is something else."""
-    output = super(type(self), self)._sample(input_ids, **kwargs)
-    return output[:, ::2] if isinstance(output, torch.Tensor) else output
+def _with_own_inputs(model: PreTrainedModel) -> PreTrainedModel:
+    """Gives a model a class of its own, whose single steps see another token than was chosen."""
 
+    def prepared(self, input_ids, **kwargs):
+        inputs = super(type(self), self).prepare_inputs_for_generation(input_ids, **kwargs)
+        if inputs["input_ids"].shape[1] == 1:
+            inputs["input_ids"] = (inputs["input_ids"] + 1) % VOCAB_SIZE
+        return inputs
 
-def _prepare_inputs_for_generation(self, input_ids, **kwargs):
-    """Single steps see another token than the one that was chosen."""
-    inputs = super(type(self), self).prepare_inputs_for_generation(input_ids, **kwargs)
-    if inputs["input_ids"].shape[1] == 1:
-        inputs["input_ids"] = (inputs["input_ids"] + 1) % VOCAB_SIZE
-    return inputs
-
-
-_OWN = {"_sample": _sample, "prepare_inputs_for_generation": _prepare_inputs_for_generation}
-
-
-def _own_methods(model_type: str, name: str) -> tuple[str, Builder]:
-    """A model of a class of its own, which overrides a method of generation."""
-
-    def built() -> PreTrainedModel:
-        model = small(model_type)
-        model.__class__ = type(type(model).__name__, (type(model),), {name: _OWN[name]})
-        return model
-
-    return f"{model_type}, its own {name}", built
+    names = {"prepare_inputs_for_generation": prepared}
+    model.__class__ = type(type(model).__name__, (type(model),), names)
+    return model
 
 
 @cache
@@ -241,6 +228,10 @@ def quantize(side: Side, rng: random.Random) -> None:
     torch.ao.quantization.quantize_dynamic(side.model, {nn.Linear}, torch.qint8, inplace=True)
 
 
+def attention(side: Side, rng: random.Random) -> None:
+    side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"]))
+
+
 def adapter(side: Side, rng: random.Random) -> None:
     """Adds one, or disables, enables, merges or unmerges the one that is there."""
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -311,10 +302,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
     "evaluate": (2, lambda side, rng: side.model.eval()),
     "weights": (2, weights),
     "swap": (2, swap),
-    "attention": (
-        2,
-        lambda side, rng: side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"])),
-    ),
+    "attention": (2, attention),
     "quantize": (2, quantize),
     "adapter": (3, adapter),
     "offload": (1, offload),
@@ -326,8 +314,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
     "copied": (1, copied),
 }
 # What reads or replaces weights, which are elsewhere once they are offloaded.
-_NEED_WEIGHTS = ("weights", "swap", "quantize", "adapter", "offload", "dtype")
-_NEED_WEIGHTS += ("copied",)
+_NEED_WEIGHTS = ("weights", "swap", "quantize", "adapter", "offload", "dtype", "copied")
 
 
 def draw_change(rng: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""The fuzzers of stored folders notice what may not happen; run by test_fuzzers.py."""
+"""Killed writers lose and leave nothing, and defects are noticed; run by test_fuzzers.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from hf_refspec.store.files import DatastoreError
 
-from . import kills, mutations
+from . import attacks, kills
 from .stores import Kind
 
 
@@ -46,8 +46,13 @@ def test_a_reader_with_a_defect_is_found(tmp_path, name):
         seen.append(folder)
 
     kind = Kind("broken", build, {"read": use})
-    (result,) = mutations.run_all([0], tmp_path, [kind], seconds=1)
+    (result,) = attacks.run_all([0], tmp_path, [kind], seconds=1)
     assert result.outcome.name == name.partition(":")[0]
+
+
+def test_killed_writers_lose_and_leave_nothing(tmp_path):
+    results = [*kills.run_all(28, tmp_path, [*kills.all_writers()], 60)]
+    assert len(results) == 28 and not [each for each in results if each.outcome.is_bad]
 
 
 def write_twice(path: Path, _) -> None:
@@ -78,21 +83,6 @@ def test_a_writer_with_a_defect_is_found(tmp_path, write, outcomes):
     def content(path: Path) -> str:
         return path.read_text() if path.exists() else "nothing"
 
-    writer = kills.Writer("writer", kills.nothing, write, content)
+    writer = kills.Writer("writer", lambda path: path.write_text("old"), write, content)
     found = {result.outcome.name for result in kills.run_all(100, tmp_path, [writer], 60)}
     assert found == outcomes
-
-
-@pytest.mark.parametrize(
-    ("at", "torn", "left"), [(2, False, b"1234"), (2, True, b"1234xy"), (1, True, b"12")]
-)
-def test_a_write_is_cut_off_before_it_or_in_its_middle(tmp_path, at, torn, left):
-    def work() -> None:
-        with open(tmp_path / "a", "wb", buffering=8) as file:
-            file.write(b"1234")
-            file.flush()
-            file.write(b"xyzw")
-
-    operations, status = kills.traced(work, stop=at, torn=torn)
-    assert operations == ["open", "write", "write"][: at + torn] and status == signal.SIGKILL
-    assert (tmp_path / "a").read_bytes() == left

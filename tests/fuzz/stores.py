@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from byte_model import byte_llama, byte_tokenizer
+from drafters import drafted
 from encoders import letters
-from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.drafting.calls import drafter_call
@@ -36,10 +35,9 @@ from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
 
-from .outcomes import Use
-
+# A use gets the folder, and an empty one to write into. What it returns is compared.
+Use = Callable[[Path, Path], Any]
 ENCODER = letters(8)
-WIDE_VOCABULARY = 70_000
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def wide_tokenizer() -> PreTrainedTokenizerFast:
-    """One whose tokens do not fit into 16 bits."""
-    model = models.WordLevel({f"w{i}": i for i in range(WIDE_VOCABULARY)}, unk_token="w0")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
-
-
-@cache
 def model() -> LlamaForCausalLM:
     return byte_llama(len(tokenizer()))
 
@@ -98,9 +89,9 @@ def contexts() -> list[np.ndarray]:
     return [stored[:14], stored[4:6], stored[:1], token_ids("zebra and the c")]
 
 
-def drafts(drafter: Drafter, prompts: list[np.ndarray], vocab_size: int) -> list[Any]:
+def drafts(drafter: Drafter, prompts: list[np.ndarray]) -> list[Any]:
     """The draft trees after some prompts, each found to be a sound one."""
-    found = []
+    found, vocab_size = [], len(tokenizer())
     for prompt in prompts:
         for budget in (1, 16, 64):
             with drafter_call(drafter, [prompt], vocab_size):
@@ -124,36 +115,16 @@ def build_datastore(path: Path) -> None:
     store.compact(ngrams_per_order=20, progress=False)
 
 
-def wide_documents() -> list[list[int]]:
-    generator = random.Random(1)
-    words = [generator.choices(range(WIDE_VOCABULARY), k=5) for _ in range(8)]
-    return [list(chain(*generator.choices(words, k=6))) for _ in range(12)]
-
-
-def build_wide_datastore(path: Path) -> None:
-    store = Datastore.build(wide_documents(), wide_tokenizer(), path, shard_tokens=250, **ALONE)
-    store.compact(ngrams_per_order=20, progress=False)
-
-
-def wide_contexts() -> list[np.ndarray]:
-    document = np.array(wide_documents()[0])
-    return [document[:14], document[4:6], np.array([7])]
-
-
-def datastore(
-    name: str, build: Callable[[Path], None], prompts: Callable[[], list[np.ndarray]], size: int
-) -> Kind:
-    """A kind of datastore, for a vocabulary of a size."""
-
-    def drafted(store: Datastore, prompts: list[np.ndarray], mode: str = "mixed") -> Any:
-        return drafts(DatastoreDrafts(store, mode=mode), prompts, size)
+def datastore() -> Kind:
+    def trees(store: Datastore, mode: str = "mixed") -> Any:
+        return drafts(DatastoreDrafts(store, mode=mode), [*contexts(), np.array([5, 6])])
 
     def opened(folder: Path) -> Datastore:
         return Datastore(folder, form="full")
 
     def full(folder: Path, spare: Path) -> Any:
         store = opened(folder)
-        return [drafted(store, prompts(), mode) for mode in ("mixed", "rest")]
+        return [trees(store, mode) for mode in ("mixed", "rest")]
 
     def documents(folder: Path, spare: Path) -> Any:
         store = Datastore(folder)
@@ -162,40 +133,31 @@ def datastore(
             raise AssertionError("the documents have more tokens than the datastore")
         return read
 
-    def compacted_elsewhere(folder: Path, spare: Path) -> Any:
-        store = opened(folder)
-        drafted(store, prompts()[:1])  # or it is for another model
-        new = store.compact(spare / "compact", ngrams_per_order=9, progress=False)
-        return drafted(new, prompts()[:2])
-
     def retokenized(folder: Path, spare: Path) -> Any:
         new = opened(folder).retokenize(tokenizer(), spare / "store", **ALONE)
         return [document.tolist() for document in new.iter_documents()]
 
-    def extended(folder: Path, spare: Path) -> Any:
-        store = opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE)
-        return drafted(store, [*prompts()[:1], np.array([5, 6])])
-
     def compacted(folder: Path, spare: Path) -> Any:
-        store = opened(folder).compact(ngrams_per_order=15, progress=False)
-        return drafted(store, prompts()[:2])
+        return trees(opened(folder).compact(ngrams_per_order=15, progress=False))
 
+    def extended(folder: Path, spare: Path) -> Any:
+        return trees(opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE))
+
+    text = "the cat"
     readers: dict[str, Use] = {
         "full form": full,
-        "compact form": lambda folder, _: drafted(Datastore(folder, form="compact"), prompts()),
+        "compact form": lambda folder, _: trees(Datastore(folder, form="compact")),
         "documents": documents,
-        "compacted elsewhere": compacted_elsewhere,
+        "tokenizer": lambda folder, _: Datastore(folder).load_tokenizer()(text).input_ids,
+        "for another tokenizer": retokenized,
+        **shared_uses(Datastore),
     }
     writers: dict[str, Use] = {
         "compacted": compacted,
-        "merged": lambda folder, _: drafted(opened(folder).merge(**ALONE), prompts()[:2]),
+        "merged": lambda folder, _: trees(opened(folder).merge(**ALONE)),
+        "extended": extended,
     }
-    if size < WIDE_VOCABULARY:  # a large tokenizer takes a third of a second to make and read
-        text = "the cat"
-        readers["tokenizer"] = lambda folder, _: Datastore(folder).load_tokenizer()(text).input_ids
-        readers["for another tokenizer"] = retokenized
-        writers["extended"] = extended
-    return Kind(name, build, {**readers, **shared_uses(Datastore)}, writers)
+    return Kind("datastore", build_datastore, readers, writers)
 
 
 def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
@@ -301,8 +263,8 @@ def sessions(count: int = 30, seed: int = 2) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-def opened_cache(path: Path, **options: Any) -> RetrievalCache:
-    return RetrievalCache(tokenizer(), path=path, **options)
+def opened_cache(path: Path) -> RetrievalCache:
+    return RetrievalCache(tokenizer(), path=path)
 
 
 def build_cache(path: Path) -> None:
@@ -328,10 +290,10 @@ def used_cache(folder: Path, spare: Path) -> Any:
     new = token_ids("a call"), token_ids(" that is new")
     cache, other = opened_cache(folder), opened_cache(folder)
     before = remembered(cache)
-    found = drafts(cache, contexts(), len(tokenizer()))
+    found = drafts(cache, contexts())
     cache.add(*new)
     is_kept = cache._memory._keeps
-    found += drafts(other, [new[0]], len(tokenizer()))
+    found += drafts(other, [new[0]])
     if is_kept and remembered(opened_cache(folder)) != [*before, [each.tolist() for each in new]]:
         raise AssertionError("an acknowledged call, or an older one, is lost")
     return before, found
@@ -346,23 +308,29 @@ def build_recycling_table(path: Path) -> None:
 
 
 def recycling_uses() -> dict[str, Use]:
+    prompts = [token_ids(text)[:end] for text in texts()[:4] for end in range(4, 16)]
+
     def opened(folder: Path) -> TokenRecycling:
         return TokenRecycling.from_pretrained(folder, tokenizer())
+
+    def recycled(folder: Path, spare: Path) -> Any:
+        drafter, size = opened(folder), len(tokenizer())  # which drafts once it has observed
+        trees = [drafted(drafter, ids[:-1], ids[-1:].tolist(), 16, size) for ids in prompts]
+        return [(each.tokens.tolist(), each.parents.tolist(), str(each.probs)) for each in trees]
 
     def saved(folder: Path, spare: Path) -> Any:
         opened(folder).save_pretrained(spare / "copy")
         return RecyclingTable(spare / "copy", tokenizer()).config.contexts
 
     return {
-        "drafts": lambda folder, spare: drafts(opened(folder), contexts(), len(tokenizer())),
+        "drafts": recycled,
         **shared_uses(lambda folder: RecyclingTable(folder, tokenizer())),
         "saved again": saved,
     }
 
 
 KINDS = [
-    datastore("datastore", build_datastore, contexts, 259),
-    datastore("wide datastore", build_wide_datastore, wide_contexts, WIDE_VOCABULARY),
+    datastore(),
     Kind("knowledge base", build_knowledge_base, knowledge_base_uses()),
     Kind("kNN datastore", build_knn_datastore, knn_uses()),
     Kind("retrieval cache", build_cache, {}, {"opened, used and opened again": used_cache}),

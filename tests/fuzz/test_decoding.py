@@ -11,7 +11,7 @@ from hf_refspec.generation.row import Row
 from .decoding import Case
 from .outcomes import DIFFERENT, EQUAL
 
-COUNT, CHUNKS = 200, 5
+COUNT, CHUNKS = 120, 3
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

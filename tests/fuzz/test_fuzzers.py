@@ -6,7 +6,6 @@ for a lock that none of its own threads will ever release.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,36 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def output(*arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+def output(*arguments: str) -> str:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
     return done.stdout
 
 
 def test_damaged_folders_are_used_or_refused_in_one_line_with_their_path():
     table = output("tests.fuzz", "mutate", "--count", "240").split("\n\n")[0]
-    _, *kinds, _ = table.splitlines()[-8:]
-    for row in kinds:  # what is always refused when it is opened would test nothing behind that
-        same, other, *_, refused, _ = map(int, re.findall(r"\d+", row))
+    for row in table.splitlines()[1:]:  # if all are refused at once, nothing behind that is tested
+        same, other, *_, refused = map(int, re.findall(r"\d+", row))
         assert same and other and refused > 10, table
 
 
-def test_nothing_is_read_outside_of_the_arrays_of_a_damaged_datastore(tmp_path):
-    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
-    kinds = "--kind", "datastore", "--kind", "wide datastore"
-    output("tests.fuzz", "mutate", "--first", "5000", "--count", "100", *kinds, **checked)
-
-
-def test_killed_writers_lose_and_leave_nothing():
-    assert "40 ended" in output("tests.fuzz", "kill", "--count", "40")
-
-
-def test_defects_are_noticed(tmp_path):
+def test_killed_writers_and_planted_defects(tmp_path):
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tmp'}"]
     output("pytest", "-q", *options, "tests/fuzz/defects.py")

@@ -38,13 +38,15 @@ def url():
         yield address
 
 
-def of_openai(url: str) -> Person | None:
+def completions(url: str):
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+    return client.chat.completions
+
+
+def of_openai(url: str) -> Person | None:
     messages = [{"role": "user", "content": QUESTION}]
-    chat = client.chat.completions.parse(
-        model=NAME, messages=messages, response_format=Person, **LIMITS
-    )
-    return chat.choices[0].message.parsed
+    options = {"model": NAME, "messages": messages, **LIMITS}
+    return completions(url).parse(response_format=Person, **options).choices[0].message.parsed
 
 
 def of_langchain(url: str, method: str) -> Person:
@@ -80,8 +82,7 @@ def test_clients_have_objects(url, asked):
 
 
 def test_openai_parses_streams_of_calls(url):
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
-    with client.chat.completions.stream(
+    with completions(url).stream(
         model=NAME,
         messages=[{"role": "user", "content": WEATHER}],
         tools=[openai.pydantic_function_tool(GetWeather)],
@@ -104,16 +105,3 @@ def test_langchain_binds_tools(url, streams):
         answer = answer + chunk
     [call] = answer.tool_calls
     assert (call["name"], call["args"]) == ("GetWeather", {"city": "Paris"})
-
-
-def test_a_smolagents_agent_comes_to_an_answer(url):
-    smolagents = pytest.importorskip("smolagents")
-    # The small model would not end its sentence otherwise.
-    options = {**LIMITS, "frequency_penalty": 1.0}
-    model = smolagents.OpenAIModel(NAME, api_base=url, api_key="none", **options)
-    agent = smolagents.ToolCallingAgent(tools=[], model=model, max_steps=2, verbosity_level=0)
-    agent.run(WEATHER)
-    calls = [
-        call for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or []
-    ]
-    assert calls[-1].name == "final_answer"

@@ -17,13 +17,8 @@ OPTIONS = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
 def llm(request, trained_model, trained_tokenizer):
     """`langchain_huggingface` wants another huggingface-hub than constraints.txt has (below 2)."""
     package = pytest.importorskip(request.param, reason=f"{request.param} is not installed")
-    generator = pipeline(
-        "text-generation",
-        model=trained_model,
-        tokenizer=trained_tokenizer,
-        device="cpu",
-        **OPTIONS,
-    )
+    given = {"model": trained_model, "tokenizer": trained_tokenizer, "device": "cpu"}
+    generator = pipeline("text-generation", **given, **OPTIONS)
     return package.HuggingFacePipeline(pipeline=generator, batch_size=2)
 
 

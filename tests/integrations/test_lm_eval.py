@@ -1,4 +1,4 @@
-"""lm-eval's HFLM: a generation task and a likelihood task over a local file."""
+"""lm-eval's HFLM: a generation task over a local file."""
 
 from __future__ import annotations
 
@@ -15,24 +15,19 @@ from lm_eval.models.huggingface import HFLM
 ANSWERS = ["harbour", "museum", "ticket"]
 
 
-@pytest.fixture
-def tasks(tmp_path):
-    """Builds new tasks for each evaluation: a task keeps its requests."""
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_scores_are_the_same(
+    trained_model, trained_tokenizer, tmp_path, drafted_as_plain, batch_size
+):
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps({"answer": answer}) + "\n" for answer in ANSWERS))
-    common = {
-        "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(path)},
-            "cache_dir": str(tmp_path / "cache"),
-        },
-        "test_split": "test",
-        "doc_to_text": " ".join(["{{answer}}"] * 5),
-    }
-    generation = {
-        **common,
+    config = {
         "task": "museum",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(tmp_path / "cache")},
+        "test_split": "test",
         "output_type": "generate_until",
+        "doc_to_text": " ".join(["{{answer}}"] * 5),
         "doc_to_target": "{{answer}}",
         "generation_kwargs": {"until": ["\n", "."], "max_gen_toks": 8, "do_sample": False},
         "filter_list": [
@@ -40,31 +35,12 @@ def tasks(tmp_path):
         ],
         "metric_list": [{"metric": "exact_match"}],
     }
-    likelihood = {
-        **common,
-        "task": "museum_choices",
-        "output_type": "multiple_choice",
-        "doc_to_choice": ANSWERS,
-        "doc_to_target": f"{{{{{ANSWERS}.index(answer)}}}}",
-        "metric_list": [{"metric": "acc"}],
-    }
-    return lambda: {
-        config["task"]: ConfigurableTask(config=dict(config)) for config in (generation, likelihood)
-    }
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_scores_are_the_same(trained_model, trained_tokenizer, tasks, drafted_as_plain, batch_size):
     evaluated = HFLM(pretrained=trained_model, tokenizer=trained_tokenizer, batch_size=batch_size)
 
     def evaluation():
-        found = evaluate(evaluated, tasks(), bootstrap_iters=0, log_samples=True)
-        responses = {
-            name: [sample["resps"] for sample in samples]
-            for name, samples in found["samples"].items()
-        }
-        return found["results"], responses
+        tasks = {"museum": ConfigurableTask(config=dict(config))}  # a task keeps its requests
+        found = evaluate(evaluated, tasks, bootstrap_iters=0, log_samples=True)
+        return found["results"], [sample["resps"] for sample in found["samples"]["museum"]]
 
     results, _ = drafted_as_plain(evaluation)
     assert results["museum"]["exact_match,word"] > 0.5
-    assert results["museum_choices"]["acc,none"] > 0.5

@@ -19,6 +19,13 @@ from datasets import Dataset
 import hf_refspec as rs
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "grpo.py"))
+SETTINGS = {
+    **{"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 2},
+    **{"max_completion_length": 24, "learning_rate": 0.01, "beta": 0.0, "seed": 0},
+    "weight_decay": 5.0,  # rollouts that are equal have no advantage over each other
+    **{"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no"},
+    "disable_tqdm": True,
+}
 PROMPTS = ["abc abc abc", "the cat and the cat", "one two one two one", "x"]
 
 
@@ -44,23 +51,7 @@ def trained(byte_llama, tokenizer, tmp_path):
         trainer = getattr(trl, f"{method}Trainer")(
             model=training.model,
             reward_funcs=training.reward,
-            args=getattr(trl, f"{method}Config")(
-                output_dir=str(tmp_path),
-                max_steps=2,
-                per_device_train_batch_size=4,
-                num_generations=2,
-                max_completion_length=24,
-                learning_rate=0.01,
-                beta=0.0,
-                weight_decay=5.0,  # rollouts that are equal have no advantage over each other
-                seed=0,
-                use_cpu=True,
-                bf16=False,
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-                **options,
-            ),
+            args=getattr(trl, f"{method}Config")(str(tmp_path), **SETTINGS, **options),
             train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
             processing_class=copy.deepcopy(tokenizer),
         )
@@ -77,8 +68,7 @@ def trained(byte_llama, tokenizer, tmp_path):
     return train
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [True, False])
-@pytest.mark.parametrize("method", ["GRPO", "RLOO"])
+@pytest.mark.parametrize(("method", "gradient_checkpointing"), [("GRPO", False), ("RLOO", True)])
 def test_rollouts_and_what_is_learned_from_them_are_the_same(
     trained, byte_llama, method, gradient_checkpointing
 ):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from architectures import VOCAB_SIZE
 from bag_of_tokens import BagOfTokens
-from calls import ListStreamer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -147,54 +146,6 @@ def test_a_drafter_saves_forward_passes(models_by_type, retriever):
     ids = generate(model, retriever, drafter=drafter, **options)
     assert ids.tolist() == generate(model, retriever, **options).tolist()
     assert drafter.stats.forward_passes < drafter.stats.tokens
-
-
-class Cancelled(ListStreamer):
-    def put(self, value):
-        super().put(value)
-        if len(self.puts) == 9:
-            raise InterruptedError
-
-
-@pytest.mark.parametrize("speculation", [None, "", "psa"])
-def test_only_what_is_verified_is_streamed(llama, retriever, speculation):
-    streamer = ListStreamer()
-    options = {"max_new_tokens": 30, "speculation": speculation, **GREEDY}
-    ids = generate(llama, retriever, streamer=streamer, **options)
-    new_ids = ids[0, PROMPT.shape[1] :].tolist()
-    assert streamer.puts == [PROMPT.tolist(), *([token] for token in new_ids)]
-    assert streamer.ended == 1
-    with pytest.raises(InterruptedError):
-        generate(llama, retriever, streamer=Cancelled(), **options)
-
-
-@pytest.mark.parametrize("speculation", [None, "", "psa"])
-def test_eos_ends_the_text_in_the_middle_of_a_step(llama, retriever, speculation):
-    whole = generate(llama, retriever, max_new_tokens=40, speculation=None, **GREEDY)[0].tolist()
-    for position in (10, 15, 21, 33):
-        eos = whole[position]
-        end = whole.index(eos, PROMPT.shape[1]) + 1
-        options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": eos}
-        ids = generate(llama, retriever, speculation=speculation, **options)
-        assert ids[0].tolist() == whole[:end]
-
-
-def test_stop_strings_end_the_text(byte_llama, tokenizer):
-    retriever = BagOfTokens(vocab_size=len(tokenizer))
-    prompt = tokenizer("def f(x):", return_tensors="pt").input_ids
-    options = {"prompt": prompt, "max_new_tokens": 40, "tokenizer": tokenizer, **GREEDY}
-    whole = generate(byte_llama, retriever, speculation=None, **options)
-    output = tokenizer.decode(whole[0, prompt.shape[1] :])
-    text = next(character for character in output[5:] if character.isascii())
-    lengths = set()
-    for speculation in (None, "", "psa"):
-        ids = generate(
-            byte_llama, retriever, speculation=speculation, stop_strings=[text], **options
-        )
-        assert ids[0].tolist() == whole[0, : ids.shape[1]].tolist()
-        lengths.add(ids.shape[1])
-    assert len(lengths) == 1
-    assert lengths.pop() < whole.shape[1]
 
 
 def test_padding_is_not_seen(llama, retriever):

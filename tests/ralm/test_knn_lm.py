@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import small
-from calls import ListStreamer
 from knn_texts import CORPUS, generate
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
-from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import Mixture
 from hf_refspec.ralm.options import Speculation
@@ -136,14 +134,6 @@ class TestTheDistribution:
         assert torch.equal(generate(byte_llama, inputs, store, max_new_tokens=20), ids)
 
 
-class Stop(StoppingCriteria):
-    def __init__(self, length):
-        self.length = length
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
-
-
 class TestGenerate:
     def test_returns_a_dict_with_the_cache_of_all_but_the_last_and_fills_stats(
         self, byte_llama, inputs, store
@@ -165,24 +155,6 @@ class TestGenerate:
         assert stats.searches < stats.steps
         assert stats.verified > 0
 
-    @pytest.mark.parametrize("speculation", [None, "", "psa"])
-    def test_ends_with_eos_or_a_stopping_criterion(self, byte_llama, inputs, store, speculation):
-        ids, begin = generate(byte_llama, inputs, store)[0].tolist(), inputs["input_ids"].shape[1]
-        end = ids.index(ids[-5], begin) + 1
-        for length, stop in (
-            (end, {"eos_token_id": ids[-5]}),
-            (23, {"stopping_criteria": [Stop(23)]}),
-        ):
-            ended = generate(byte_llama, inputs, store, speculation=speculation, **stop)
-            assert ended[0].tolist() == ids[:length]
-
-    def test_streams_each_token_once(self, byte_llama, inputs, store):
-        streamer = ListStreamer()
-        ids, prompt = generate(byte_llama, inputs, store, streamer=streamer), inputs["input_ids"]
-        tokens = ids[0, prompt.shape[1] :].tolist()
-        assert streamer.puts == [prompt.tolist(), *([token] for token in tokens)]
-        assert streamer.ended == 1
-
     def test_goes_on_from_a_cache(self, byte_llama, inputs, store):
         expected = generate(byte_llama, inputs, store)
         cache = DynamicCache(config=byte_llama.config)
@@ -194,23 +166,6 @@ class TestGenerate:
         config = GenerationConfig(temperature=0.01, do_sample=True, max_new_tokens=20)
         ids = generate(byte_llama, inputs, store, generation_config=config, max_new_tokens=20)
         assert torch.equal(ids, generate(byte_llama, inputs, store, max_new_tokens=20))
-
-    def test_carries_the_verified_text_when_the_datastore_fails(self, byte_llama, inputs, store):
-        class Broken(KnnDatastore):
-            searches = 0
-
-            def search(self, queries, k):
-                self.searches += 1
-                if self.searches > 5:
-                    raise OSError("the disk is gone")
-                return super().search(queries, k)
-
-        expected = generate(byte_llama, inputs, store)
-        with pytest.raises(RetrievalError, match="the disk is gone") as error:
-            generate(byte_llama, inputs, Broken(store.path), speculation="p")
-        verified = error.value.text_ids
-        assert len(verified) > inputs["input_ids"].shape[1]
-        assert expected[0, : len(verified)].tolist() == verified
 
 
 class TestBadInput:

@@ -148,67 +148,6 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
     assert not unsure.one_more_pays(range(1, 9), [9, 10, 11], elapsed=8.9)
 
 
-def seconds_of_a_text(chances, scheduler, steps_ahead, a, b0, b1, stride=None):
-    """A request in virtual time, with OS3 or a fixed stride: how long it takes.
-
-    Args:
-        chances (sequence of `float`): A step is right where this is less than how likely that is at
-            its lag.
-    """
-
-    def is_right(number, lag):
-        return chances[number] < 0.999 - 0.0008 * lag**2
-
-    search_seconds, gamma = scheduler.search_seconds, scheduler.gamma
-    search_seconds.record(1, b0 + b1)
-    now, at, made = b0 + b1 + a, 1, []
-    while at < len(chances):
-        wanted = stride or scheduler.stride(len(made))
-        while len(made) < wanted and at + len(made) < len(chances):
-            made.append(len(made) + 1)
-            scheduler.record_step(a)
-            now += a
-        verified, made, elapsed = made, [], 0.0
-        b = b0 + b1 * len(verified)
-        while (
-            steps_ahead is None
-            and elapsed < b
-            and len(made) < min(LONGEST_STRIDE, len(chances) - at - len(verified))
-            and scheduler.one_more_pays(verified, made, elapsed)
-        ):
-            made.append(len(verified) + len(made) + 1)
-            scheduler.record_step(a, beside_search=True)
-            elapsed += a
-        now += max(b, elapsed)
-        search_seconds.record(len(verified), b)
-        scheduler.record_overhead(0.0)
-        wrong = (i for i, lag in enumerate(verified) if not is_right(at + i, lag))
-        right = next(wrong, len(verified))
-        gamma.record(verified, right)
-        at += right
-        if right < len(verified):
-            now, at, made = now + a, at + 1, []
-    return now
-
-
-@pytest.mark.parametrize("steps_ahead", [0, None])
-@pytest.mark.parametrize(
-    ("a", "b0", "b1"),
-    [(20, 38, 5), (20, 280, 35), (5, 2, 7), (20, 1, 1), (100, 500, 0), (4, 200, 20), (40, 10, 0)],
-)
-def test_no_fixed_stride_is_a_twentieth_faster_than_the_scheduler(a, b0, b1, steps_ahead):
-    texts = np.random.default_rng(0).random((30, 32))
-    seconds = {}
-    for stride in (None, *range(1, 9)):
-        scheduler, total = StrideScheduler(GammaByLag(), steps_ahead), 0.0
-        for chances in texts:
-            total += seconds_of_a_text(chances, scheduler, steps_ahead, a, b0, b1, stride)
-            # As a request of the same retriever begins with what the last one has seen.
-            scheduler.begin_request()
-        seconds[stride] = total
-    assert seconds[None] <= 1.05 * min(seconds.values())
-
-
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
     gamma = PublishedGamma(most=0.6)

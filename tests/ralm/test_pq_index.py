@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from knn_texts import generate
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.ralm import knn_datastore
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.pq_index import LEAST_ROWS, PQIndex, axes_of
@@ -143,7 +143,7 @@ class TestOfADatastore:
         assert torch.equal(*ids)
 
     def test_without_faiss_there_is_none(self, store, monkeypatch):
-        monkeypatch.setattr(knn_datastore, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "faiss", None)
         assert KnnDatastore(store.path).pq_index is None
 
     def test_a_damaged_one_is_refused_before_work_starts(self, byte_llama, prompt, store, tmp_path):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import bm25s
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from texts import some_texts
 
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.retrieval.retriever import Retriever
 
 # More than are scored at a time.
 TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]
@@ -34,11 +29,6 @@ def query_of(retriever, text):
 def ranking(retriever, query):
     ids = np.arange(len(retriever.knowledge_base))
     return np.lexsort((ids, -retriever.score(query, ids)))
-
-
-def test_it_is_a_retriever(retriever):
-    assert isinstance(retriever, Retriever)
-    assert retriever.knowledge_base.tokenizer.decode(retriever.passage(1030)) == "tree"
 
 
 def test_scores_are_those_of_bm25s(retriever):
@@ -63,27 +53,6 @@ def test_the_best_of_all_are_found_with_the_scores_of_score(retriever, k):
         np.testing.assert_array_equal(found.scores, retriever.score(query, found.ids))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.text(alphabet="abcdert ", max_size=30), min_size=1, max_size=9), st.integers(1, 40)
-)
-def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(retriever, texts, k):
-    queries = [query_of(retriever, text) for text in texts]
-    for query, found in zip(queries, retriever.search(queries, k), strict=True):
-        (alone,) = retriever.search([query], k)
-        np.testing.assert_array_equal(alone.ids, found.ids)
-        np.testing.assert_array_equal(alone.scores, found.scores)
-        np.testing.assert_array_equal(found.ids, ranking(retriever, query)[:k])
-
-
-def test_of_equal_passages_the_lowest_ids_are_found(tmp_path, tokenizer):
-    texts = ["river stone", "tree"] * 100
-    base = KnowledgeBase.build(texts, tokenizer, None, tmp_path / "base", progress=False)
-    retriever = SparseRetriever(base, progress=False)
-    (found,) = retriever.search([query_of(retriever, "tree")], 5)
-    assert found.ids.tolist() == [1, 3, 5, 7, 9]
-
-
 @pytest.mark.parametrize("ids", [[], [0], [-1, 10**6], [258]])
 def test_a_query_that_no_passage_has_finds_the_first_ones_with_nothing(retriever, ids):
     query = retriever.encode(np.array(ids, np.int64))
@@ -96,13 +65,3 @@ def test_a_token_that_is_asked_twice_counts_twice(retriever):
     ids = np.arange(len(TEXTS))
     once, twice = (retriever.score(query_of(retriever, text), ids) for text in ("e", "ee"))
     np.testing.assert_allclose(twice, 2 * once)
-
-
-def test_no_queries_no_answers(retriever):
-    assert retriever.search([], 3) == []
-
-
-def test_without_bm25s_the_error_names_the_extra(retriever, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ImportError, match=r"hf_refspec\[retrieval\]"):
-        SparseRetriever(retriever.knowledge_base)

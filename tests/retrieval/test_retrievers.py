@@ -1,0 +1,71 @@
+"""What holds for every retriever of the package: dense, exact or by a graph, and BM25."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from texts import bag_of_words, some_texts
+
+from hf_refspec.retrieval.bm25 import SparseRetriever
+from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from hf_refspec.retrieval.retriever import Retriever
+
+TEXTS = some_texts(400)
+KINDS = {
+    "flat": lambda base: DenseRetriever(base, bag_of_words),
+    "hnsw": lambda base: DenseRetriever(base, bag_of_words, index="hnsw"),
+    "bm25": lambda base: SparseRetriever(base, progress=False),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    path = tmp_path_factory.mktemp("passages") / "base"
+    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path, progress=False)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def retriever(base, request):
+    return KINDS[request.param](base)
+
+
+def queries_of(retriever, texts):
+    tokenizer = retriever.knowledge_base.tokenizer
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [retriever.encode(np.array(each)) for each in ids]
+
+
+def test_it_has_the_methods_and_the_passages(retriever):
+    assert isinstance(retriever, Retriever)
+    assert retriever.knowledge_base.tokenizer.decode(retriever.passage(7)) == TEXTS[7]
+
+
+def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(retriever):
+    queries = queries_of(retriever, some_texts(40, seed=2))
+    for query, found in zip(queries, retriever.search(queries, 20), strict=True):
+        np.testing.assert_array_equal(found.scores, retriever.score(query, found.ids))
+        for k in (1, 5, 20):
+            (alone,) = retriever.search([query], k)
+            np.testing.assert_array_equal(alone.ids, found.ids[:k])
+            np.testing.assert_array_equal(alone.scores, found.scores[:k])
+    assert retriever.search([], 3) == []
+
+
+@pytest.mark.parametrize("kind", ["flat", "bm25"])
+def test_of_equal_passages_the_lowest_ids_are_found(tmp_path, tokenizer, kind):
+    texts = ["river stone", "tree"] * 100
+    base = KnowledgeBase.build(texts, tokenizer, bag_of_words, tmp_path / "b", progress=False)
+    retriever = KINDS[kind](base)
+    (found,) = retriever.search(queries_of(retriever, ["tree"]), 5)
+    assert found.ids.tolist() == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize(("kind", "library"), [("hnsw", "faiss"), ("bm25", "bm25s")])
+def test_without_its_library_the_error_names_the_extra(base, monkeypatch, kind, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=r"hf_refspec\[retrieval\]"):
+        KINDS[kind](base)
+    assert len(KINDS["flat"](base).search([base.embeddings[0]], 3)[0]) == 3
