@@ -5,6 +5,7 @@ changed, see `model_memo.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
@@ -22,8 +23,6 @@ from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
-# The verifiers over a cache that grows, the best first.
-_DYNAMIC = TreeVerifier, ChainVerifier, RecurrentVerifier
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
@@ -57,21 +56,12 @@ def select_verifier(
         decode plainly. And why that is so.
     """
     findings: dict[str, Finding] = {}
-    reproducible = requested == ReproducibleVerifier.name
-    kinds: tuple[type[Verifier], ...] = _DYNAMIC
-    if reproducible:
-        kinds = (ReproducibleVerifier,)
-    elif isinstance(find_cache(model_kwargs), StaticCache):
-        kinds = (StaticVerifier,)
     usual = model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
-    for kind in kinds:
-        # In a static cache, and with several rows, a chain is verified as a tree.
-        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
-        allowed = requested in ("auto", kind.name) or as_tree
-        if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
+    for kind in _candidates(requested, rows, find_cache(model_kwargs)):
+        if not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
-        config = generation_config if reproducible else None
+        config = generation_config if kind.same_bits else None
         probed = (kind, model, rows, model_kwargs)
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
@@ -94,6 +84,19 @@ def select_verifier(
             "the model decide."
         )
     return None, why
+
+
+def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[type[Verifier]]:
+    """The kinds of verifiers that may be tried, the best first. In a static cache, and with several
+    rows, a chain is verified as a tree."""
+    if requested == ReproducibleVerifier.name:
+        return (ReproducibleVerifier,)
+    if isinstance(cache, StaticCache):
+        return (StaticVerifier,)
+    if rows > 1:
+        return (TreeVerifier,)
+    chains = ChainVerifier, RecurrentVerifier
+    return {"auto": (TreeVerifier, *chains), "tree": (TreeVerifier,), "chain": chains}[requested]
 
 
 def _why_plain(findings: dict[str, Finding], rows: int, cache: Cache | None) -> str:

@@ -11,7 +11,6 @@ CUDA graphs each width is one graph. Every row writes behind its own last token:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,6 @@ class StaticVerifier(Verifier):
 
     name = "static"
     takes_trees = True
-    most_rows = sys.maxsize
     drops_rows = False
     widths: tuple[int, ...] = WIDTHS
 

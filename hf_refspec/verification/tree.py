@@ -19,7 +19,6 @@ rows stand side by side under a 4D mask, and a pass is as wide as its widest row
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +47,6 @@ class TreeVerifier(Verifier):
 
     name = "tree"
     takes_trees = True
-    most_rows = sys.maxsize
 
     entries: InPlaceEntries
 

@@ -54,7 +54,6 @@ class Verifier:
 
     name: str
     takes_trees = False
-    most_rows = 1
     # Whether several tokens may follow what is cached.
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
