@@ -16,12 +16,7 @@ from threading import Thread
 from typing import Any
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
@@ -81,16 +76,12 @@ def ask_hub(
     Thread(target=ask, daemon=True).start()
     try:
         answer.result(HUB_SECONDS)
-    except GatedRepoError as error:
-        place = f"{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
-        raise OSError(
-            f"access to {repo_id!r} is granted on request; ask for it at "
-            f"{constants.ENDPOINT}/{place}, then set HF_TOKEN or run `hf auth login`"
-        ) from error
     except RepositoryNotFoundError as error:
+        page = f"{constants.ENDPOINT}/{'datasets/' * (repo_type == 'dataset')}{repo_id}"
         raise OSError(
-            f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that "
-            "you may read; check the name, or if it is private set HF_TOKEN or run `hf auth login`"
+            f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that you "
+            f"may read; check the name. If {page} is private or grants access on request, set "
+            "HF_TOKEN or run `hf auth login`"
         ) from error
     except Exception as error:  # no network, a proxy's page, a mirror without this repo
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
@@ -117,13 +108,16 @@ def is_only_cached(
     if silent is None:
         return False
     cache = None if cache_dir is None else Path(cache_dir)
-    paths = (try_to_load_from_cache(repo_id, file, cache, revision, repo_type) for file in files)
-    if any(isinstance(path, str) for path in paths):
+    if any(_cached(repo_id, file, cache, revision, repo_type) for file in files):
         return True
     raise OSError(
         f"{repo_id!r} is no folder here and not in the Hub's cache, and the Hub cannot be reached: "
         f"{silent}"
     )
+
+
+def _cached(*file: Any) -> bool:
+    return isinstance(try_to_load_from_cache(*file), str)
 
 
 def model_source(
@@ -159,14 +153,10 @@ def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
     can be loaded."""
     from transformers import AutoTokenizer
 
-    try:
-        cached = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
-        here = (Path(name, file) for file in _TOKENIZER)
-        paths = here if os.path.isdir(name) else cached
-        if not any(isinstance(path, str | Path) and os.path.exists(path) for path in paths):
-            return None
-        options = {"local_files_only": True, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception:  # it is optional, and a damaged file can fail in several libraries
-        return None
-    return tokenizer if getattr(tokenizer, "is_fast", False) else None
+    with suppress(Exception):  # it is optional, and a damaged file can fail in several libraries
+        places = (os.path.join(name, file) for file in _TOKENIZER if os.path.isdir(name))
+        if any(map(os.path.exists, places)) or any(_cached(name, file) for file in _TOKENIZER):
+            options = {"local_files_only": True, "trust_remote_code": False}
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            return tokenizer if tokenizer.is_fast else None
+    return None

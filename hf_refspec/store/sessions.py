@@ -24,7 +24,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
-from .files import DatastoreError, unreadable
+from .files import DatastoreError, reading
 from .printable import one_line
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
@@ -132,13 +132,13 @@ class SessionDatabase:
             yield self._connection
             return
         try:
-            with closing(self._connect()) as self._connection:
+            with reading(self.file), closing(self._connect()) as self._connection:
                 yield self._connection
-        except sqlite3.Error as error:
-            what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
+        except (sqlite3.Error, FileNotFoundError, NotADirectoryError) as error:
+            damaged = isinstance(error, sqlite3.DatabaseError)
+            damaged &= not isinstance(error, sqlite3.OperationalError)
+            what = "is damaged" if damaged else "cannot be used"
             raise DatastoreError(f"{self.file} {what}: {one_line(error):.200}") from None
-        except (OSError, MemoryError) as error:
-            raise unreadable(self.file, error) from None
         finally:
             self._connection = None
 

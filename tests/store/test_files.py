@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import save
 from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
 
-from hf_refspec.store import files
 from hf_refspec.store.files import (
     Blocks,
     DatastoreError,
@@ -154,14 +153,6 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content):
     refused_file(tmp_path, content)
 
 
-def test_message_says_what_an_array_should_be(tmp_path):
-    message = refused_file(tmp_path, file_of({"tokens": tensor("U32", [2])}, bytes(8)))
-    assert "tokens is uint32 of shape (2,), but should be uint16 with 4 entries" in message
-    content = file_of({"tokens": tensor("U32", [2])}, bytes(8))
-    message = refused_file(tmp_path, content, {"tokens": (np.dtype(np.uint16), None)})
-    assert "but should be uint16 with one dimension" in message
-
-
 def test_a_huge_header_is_not_parsed(tmp_path):
     header = {f"{i:x}": tensor("U8", [0], (0, 0)) for i in range(2000)}
     message = refused_file(tmp_path, file_of(header | {"tokens": tensor()}, bytes(8)))
@@ -235,35 +226,12 @@ def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
 # Reading
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
-    entry = four_tokens(tmp_path)
-
-    def refuse(path, *_):
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(files.os, "open", refuse)
-    for read in readers(tmp_path, entry):
-        with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: Permission denied"):
-            read()
-
-
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file")
 def test_a_disk_that_fails_while_a_file_is_read():
     """Nothing is mapped at the address 0, so that the first byte of this file cannot be read."""
     for read in readers(Path("/proc/self"), FileEntry("mem", 0, "")):
         with pytest.raises(DatastoreError, match="mem cannot be read: Input/output"):
             read()
-
-
-def test_more_than_fits_into_memory_is_said_so(tmp_path, monkeypatch):
-    entry = four_tokens(tmp_path)
-
-    def refuse(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(files, "safe_open", refuse)
-    with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: .* enough memory"):
-        read_arrays(tmp_path, entry, UINT16)
 
 
 def test_a_damaged_file_is_not_copied(tmp_path):

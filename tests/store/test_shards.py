@@ -15,9 +15,9 @@ from stored import content_of, flip_last_bit
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
-from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.shards import GROWTH, due_to_join
+from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.shards import GROWTH, grouped
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 
@@ -79,20 +79,23 @@ def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
         merge_store(path, show=False)
 
 
+def grouped_sizes(sizes: list[int]) -> list[int]:
+    file = FileEntry("", 0, "")
+    groups = grouped([ShardEntry(size, 0, file, file) for size in sizes])
+    assert [shard.tokens for group in groups for shard in group] == sizes
+    return [sum(shard.tokens for shard in group) for group in groups]
+
+
 @given(st.lists(st.integers(1, 1000), max_size=30))
 def test_sizes_grow_geometrically(added):
     sizes: list[int] = []
     for size in added:
-        sizes.append(size)
-        while (due := due_to_join(sizes)) is not None:
-            assert due.stop - due.start > 1
-            sizes[due] = [sum(sizes[due])]
-        for one, next_one in pairwise(sizes):
-            assert one > GROWTH * next_one
-    assert sum(sizes) == sum(added)
+        sizes = grouped_sizes([*sizes, size])
+        assert all(one > GROWTH * next_one for one, next_one in pairwise(sizes))
+    assert all(one > GROWTH * next_one for one, next_one in pairwise(grouped_sizes(added)))
 
 
 def test_the_largest_shards_are_left_alone():
-    assert due_to_join([LARGEST_SHARD, LARGEST_SHARD, 10]) is None
-    assert due_to_join([LARGEST_SHARD, 10, 10]) == slice(1, 3)
-    assert due_to_join([]) is None
+    assert grouped_sizes([LARGEST_SHARD, LARGEST_SHARD, 10]) == [LARGEST_SHARD, LARGEST_SHARD, 10]
+    assert grouped_sizes([LARGEST_SHARD, 10, 10]) == [LARGEST_SHARD, 20]
+    assert grouped_sizes([]) == []
