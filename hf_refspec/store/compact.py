@@ -68,22 +68,17 @@ class CompactOptions:
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, " or None", 4096)
 
-    def candidates(self, dtype: np.dtype) -> int:
-        """The most n-grams of each length to choose from."""
-        if self.ngrams_per_order is not None:
-            return self.ngrams_per_order
-        if self.max_bytes is None:
-            return NGRAMS_PER_ORDER
-        # More than fit, even if most of their trees are small.
-        return self.max_bytes // table_bytes(1, NODES_PER_TREE // 4, self.max_ngram, dtype)
-
 
 def compact_form(
     texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table."""
-    dtype = config.token_dtype
-    ngrams, counts = common_ngrams(texts, options.max_ngram, options.candidates(dtype))
+    dtype, candidates = config.token_dtype, options.ngrams_per_order
+    if candidates is None and options.max_bytes is not None:
+        # More than fit, even if most of their trees are small.
+        entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
+        candidates = options.max_bytes // entry
+    ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
     if any(int(order.max(initial=0)) >= config.vocab_size for order in ngrams):
         raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)

@@ -16,13 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
-from .build.corpus import build_store, extend_store, merge_store
+from .build.corpus import build_store, changing, extend_store
+from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
-from .datastore_config import Form, StoreConfig, check_form
+from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .names import load_tokenizer
-from .shards import map_shard, split_documents
+from .shards import grouped, map_shard, merge_shards, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
 
@@ -158,10 +159,8 @@ class Datastore(StoredFolder[StoreConfig]):
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
 
-        Builds and extensions already merge so that there is about one shard for each order of
-        magnitude. A single shard is searched the fastest, but all tokens are written again. Merging
-        takes little memory beside what is mapped, and the space on the disk of the merged shards.
-        Open datastores, this object among them, keep what they opened.
+        A single shard is searched the fastest, but all tokens are written again. Open datastores,
+        this object among them, keep what they opened.
 
         Args:
             num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
@@ -177,8 +176,12 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if num_proc is not None:
             check_count("num_proc", num_proc, " or None")
-        with self.naming_damage():
-            merge_store(self.path, num_proc, progress)
+        with self.naming_damage(), changing(self.path, ", which has no shards") as config:
+            groups = grouped(config.shards, growth=LARGEST_SHARD)
+            threads = num_proc or usable_cores()
+            shards = merge_shards(self.path, config, groups, threads, progress)
+            if shards != config.shards:
+                replace(config, shards=shards).write(self.path)
         return Datastore(self.path)
 
     def retokenize(

@@ -15,15 +15,14 @@ from huggingface_hub import (
     CommitOperationDelete,
     HfApi,
     constants,
-    hf_hub_download,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..version import __version__
 from .card import card
 from .files import CONFIG, DatastoreError, read_small
-from .names import is_here, is_only_cached
+from .names import is_here
 from .printable import one_line
 
 if TYPE_CHECKING:
@@ -57,29 +56,24 @@ def fetch(
         raise FileNotFoundError(
             f"{repo_id!r} does not exist; name a folder, or a Hub id such as org/name"
         )
-    cached_only = local_files_only or is_only_cached(
-        repo_id, kind.NOUN, [CONFIG], "dataset", revision, **options
-    )
-    options |= {"repo_type": "dataset", "local_files_only": cached_only, **LIBRARY}
+    options |= {"repo_type": "dataset", "local_files_only": local_files_only, **LIBRARY}
     place = f"the dataset repo {repo_id!r} at revision {revision or constants.DEFAULT_REVISION!r}"
-    wanted = CONFIG
     try:
-        folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
+        folder = Path(
+            snapshot_download(repo_id, revision=revision, allow_patterns=CONFIG, **options)
+        )
         names = [file.name for file in part(kind.read(folder)).files()]
-        # The commit that config.json is from, even if another one is pushed meanwhile.
-        pinned = folder.name
         patterns = [CARD, *(glob.escape(name) for name in names)]
-        snapshot_download(repo_id, revision=pinned, allow_patterns=patterns, **options)
-        # It does not miss files that the repo, or offline the cache, lacks.
-        for wanted in names:
-            if not (folder / wanted).exists():
-                hf_hub_download(repo_id, wanted, revision=pinned, **options)
-    except RemoteEntryNotFoundError as error:
-        raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {wanted}") from error
+        # The commit that config.json is from, even if another one is pushed meanwhile.
+        options["revision"] = folder.name
+        snapshot_download(repo_id, allow_patterns=patterns, **options)
     except DatastoreError as error:
         raise DatastoreError(f"{place} cannot be used: {error}") from error
     except Exception as error:  # of several libraries
         raise OSError(f"{place} was not downloaded: {one_line(error)}") from error
+    for name in names:
+        if not (folder / name).exists():
+            raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {name}")
     return folder
 
 

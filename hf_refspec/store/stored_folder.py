@@ -46,11 +46,12 @@ class StoredFolder(Generic[C]):
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
         self.path, self._arguments = Path(path), arguments
-        self.config_type.opened(self.path, self._opened)
 
-    def _opened(self, config: C) -> None:
-        self.config = config
-        self._open(config)
+        def use(config: C) -> None:
+            self.config = config
+            self._open(config)
+
+        self.config_type.opened(self.path, use)
 
     def _open(self, config: C) -> None:
         """Opens the files that a config names; called again if it was replaced meanwhile."""

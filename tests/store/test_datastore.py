@@ -26,7 +26,7 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.shards import split_documents
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 
@@ -83,12 +83,6 @@ def test_more_ids_than_the_tokenizer_has_are_refused(tmp_path, tokenizer):
     ):
         with pytest.raises(DatastoreError, match=message):
             use()
-
-
-def test_a_smaller_vocabulary_is_refused(full):
-    message = rf"{full.path} has tokens up to 299, outside of the target model's"
-    with pytest.raises(DatastoreError, match=message):
-        DatastoreDrafts(full).check_vocabulary(299)
 
 
 def test_files_that_do_not_belong_together_are_told_with_the_path(both):
@@ -197,29 +191,6 @@ def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):
     assert memory() - before < 5e6
 
 
-@pytest.mark.parametrize("mode", ["mixed", "rest"])
-def test_a_text_of_one_token_whose_suffixes_are_all_the_same(tmp_path, mode):
-    length = 1_000_000
-    StoreConfig("f", "t", 300, {}, [write_zeros(tmp_path, length)]).write(tmp_path)
-    drafter = DatastoreDrafts(Datastore(tmp_path), mode=mode)
-    drafter.begin(np.zeros(16, np.int64), 300)
-    assert drafter.draft(64).tokens.tolist() == [0] * (10 if mode == "rest" else 30)
-    drafter.begin(np.ones(16, np.int64), 300)
-    assert len(drafter.draft(64)) == 0
-
-
-def test_a_separator_everywhere_takes_no_memory(tmp_path):
-    length = 20_000_000
-    shard, tokens = write_zeros(tmp_path, length), np.full(length, 2**16 - 1, np.uint16)
-    write_arrays(tmp_path / shard.tokens_file.name, {"tokens": tokens})
-    StoreConfig("f", "t", 300, {}, [shard]).write(tmp_path)
-    documents = Datastore(tmp_path).iter_documents()
-    before = memory()
-    for _ in range(10):
-        assert len(next(documents)) == 0
-    assert memory() - before < 20e6
-
-
 def test_the_largest_tokens_are_drafted(tmp_path):
     largest = 2**31 - 2
     documents = [[largest, 5, largest - 1, largest]] * 9
@@ -230,22 +201,6 @@ def test_the_largest_tokens_are_drafted(tmp_path):
         draft = drafter.draft(8)
         draft.checked(2**31 - 1)
         assert draft.tokens[0] == largest - 1 and largest in draft.tokens
-
-
-@pytest.mark.parametrize("parents", [[255, 0, 0], [255, 255, 255]])
-def test_a_tree_with_two_equal_children_is_refused(tmp_path, parents):
-    arrays = {
-        "keys": np.array([5], np.uint16),
-        "slots": np.array([1, 1], np.uint32),
-        "starts": np.array([0, 3], np.uint32),
-        "node_tokens": np.zeros(3, np.uint16),
-        "node_parents": np.array(parents, np.uint8),
-        "node_probs": np.zeros(3, np.uint8),
-    }
-    drafter = DatastoreDrafts(write_table(tmp_path / "store", arrays, [1]))
-    drafter.begin(np.array([5]), 300)
-    with pytest.raises(ValueError, match="the datastore is damaged: its n-gram table"):
-        drafter.draft(64)
 
 
 def test_the_documents_are_the_same_text_for_another_tokenizer(tokenizer, tmp_path):

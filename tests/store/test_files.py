@@ -97,51 +97,22 @@ def test_a_file_of_another_size_is_refused(tmp_path, change):
             read()
 
 
-def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
-    entry = four_tokens(tmp_path)
-    path = tmp_path / entry.name
-    good = path.read_bytes()
-    for bit in range(8 * len(good)):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(bad)
-        with pytest.raises(DatastoreError, match="is damaged: its checksum is"):
-            check_file(tmp_path, entry)
-        try:
-            read = read_arrays(tmp_path, entry, UINT16)["tokens"]
-        except DatastoreError as error:
-            assert entry.name in str(error)
-        else:
-            assert (read.dtype, read.shape) == (np.uint16, (4,))
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"\0" * 7,
-        b"\0" * 64,
         file_of({}),
-        file_of([]),
         file_of(b"{"),
         file_of(b'{"tokens":' + b"[" * 10_000),
         file_of({"other": tensor()}, bytes(8)),
         file_of({"tokens": tensor("I16")}, bytes(8)),
-        file_of({"tokens": tensor("BF16")}, bytes(8)),
         file_of({"tokens": tensor("U32", [2])}, bytes(8)),
-        file_of({"tokens": tensor("F4", [16])}, bytes(8)),
-        file_of({"tokens": tensor("NONE")}, bytes(8)),
         file_of({"tokens": tensor(shape=[3], offsets=(0, 6))}, bytes(6)),
         file_of({"tokens": tensor(shape=[2, 2])}, bytes(8)),
         file_of({"tokens": tensor(shape=[], offsets=(0, 2))}, bytes(2)),
         file_of({"tokens": tensor(shape=[2**62, 2, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[0] * 3000, offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**64 + 4])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[-4])}, bytes(8)),
         file_of({"tokens": tensor()}, bytes(7)),
-        file_of({"tokens": tensor(offsets=(8, 0))}, bytes(8)),
-        file_of({"tokens": tensor(offsets=(0, 2**63))}, bytes(8)),
-        file_of({"tokens": tensor(), "x": tensor(offsets=(4, 12))}, bytes(12)),
         file_of({"x": tensor("U8", [1], (0, 1)), "tokens": tensor(offsets=(1, 9))}, bytes(9)),
         *(
             file_of({"tokens": tensor()}, bytes(8), length)

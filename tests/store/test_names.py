@@ -86,6 +86,8 @@ def test_a_name_that_is_not_cached_is_one_error_where_the_hub_is_gone(hub, monke
         load_tokenizer(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=message + "HF_HUB_OFFLINE is set"):
+        load_tokenizer(REPO)
+    with pytest.raises(OSError, match=r"'owner/model'.*not downloaded: .* set 'HF_HUB_OFFLINE=0'"):
         Datastore.from_pretrained(REPO)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored import content_of, flip_last_bit
 
-from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
+from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
@@ -69,14 +69,14 @@ def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
     flip_last_bit(path)
     before = content_of(store)
     with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
-        merge_store(store, show=False)
+        Datastore(store).merge(progress=False)
     assert content_of(store) == before
 
 
 def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
     path = Datastore(store).compact(tmp_path / "compact", progress=False).path
     with pytest.raises(DatastoreError, match="only the compact form"):
-        merge_store(path, show=False)
+        Datastore(path).merge(progress=False)
 
 
 def grouped_sizes(sizes: list[int]) -> list[int]:

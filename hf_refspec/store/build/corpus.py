@@ -140,16 +140,14 @@ def extend_store(
 ) -> None:
     """Adds documents to a datastore in new shards, which are merged with older ones of about their
     size, in new files; see [`Datastore.extend`]."""
-    config = StoreConfig.read(folder)
-    remedy = f"it cannot be extended with {public_name(tokenizer)}"
-    config.check_tokenizer(folder, tokenizer, remedy)
     chosen = BuildOptions(**options)
-    opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    remedy = "; extend the datastore that it was made from"
-    with _changing(folder, remedy) as config, engines as engine:
+    with changing(folder, "; extend the datastore that it was made from") as config:
+        remedy = f"it cannot be extended with {public_name(tokenizer)}"
+        config.check_tokenizer(folder, tokenizer, remedy)
+        opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
         try:
-            shards = _add_shards(folder, config, opened, engine, chosen)
+            with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
+                shards = _add_shards(folder, config, opened, engine, chosen)
         except TokenizerError as error:
             raise DatastoreError(f"{folder} cannot be extended: {error}") from None
         about = dict(config.source)
@@ -161,17 +159,8 @@ def extend_store(
         replace(config, source=about, shards=shards).write(folder)
 
 
-def merge_store(folder: Path, num_proc: int | None = None, show: bool = True) -> None:
-    """Merges all shards of a datastore into as few as possible, see [`Datastore.merge`]."""
-    with _changing(folder, ", which is not made of shards") as config:
-        groups = grouped(config.shards, growth=LARGEST_SHARD)
-        shards = merge_shards(folder, config, groups, num_proc or usable_cores(), show)
-        if shards != config.shards:
-            replace(config, shards=shards).write(folder)
-
-
 @contextmanager
-def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
+def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
     """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
     with only_writer(folder):
         config = StoreConfig.read(folder)

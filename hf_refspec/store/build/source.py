@@ -34,21 +34,13 @@ _SAMPLE = 100
 
 @dataclass
 class Source:
-    """Documents, and what is known about them.
+    """Documents, and what is known about them."""
 
-    Attributes:
-        documents (`Iterator[str | np.ndarray]`): Texts, or arrays of checked ids; read once.
-        name (`str`): For people.
-        license (`str`, *optional*): If the source names one.
-        total (`int`, *optional*): The number of documents, if it is known.
-        files (`list[Path]`, *optional*): The public path of each document, if they are files.
-    """
-
-    documents: Iterator[Document]
-    name: str
+    documents: Iterator[Document]  # texts, or arrays of checked ids; read once
+    name: str  # for people
     license: str | None = None
-    total: int | None = None
-    files: list[Path] | None = None
+    total: int | None = None  # of documents
+    files: list[Path] | None = None  # the public path of each document, if they are files
 
 
 def open_source(
@@ -177,7 +169,8 @@ def files_of(path: Path, pattern: str) -> list[Path]:
 def _read_files(files: list[Path]) -> Iterator[str]:
     for path in files:
         with open_file(path) as file, reading(path):
-            yield file.read().decode("utf-8", errors="surrogateescape")
+            text = file.read().decode("utf-8", errors="surrogateescape")
+        yield text  # `_checked` replaces what is not valid
 
 
 def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
@@ -236,27 +229,18 @@ def _dataset_documents(
     sample = list(islice(rows, _SAMPLE))
     # Some streaming datasets have the names of their columns only in their rows.
     names = list(dataset.column_names or (sample[0] if sample else ()))
-    if column is None:
-        columns = _found_columns(names, sample)
-    elif names and column not in names:
-        raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
-    else:
+    if column is not None:
         columns = [column]
+        if names and column not in names:
+            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+    else:
+        chats = [n for n in _CHAT_COLUMNS if any(_messages(row.get(n)) for row in sample)]
+        texts = [name for name in _TEXT_COLUMNS if name in names]
+        columns = (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
+        if not columns and names:
+            raise ValueError(f"which column has the documents? Give column=, one of {names}")
     logger.info("reading the column %s", " and ".join(map(repr, columns)))
     return _read_rows(dataset.select_columns(columns), columns, tokenizer)
-
-
-def _found_columns(names: list[str], sample: list[dict]) -> list[str]:
-    """The columns to read when none is named."""
-    for name in _CHAT_COLUMNS:
-        if any(_messages(row.get(name)) for row in sample):
-            return [name]
-    for name in _TEXT_COLUMNS:
-        if name in names or not names:  # without rows any name will do
-            return [name]
-    if set(_PAIR) <= set(names):
-        return [*_PAIR]
-    raise ValueError(f"which column has the documents? Give column=, one of {names}")
 
 
 def _read_rows(rows: Any, columns: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
