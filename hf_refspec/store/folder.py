@@ -28,10 +28,8 @@ _PATIENCE, _PAUSE = 0.05, 0.005
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder to write into, which is moved to `path` once all is written.
-
-    Until then it is `.<name>.hf_refspec-build` beside `path`, and there is a lock beside it. What a
-    killed process leaves there is deleted by the next one."""
+    """Yields a folder beside `path`, which is moved there once all is written; what a killed
+    process leaves of it is deleted by the next one."""
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.hf_refspec-build")
@@ -58,8 +56,7 @@ def _check_free(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a PermissionError, before there is work to lose, if this process may not write into
-    a folder."""
+    """Raises a PermissionError, before there is work to lose, if a folder cannot be written."""
     as_effective_user = os.access in os.supports_effective_ids
     if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
         raise PermissionError(
@@ -70,8 +67,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Locks a folder against other writers; raises a DatastoreError if there is one already, and
-    as [`check_writable`]."""
+    """Locks a folder against other writers; raises a DatastoreError if there is one already."""
     check_writable(folder)
     refusal = f"{folder} is being written by another process; wait for it, then try again"
     with locked(folder / LOCK, refusal):

@@ -141,12 +141,8 @@ class FolderConfig:
 
     @classmethod
     def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
-        """Reads a folder's config.json and returns what `use`, which opens the files that it
-        names, returns for it.
-
-        Another process may meanwhile replace config.json and delete files that the old one named.
-        If `use` fails with a DatastoreError and config.json has changed, both are done again.
-        """
+        """Returns what `use`, which opens a folder's files, returns for its config; again if `use`
+        fails because another process has replaced config.json and deleted files meanwhile."""
         config = cls.read(folder)
         while True:
             try:

@@ -46,9 +46,7 @@ def fetch(
     local_files_only: bool = False,
     **options: Any,
 ) -> Path:
-    """Downloads config.json, the files that `part` of it names, and the card; returns the folder.
-
-    See [`StoredFolder.from_pretrained`]; `options` are those of `huggingface_hub`."""
+    """Downloads config.json, the files that `part` of it names, and the card: into which folder."""
     if is_here(repo_or_path):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
@@ -98,12 +96,10 @@ def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) ->
 
 
 def _read_card(folder: Path) -> bytes | None:
-    """The content of the folder's README.md, if there is one.
-
-    It has no checksum, unlike the other files: a link could publish any file of this machine. Only
-    links of the Hub's cache to files of the cache are followed.
-    """
+    """The content of the folder's README.md, if there is one."""
     path = folder / CARD
+    # A link could publish any file of this machine, for the card has no checksum. Only links of the
+    # Hub's cache to files of the cache are followed.
     if path.is_symlink() and re.fullmatch(_LINK_TO_BLOB, os.readlink(path)):
         path = folder / os.readlink(path)
     if path.is_symlink():
@@ -136,11 +132,7 @@ def _commit(
     create_pr: bool = False,
 ) -> CommitInfo:
     """Makes one commit to a repo; the repo (a Space is for Gradio) and the branch are created if
-    they are missing.
-
-    `what` is pushed, for the error message. `operations` returns those of the commit for the repo's
-    full id and its present files. `private` is what a new repo is, and an existing one must be.
-    """
+    they are missing. `operations` are for the repo's full id and its present files."""
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION
     try:

@@ -50,10 +50,8 @@ def is_here(name: str | os.PathLike[str]) -> bool:
 
 
 def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:
-    """Asks the Hub for the metadata of a repo's file; returns why the Hub does not answer, if so.
-
-    Raises an `OSError` for a repo that does not exist or cannot be read; the file may be missing.
-    """
+    """Asks the Hub for a repo's file, which may be missing; returns why the Hub does not answer, if
+    so. Raises an `OSError` for a repo that does not exist or cannot be read."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     url = hf_hub_url(repo_id, file, repo_type=repo_type)
@@ -85,10 +83,8 @@ def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str
 
 
 def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
-    """Whether a model must be read from the cache, as the Hub does not answer.
-
-    Raises an `OSError` if none of `files` is in the cache then; the Hub is asked for the last.
-    """
+    """Whether a model must be read from the cache, as the Hub does not answer when it is asked for
+    the last of `files`. Raises an `OSError` if none of them is in the cache then."""
     silent = ask_hub(repo_id, noun, files[-1])
     if silent is not None and not _any_cached(repo_id, files):
         raise OSError(

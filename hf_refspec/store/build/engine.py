@@ -105,11 +105,8 @@ def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
     """Tokenises a batch of documents without special tokens, and puts `separator` after each that
-    is not empty. Raises a TokenizerError if the tokenizer fails.
-
-    A text of more than a million characters is tokenised in pieces, to save memory and time; the
-    tokens where two pieces meet can differ.
-    """
+    is not empty. Where two pieces of a very long text meet, tokens can differ from those of the
+    whole text."""
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
     end = np.array([separator], dtype)
