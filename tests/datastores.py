@@ -148,7 +148,7 @@ def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
 
 
 def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
-    return hub.fetch(repo, StoreConfig, Datastore._part(form), **options)
+    return hub.fetch(repo, StoreConfig, lambda config: config.in_form(form), **options)
 
 
 def push(folder: Path, repo: str, **options):

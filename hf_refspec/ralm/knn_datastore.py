@@ -13,6 +13,7 @@ Khandelwal et al. 2020, "Generalization through Memorization" (arXiv 1911.00172)
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,6 @@ from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
 from ..store.printable import printable
-from ..store.schema import Named
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
@@ -43,8 +43,8 @@ from .pq_index import LEAST_ROWS, PQIndex, axes_of
 _NEXT_ENTRIES = 10
 # The largest relative difference of the probe: number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
-ENTRIES = Named("a file of entries", r"entries\.safetensors")
-PQ_INDEX = Named("a file of a PQ index", r"pq_index\.safetensors")
+ENTRIES = re.compile(r"entries\.safetensors")
+PQ_INDEX = re.compile(r"pq_index\.safetensors")
 _COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
 
@@ -219,8 +219,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if self.config.pq_index is None or self.index != "flat" or find_spec("faiss") is None:
             return None
         shape = (self.config.entries, self.config.dimension)
-        with self._reading():
-            return PQIndex.read(self.path, self.config.pq_index, shape)
+        return PQIndex.read(self.path, self.config.pq_index, shape)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuses a model other than the one that computed the keys.

@@ -11,6 +11,7 @@ embeddings.safetensors  embeddings  float32, a row for each passage (where there
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +30,6 @@ from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig, token_dtype
-from ..store.schema import Named
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import load_backend, vocabulary_size
 from ..version import __version__
@@ -40,9 +40,9 @@ _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 # Texts that are passed to the encoder at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
 
-PASSAGES = Named("a file of passages", r"passages\.safetensors")
-SOURCES = Named("a file of sources", r"sources\.safetensors")
-EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
+PASSAGES = re.compile(r"passages\.safetensors")
+SOURCES = re.compile(r"sources\.safetensors")
+EMBEDDINGS = re.compile(r"embeddings\.safetensors")
 _COUNT = range(1, 2**62 + 1)
 
 
@@ -55,6 +55,7 @@ class KnowledgeBaseConfig(FolderConfig):
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (PASSAGES, SOURCES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
+    HAS_TOKENIZERS_IDS = True
 
     vocab_size: Annotated[int, range(1, 2**31)]
     chunk_length: Annotated[int, range(1, 2**31)]
@@ -69,10 +70,6 @@ class KnowledgeBaseConfig(FolderConfig):
     def check(self) -> None:
         if (self.dimension == 0) != (self.embeddings_file is None):
             raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
-
-    @property
-    def tokenizer_ids(self) -> int:
-        return self.vocab_size
 
     @property
     def token_dtype(self) -> np.dtype:

@@ -32,8 +32,6 @@ CONTINUATIONS: dict[Mode, int] = {"rest": 5000, "mixed": 1000}
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
-ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
-
 
 @dataclass(frozen=True)
 class CompactOptions:
@@ -70,22 +68,17 @@ class CompactOptions:
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, " or None", 4096)
 
-    def candidates(self, dtype: np.dtype) -> int:
-        """The most n-grams of each length to choose from."""
-        if self.ngrams_per_order is not None:
-            return self.ngrams_per_order
-        if self.max_bytes is None:
-            return NGRAMS_PER_ORDER
-        # More than fit, even if most of their trees are small.
-        return self.max_bytes // table_bytes(1, NODES_PER_TREE // 4, self.max_ngram, dtype)
-
 
 def compact_form(
     texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table."""
-    dtype = config.token_dtype
-    ngrams, counts = common_ngrams(texts, options.max_ngram, options.candidates(dtype))
+    dtype, candidates = config.token_dtype, options.ngrams_per_order
+    if candidates is None and options.max_bytes is not None:
+        # More than fit, even if most of their trees are small.
+        entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
+        candidates = options.max_bytes // entry
+    ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
     if any(int(order.max(initial=0)) >= config.vocab_size for order in ngrams):
         raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
@@ -135,35 +128,33 @@ def write_ngrams(
     folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
 ) -> None:
     """Writes the compact form into a datastore's folder and replaces an older one."""
-    arrays = {name: getattr(table, name) for name in ARRAYS}
+    arrays = dict(list(table._asdict().items())[:-2])  # all but two numbers
     written = write_arrays(folder / "ngrams-000000000000.safetensors", arrays)
     # Named after its content, so that the older one stays until config.json names this one.
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
     os.replace(folder / written.name, folder / file.name)
-    nodes = len(table.node_tokens)
-    config = replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file))
+    entry = NgramsEntry(counts, len(table.node_tokens), corpus_tokens, file)
+    config = replace(config, ngrams=entry)
     config.write(folder)
     sweep(folder, [NGRAMS], config.files())
 
 
-def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:
+def open_ngrams(folder: Path, config: StoreConfig) -> NgramTable:
     """Memory-maps the compact form; raises as [`read_arrays`]."""
+    entry = config.ngrams
+    assert entry is not None
     entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
-    arrays = read_arrays(
-        folder,
-        entry.file,
-        {
-            "keys": (dtype, entries * max_ngram),
-            "slots": (np.uint32, None),
-            "starts": (np.uint32, entries + 1),
-            "node_tokens": (dtype, entry.nodes),
-            "node_parents": (np.uint8, entry.nodes),
-            "node_probs": (np.uint8, entry.nodes),
-        },
-    )
-    if len(arrays["slots"]).bit_count() != 1:
+    shapes = {
+        "keys": (dtype, entries * max_ngram),
+        "slots": (np.uint32, None),
+        "starts": (np.uint32, entries + 1),
+        "node_tokens": (dtype, entry.nodes),
+        "node_parents": (np.uint8, entry.nodes),
+        "node_probs": (np.uint8, entry.nodes),
+    }
+    arrays = read_arrays(folder, entry.file, shapes)
+    if (slots := len(arrays["slots"])).bit_count() != 1:
         raise DatastoreError(
-            f"{folder / entry.file.name} is damaged: slots has {len(arrays['slots'])} entries, no "
-            "power of two"
+            f"{folder / entry.file.name} is damaged: slots has {slots} entries, no power of two"
         )
     return NgramTable(**arrays, max_ngram=max_ngram, vocab_size=config.vocab_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,19 +16,16 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
-from .build.corpus import build_store, extend_store, merge_store
+from .build.corpus import build_store, changing, extend_store
+from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
-from .datastore_config import Form, StoreConfig, check_form
+from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
-from .hub import Part
 from .names import load_tokenizer
-from .printable import one_line
-from .shards import map_shard, split_documents
+from .shards import grouped, map_shard, merge_shards, split_documents
 from .stored_folder import StoredFolder
-from .stored_tokenizer import is_of_tokenizer, read_tokenizer
-
-logger = logging.getLogger("hf_refspec")
+from .stored_tokenizer import naming_failures, read_tokenizer
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -70,36 +66,24 @@ class Datastore(StoredFolder[StoreConfig]):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         check_form(form)
-        self._form = form
         super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
 
     def _open(self, config: StoreConfig) -> None:
-        self.form: Form = self._form or ("full" if config.shards else "compact")
+        (form,) = self._arguments
+        self.form: Form = form or ("full" if config.shards else "compact")
         try:
             part = config.in_form(self.form)
         except DatastoreError as error:
             raise DatastoreError(f"{self.path} cannot be opened: {error}") from None
         self.ngrams: NgramTable | None = None
         if self.form == "compact":
-            assert part.ngrams is not None
-            self.ngrams = open_ngrams(self.path, config, part.ngrams)
-            self._warn_if_stale()
+            self.ngrams = open_ngrams(self.path, config)
         # Mapped now, since another process may merge and delete them at any time.
         self.shards: list[IndexedText] = [
             map_shard(self.path, config, shard) for shard in part.shards
         ]
-
-    def _warn_if_stale(self) -> None:
-        entry, tokens = self.config.ngrams, sum(shard.tokens for shard in self.config.shards)
-        if entry is not None and 0 < entry.corpus_tokens < tokens:
-            logger.warning(
-                "the compact form of %s was made of %s of its %s tokens; compact() it again",
-                self.path,
-                f"{entry.corpus_tokens:,}",
-                f"{tokens:,}",
-            )
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
@@ -170,17 +154,13 @@ class Datastore(StoredFolder[StoreConfig]):
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
         extend_store(self.path, more, tokenizer, **options)
-        extended = Datastore(self.path)
-        extended._warn_if_stale()
-        return extended
+        return Datastore(self.path)
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
 
-        Builds and extensions already merge so that there is about one shard for each order of
-        magnitude. A single shard is searched the fastest, but all tokens are written again. Merging
-        takes little memory beside what is mapped, and the space on the disk of the merged shards.
-        Open datastores, this object among them, keep what they opened.
+        A single shard is searched the fastest, but all tokens are written again. Open datastores,
+        this object among them, keep what they opened.
 
         Args:
             num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
@@ -196,8 +176,12 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if num_proc is not None:
             check_count("num_proc", num_proc, " or None")
-        with self.naming_damage():
-            merge_store(self.path, num_proc, progress)
+        with self.naming_damage(), changing(self.path, ", which has no shards") as config:
+            groups = grouped(config.shards, growth=LARGEST_SHARD)
+            threads = num_proc or usable_cores()
+            shards = merge_shards(self.path, config, groups, threads, progress)
+            if shards != config.shards:
+                replace(config, shards=shards).write(self.path)
         return Datastore(self.path)
 
     def retokenize(
@@ -234,9 +218,10 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore(build_store(texts(), tokenizer, path, **about | options))
 
     @classmethod
-    def _part(cls, form: Form | None = None, *_: Any, **__: Any) -> Part[StoreConfig]:
-        check_form(form)
-        return lambda config: config.in_form(form)
+    def _part(
+        cls, config: StoreConfig, form: Form | None = None, *_: Any, **__: Any
+    ) -> StoreConfig:
+        return config.in_form(form)
 
     @property
     def tokens(self) -> int:
@@ -306,16 +291,12 @@ class Datastore(StoredFolder[StoreConfig]):
         """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
         error of the tokenizer, as a DatastoreError that names the path."""
         try:
-            yield
+            with naming_failures("its tokenizer fails"):
+                yield
         except DatastoreError:
             raise
         except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
-        except BaseException as error:
-            if not is_of_tokenizer(error):
-                raise
-            message = f"{self.path}: its tokenizer fails: {one_line(error):.200}"
-            raise DatastoreError(message) from None
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.

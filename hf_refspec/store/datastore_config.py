@@ -8,6 +8,7 @@ tokenizer.json                  the tokenizer that the documents were tokenised 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -16,14 +17,13 @@ import numpy as np
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
 from .folder_config import FolderConfig, token_dtype
-from .schema import Named
 
 Form: TypeAlias = Literal["full", "compact"]
 
-TOKENS = Named("a file of tokens", r"tokens-[0-9]{5,}\.safetensors")
-SUFFIXES = Named("a file of suffixes", r"suffixes-[0-9]{5,}\.safetensors")
-NGRAMS = Named("a file of n-grams", r"ngrams-[0-9a-f]{12}\.safetensors")
-TOKENIZER = Named("a tokenizer", r"tokenizer\.json")
+TOKENS = re.compile(r"tokens-[0-9]{5,}\.safetensors")
+SUFFIXES = re.compile(r"suffixes-[0-9]{5,}\.safetensors")
+NGRAMS = re.compile(r"ngrams-[0-9a-f]{12}\.safetensors")
+TOKENIZER = re.compile(r"tokenizer\.json")
 ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
 # Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
@@ -63,6 +63,7 @@ class StoreConfig(FolderConfig):
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
     FILES = (*ARRAY_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
+    HAS_TOKENIZERS_IDS = True
 
     vocab_size: Annotated[int, range(1, 2**31)]
     source: dict[str, Any] = field(default_factory=dict)
@@ -77,10 +78,6 @@ class StoreConfig(FolderConfig):
             raise ValueError("its n-grams have no length")
 
     @property
-    def tokenizer_ids(self) -> int:
-        return self.vocab_size
-
-    @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens and the separator, else uint32."""
         return token_dtype(self.vocab_size)
@@ -92,7 +89,9 @@ class StoreConfig(FolderConfig):
 
     def in_form(self, form: Form | None) -> StoreConfig:
         """The part of the datastore that a form needs (the full form: all of it); raises a
-        DatastoreError if it does not have that form."""
+        ValueError for anything but a form or `None`, and a DatastoreError if it does not have that
+        form."""
+        check_form(form)
         if form == "full" and not self.shards:
             raise DatastoreError("it has only the compact form, not the full one")
         if form == "compact" and self.ngrams is None:
@@ -106,7 +105,6 @@ class StoreConfig(FolderConfig):
             "documents": cell(documents or "not stated"),
             "full_form": "none",
             "compact_form": "none",
-            "compact_use": "",
         }
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
@@ -117,14 +115,10 @@ class StoreConfig(FolderConfig):
             size = readable_size(sum(file.size for file in files))
             texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
         if ngrams:
-            size = readable_size(ngrams.file.size)
             texts["compact_form"] = (
-                f"{size}: {sum(ngrams.ngrams):,} n-grams of up to {len(ngrams.ngrams)} tokens, "
-                f"with {ngrams.nodes:,} draft nodes, from {ngrams.corpus_tokens:,} tokens"
-            )
-        if shards and ngrams:
-            texts["compact_use"] = (
-                f'With `form="compact"` only the compact form is downloaded, {size}.\n\n'
+                f"{readable_size(ngrams.file.size)}: {sum(ngrams.ngrams):,} n-grams of up to "
+                f"{len(ngrams.ngrams)} tokens, with {ngrams.nodes:,} draft nodes, from "
+                f"{ngrams.corpus_tokens:,} tokens"
             )
         return texts
 

@@ -47,27 +47,39 @@ _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Opens a regular file for reading, without ever waiting for a pipe or a device."""
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises a DatastoreError that names the path where the system refuses to read it or has no
+    memory for it; a file that is missing is a FileNotFoundError or NotADirectoryError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _BINARY)
+        yield
     except (FileNotFoundError, NotADirectoryError):
         raise
+    except MemoryError:
+        raise DatastoreError(f"{path} cannot be read: there is not enough memory for it") from None
     except OSError as error:
-        raise unreadable(path, error) from None
-    except ValueError:  # a null byte
-        raise DatastoreError(f"{str(path)!r} cannot be the path of a file") from None
+        reason = error.strerror or one_line(error)
+        raise DatastoreError(f"{path} cannot be read: {reason}") from None
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a regular file for reading, without ever waiting for a pipe or a device; raises as
+    [`reading`]."""
+    with reading(path):
+        descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _BINARY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DatastoreError(f"{path} is not a file")
     return os.fdopen(descriptor, "rb")
 
 
-def unreadable(path: Path, error: OSError | MemoryError) -> DatastoreError:
-    """The error for a file or folder that the system refuses to read or has no memory for."""
-    if isinstance(error, MemoryError):
-        return DatastoreError(f"{path} cannot be read: there is not enough memory for it")
-    return DatastoreError(f"{path} cannot be read: {error.strerror or one_line(error)}")
+def read_small(path: Path, largest: int) -> bytes:
+    """The content of a file of at most `largest` bytes; raises as [`open_file`]."""
+    with open_file(path) as file, reading(path):
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise DatastoreError(f"{path} is too large: it has more than {largest:,} bytes")
+    return content
 
 
 @contextmanager
@@ -156,18 +168,16 @@ def read_arrays(
     path = folder / entry.name
     if check_small and entry.size <= _SMALL:
         check_file(folder, entry)
+    with _open_entry(folder, entry) as file, reading(path):
+        header = int.from_bytes(file.read(8), "little")
     try:
-        with open_entry(folder, entry) as file:
-            header = int.from_bytes(file.read(8), "little")
-            if header > _LARGEST_HEADER:
-                raise ValueError(f"its header should have {header} bytes")
+        if header > _LARGEST_HEADER:
+            raise ValueError(f"its header should have {header} bytes")
         # safetensors maps a file without copying it only for torch.
-        with safe_open(path, framework="pt") as opened:
+        with reading(path), safe_open(path, framework="pt") as opened:
             arrays = {name: opened.get_tensor(name).numpy() for name in expected}
     except DatastoreError:
         raise
-    except (OSError, MemoryError) as error:
-        raise unreadable(path, error) from None
     except Exception as error:  # A bad header can fail in three libraries.
         raise DatastoreError(f"{path} is damaged: {one_line(error):.200}") from None
     for name, (dtype, shape) in expected.items():
@@ -185,7 +195,7 @@ def read_arrays(
     return arrays
 
 
-def open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
+def _open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
     """Opens a file that config.json names; raises a DatastoreError if it is missing, no regular
     file or of another size, or cannot be read."""
     path = folder / entry.name
@@ -193,7 +203,8 @@ def open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
         file = open_file(path)
     except OSError:  # the file or a folder of its path is missing
         raise DatastoreError(
-            f"{path} cannot be read: it is missing, though {CONFIG} names it"
+            f"{path} cannot be read: it is missing, though {CONFIG} named it; if another process "
+            "has changed the folder since, open it again"
         ) from None
     size = os.fstat(file.fileno()).st_size
     if size != entry.size:
@@ -204,15 +215,18 @@ def open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
     return file
 
 
-def check_file(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> None:
-    """Compares a whole file with its checksum, and copies it into `copy` meanwhile; raises a
-    DatastoreError if it differs, or as [`open_entry`]."""
+def blocks_of(folder: Path, entry: FileEntry) -> Iterator[bytes]:
+    """The content of a file, block by block; raises a DatastoreError after the last one if the
+    checksum differs, or as [`_open_entry`]."""
     path, digest = folder / entry.name, hashlib.sha256()
-    with open_entry(folder, entry) as file:
-        while block := _read(file, path):
+    with _open_entry(folder, entry) as file:
+        while True:
+            with reading(path):
+                block = file.read(_BLOCK)
+            if not block:
+                break
             digest.update(block)
-            if copy is not None:
-                copy.write(block)
+            yield block
     if digest.hexdigest() != entry.sha256:
         raise DatastoreError(
             f"{path} is damaged: its checksum is {digest.hexdigest()}, but {CONFIG} says "
@@ -220,14 +234,14 @@ def check_file(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> 
         )
 
 
+def check_file(folder: Path, entry: FileEntry) -> None:
+    """Compares a whole file with its checksum; raises as [`blocks_of`]."""
+    for _ in blocks_of(folder, entry):
+        pass
+
+
 def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
-    """Copies a file into another folder; raises as [`check_file`] and [`replacing`]."""
+    """Copies a file into another folder; raises as [`blocks_of`] and [`replacing`]."""
     with replacing(to / entry.name) as copy:
-        check_file(folder, entry, copy)
-
-
-def _read(file: BinaryIO, path: Path) -> bytes:
-    try:
-        return file.read(_BLOCK)
-    except OSError as error:
-        raise unreadable(path, error) from None
+        for block in blocks_of(folder, entry):
+            copy.write(block)

@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all, by one process at a time, and their JSON files.
+"""Folders that are written whole or not at all, by one process at a time.
 
 A lock is a file that the system locks, and unlocks when the process is killed. The file is deleted
 before it is released; a process that has opened it by then creates a new one.
@@ -6,7 +6,6 @@ before it is released; a process that has opened it by then creates a new one.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,72 +14,38 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
-from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable
-from .schema import Named
+from .files import DatastoreError, FileEntry
 
 logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
-# No real JSON file comes near this size, even with 30,000 shards; a larger one is not read.
-LARGEST_JSON = 1 << 24
 # In seconds: long enough to retry where the lock's file was deleted between opening and locking.
 _PATIENCE, _PAUSE = 0.05, 0.005
 
 
-def read_json(path: Path, noun: str) -> dict[str, Any]:
-    """Reads the JSON object in a file of the folder of a `noun`; {} where it is another value."""
-    try:
-        with open_file(path) as file:
-            text = file.read(LARGEST_JSON + 1)
-    except FileNotFoundError:
-        if not os.path.exists(path.parent):
-            raise DatastoreError(f"{path.parent} does not exist; name a {noun}") from None
-        raise DatastoreError(f"{path.parent} is not a {noun}: it has no {CONFIG}") from None
-    except NotADirectoryError:
-        raise DatastoreError(f"{path.parent} is not a folder with a {noun}") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if len(text) > LARGEST_JSON:
-        raise DatastoreError(f"{path} is too large to be a {noun}'s")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
-    return content if isinstance(content, dict) else {}
-
-
-def json_of(content: dict[str, Any]) -> bytes:
-    """The text of a JSON file."""
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder to write into, which is moved to `path` once all is written.
-
-    Until then it is `.<name>.hf_refspec-build` beside `path`, and there is a lock beside it. What a
-    killed process leaves there is deleted by the next one."""
+    """Yields a folder beside `path`, which is moved there once all is written; what a killed
+    process leaves of it is deleted by the next one."""
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.hf_refspec-build")
     refusal = f"{path} is being written by another process; wait for it or choose another path"
-    lock = locked(new.with_name(f"{new.name}{LOCK}"), refusal)
-    try:
+    with locked(new.with_name(f"{new.name}{LOCK}"), refusal):
         _check_free(path)  # another process may have finished it meanwhile
         with suppress(FileNotFoundError):
             shutil.rmtree(new)
-        new.mkdir()
-        yield new
-        sync_folder(new)
-        os.rename(new, path)
-        sync_folder(path.parent)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        release(lock)
+        try:
+            new.mkdir()
+            yield new
+            sync_folder(new)
+            os.rename(new, path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def _check_free(path: Path) -> None:
@@ -91,8 +56,7 @@ def _check_free(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a PermissionError, before there is work to lose, if this process may not write into
-    a folder."""
+    """Raises a PermissionError, before there is work to lose, if a folder cannot be written."""
     as_effective_user = os.access in os.supports_effective_ids
     if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
         raise PermissionError(
@@ -103,20 +67,16 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Locks a folder against other writers; raises a DatastoreError if there is one already, and
-    as [`check_writable`]."""
+    """Locks a folder against other writers; raises a DatastoreError if there is one already."""
     check_writable(folder)
-    lock = locked(
-        folder / LOCK, f"{folder} is being written by another process; wait for it, then try again"
-    )
-    try:
+    refusal = f"{folder} is being written by another process; wait for it, then try again"
+    with locked(folder / LOCK, refusal):
         yield
-    finally:
-        release(lock)
 
 
-def locked(path: Path, refusal: str) -> BaseFileLock:
-    """Takes the lock whose file is at `path`; it is released when garbage-collected."""
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Holds the lock whose file is at `path`, and deletes the file at the end."""
     os.lstat(path.parent)  # filelock would create the folder that another process has removed
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -127,34 +87,28 @@ def locked(path: Path, refusal: str) -> BaseFileLock:
         lock.acquire(poll_interval=_PAUSE)
     except Timeout:
         raise DatastoreError(refusal) from None
-    return lock
+    try:
+        yield
+    finally:
+        if lock.is_locked:  # it is not in a forked process
+            with suppress(OSError):  # Windows deletes no file that is open, and does not need to
+                os.unlink(lock.lock_file)
+            lock.release()
 
 
-def release(lock: BaseFileLock) -> None:
-    """Deletes the file of a lock and releases it; does nothing in a forked process."""
-    if not lock.is_locked:
-        return
-    with suppress(OSError):  # Windows deletes no file that is open, and does not need to
-        os.unlink(lock.lock_file)
-    lock.release()
-
-
-def sweep(folder: Path, kinds: Iterable[Named], keep: Iterable[FileEntry]) -> None:
-    """Deletes the files of some kinds, whole or unfinished, that are not to be kept: those of an
-    older version, or left by a killed process."""
-    kept, kinds = {file.name for file in keep}, list(kinds)
+def sweep(
+    folder: Path, patterns: Iterable[re.Pattern[str]], keep: Iterable[FileEntry] = ()
+) -> None:
+    """Deletes the files whose names match, whole or unfinished, that are not to be kept: those of
+    an older version, or left by a killed process."""
+    kept, patterns = {file.name for file in keep}, list(patterns)
     for path in folder.iterdir():
         name = re.sub(r"^\.(.*)\.new$", r"\1", path.name)
-        if path.name not in kept and any(kind.matches(name) for kind in kinds):
-            delete(path)
-
-
-def delete(path: Path) -> None:
-    """Deletes a file that config.json no longer names, if the system allows it."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:  # it is still mapped into memory, and deleted by a later sweep
-        logger.debug("cannot delete %s: %s", path, error)
+        if path.name not in kept and any(each.fullmatch(name) for each in patterns):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # it is still mapped into memory; a later sweep deletes it
+                logger.debug("cannot delete %s: %s", path, error)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .files import CONFIG, DatastoreError, FileEntry, check_file, unreadable, write_bytes
-from .folder import LARGEST_JSON, delete, json_of, read_json, sync_folder
-from .schema import Named, parse, values_of
-from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
+from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, reading, write_bytes
+from .folder import sync_folder
+from .schema import is_deeper, parse, values_of
+from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 VERIFIED = "verified.json"
+# No real JSON file comes near this size, even with 30,000 shards, or is nested as deep.
+_LARGEST_JSON, _DEEPEST_JSON = 1 << 24, 20
+# These distinguish a config.json from those of other folders, models and formats.
+_HEADER = ("kind", "format", "format_version")
 T = TypeVar("T")
 
 
@@ -31,9 +36,10 @@ class FolderConfig:
     """The content of a config.json; derived classes declare it in their fields, see [`schema`]."""
 
     NOUN: ClassVar[str]  # what the folder is, for messages
-    HEADER: ClassVar[dict[str, Any]]  # distinguishes it from other folders and formats
-    FILES: ClassVar[tuple[Named, ...]]  # the names that its files can have
+    HEADER: ClassVar[dict[str, Any]]  # what it has of `_HEADER`
+    FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
     TEMPLATE: ClassVar[str]  # the file with the card's text
+    HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is not the model's
 
     fingerprint: str
     tokenizer: str
@@ -43,16 +49,14 @@ class FolderConfig:
         """The config of a new folder for a tokenizer."""
         return cls(tokenizer_fingerprint(tokenizer), public_name(tokenizer), **entries)
 
-    @property
-    def tokenizer_ids(self) -> int | None:
-        """How many ids the tokenizer has, where `vocab_size` is its own and not the model's."""
-        return None
-
     def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
-        """See [`stored_tokenizer.check_tokenizer`]."""
-        check_tokenizer(
-            path, tokenizer, remedy, self.fingerprint, self.tokenizer, self.tokenizer_ids
-        )
+        """Refuses a tokenizer that the folder at `path` was not made for."""
+        check_tokenizer(path, tokenizer, remedy, self.fingerprint, self.tokenizer)
+        found, stated = vocabulary_size(tokenizer), getattr(self, "vocab_size", None)
+        if self.HAS_TOKENIZERS_IDS and stated != found:  # memory is allocated for as many
+            raise DatastoreError(
+                f"{path} is damaged: its vocab_size is {stated}, but its tokenizer has {found} ids"
+            )
 
     def check(self) -> None:
         """Raises a ValueError if the fields, each valid by itself, do not fit together."""
@@ -70,18 +74,20 @@ class FolderConfig:
 
     def verify(self, folder: Path) -> None:
         """As `check_files`, and notes in the folder when that was."""
-        delete(folder / VERIFIED)
+        with suppress(OSError):  # the folder can be read, but not written
+            (folder / VERIFIED).unlink(missing_ok=True)
         self.check_files(folder)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        with suppress(OSError, DatastoreError):  # the folder can be read, but not written
-            write_bytes(folder / VERIFIED, json_of({"files": self._checksums(), "time": now}))
+        with suppress(OSError):
+            note = {"files": self._checksums(), "time": now}
+            write_bytes(folder / VERIFIED, json.dumps(note, indent=1).encode())
 
     def verified(self, folder: Path) -> datetime | None:
         """When [`verify`] last found a folder's files as config.json names them now."""
-        with suppress(DatastoreError, KeyError, TypeError, ValueError):
-            noted = read_json(folder / VERIFIED, self.NOUN)
-            if noted["files"] == self._checksums():
-                return datetime.fromisoformat(noted["time"])
+        with suppress(DatastoreError, OSError, KeyError, TypeError, ValueError, RecursionError):
+            note = json.loads(read_small(folder / VERIFIED, _LARGEST_JSON))
+            if note["files"] == self._checksums():
+                return datetime.fromisoformat(note["time"])
         return None
 
     def _checksums(self) -> dict[str, str]:
@@ -99,11 +105,11 @@ class FolderConfig:
     def as_json(self, folder: Path) -> bytes:
         """The text of the config.json of a folder; raises a DatastoreError as `write`."""
         try:
-            text = json_of({**self.HEADER, **asdict(self)})
-            if len(text) > LARGEST_JSON:
-                raise ValueError(f"it would have {len(text):,} bytes, more than {LARGEST_JSON:,}")
+            text = (json.dumps({**self.HEADER, **asdict(self)}, indent=1) + "\n").encode()
+            if len(text) > _LARGEST_JSON:
+                raise ValueError(f"it would have {len(text):,} bytes, more than {_LARGEST_JSON:,}")
             self._parsed(json.loads(text))
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise DatastoreError(f"{folder / CONFIG} cannot be written: {error}") from None
         return text
 
@@ -112,65 +118,52 @@ class FolderConfig:
         """Reads a folder's config.json and checks all that it says by itself; raises a
         DatastoreError if there is none, or this version cannot read it."""
         path = folder / CONFIG
-        content = read_json(path, cls.NOUN)
-        for key in ("kind", "format"):  # of another folder
-            if key in content and key not in cls.HEADER:
-                raise DatastoreError(
-                    f"{path} is not a {cls.NOUN}'s: its {key} is {short(content[key])}"
-                )
-        for key, expected in cls.HEADER.items():
-            if key not in content:
-                raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
-            found = content[key]
-            if type(found) is not type(expected) or found != expected:
-                raise DatastoreError(
-                    f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {expected!r}; install the hf_refspec that it was made with, or build "
-                    "it again"
-                )
+        try:
+            content = json.loads(read_small(path, _LARGEST_JSON))
+        except OSError:  # the file or the folder is missing
+            raise DatastoreError(f"{folder} is not a {cls.NOUN}: it has no {CONFIG}") from None
+        except DatastoreError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
+        content = content if isinstance(content, dict) else {}
+        header = {key: content[key] for key in _HEADER if key in content}
+        if header != cls.HEADER:
+            raise DatastoreError(
+                f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
+                f"{short(header)}, not {cls.HEADER}; install the hf_refspec that it was made with, "
+                "or build it again"
+            )
         try:
             return cls._parsed(content)
-        except KeyError as error:
-            raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
         except ValueError as error:
             raise DatastoreError(f"{path} is damaged: {error}") from None
 
     @classmethod
     def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
-        """Reads a folder's config.json and returns what `use`, which opens the files that it
-        names, returns for it.
-
-        Another process may meanwhile replace config.json and delete files that the old one named.
-        If `use` fails with a DatastoreError and config.json has changed, both are done again.
-        """
+        """Returns what `use`, which opens a folder's files, returns for its config; again if `use`
+        fails because another process has replaced config.json and deleted files meanwhile."""
+        config = cls.read(folder)
         while True:
-            version = _version(folder / CONFIG)
-            config = cls.read(folder)
             try:
-                return use(config)
+                with reading(folder):
+                    return use(config)
             except DatastoreError:
-                if _version(folder / CONFIG) == version:
+                failed, config = config, cls.read(folder)
+                if config == failed:
                     raise
-            except MemoryError as error:
-                raise unreadable(folder, error) from None
 
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Self:
-        """Raises a KeyError or a ValueError if the JSON object is not such a config."""
+        """Raises a ValueError if the JSON object is not such a config."""
+        if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
+            raise ValueError("it is nested too deep")
         config = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
         config.check()
         return config
-
-
-def _version(path: Path) -> tuple[int, ...] | None:
-    """Differs once a file is replaced, even by one with the same content."""
-    with suppress(OSError, ValueError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
-    return None
 
 
 def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from huggingface_hub import (
     CommitInfo,
@@ -15,28 +15,20 @@ from huggingface_hub import (
     CommitOperationDelete,
     HfApi,
     constants,
-    hf_hub_download,
     snapshot_download,
 )
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    RemoteEntryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..version import __version__
 from .card import card
-from .files import CONFIG, DatastoreError, open_file, unreadable
-from .names import is_here, is_only_cached
+from .files import CONFIG, DatastoreError, read_small
+from .names import is_here
 from .printable import one_line
 
 if TYPE_CHECKING:
     from .folder_config import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
-C = TypeVar("C", bound="FolderConfig")
-# Reduces a config to one that names only some of its files.
-Part: TypeAlias = Callable[[C], C]
 
 LIBRARY: dict[str, Any] = {"library_name": "hf_refspec", "library_version": __version__}
 CARD = "README.md"
@@ -48,15 +40,13 @@ _LINK_TO_BLOB = r"\.\./\.\./blobs/[0-9a-f]{40,64}"
 
 def fetch(
     repo_or_path: str | os.PathLike[str],
-    kind: type[C],
-    part: Part[C] = lambda config: config,
+    kind: type[FolderConfig],
+    part: Callable[[Any], FolderConfig],
     revision: str | None = None,
     local_files_only: bool = False,
     **options: Any,
 ) -> Path:
-    """Downloads config.json, the files that `part` of it names, and the card; returns the folder.
-
-    See [`StoredFolder.from_pretrained`]; `options` are those of `huggingface_hub`."""
+    """Downloads config.json, the files that `part` of it names, and the card: into which folder."""
     if is_here(repo_or_path):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
@@ -64,83 +54,57 @@ def fetch(
         raise FileNotFoundError(
             f"{repo_id!r} does not exist; name a folder, or a Hub id such as org/name"
         )
-    cached_only = local_files_only or is_only_cached(
-        repo_id, kind.NOUN, [CONFIG], "dataset", revision, **options
-    )
-    options |= {"repo_type": "dataset", "local_files_only": cached_only, **LIBRARY}
+    options |= {"repo_type": "dataset", "local_files_only": local_files_only, **LIBRARY}
     place = f"the dataset repo {repo_id!r} at revision {revision or constants.DEFAULT_REVISION!r}"
-    wanted = CONFIG
     try:
-        folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
+        folder = Path(
+            snapshot_download(repo_id, revision=revision, allow_patterns=CONFIG, **options)
+        )
         names = [file.name for file in part(kind.read(folder)).files()]
-        # The commit that config.json is from, even if another one is pushed meanwhile.
-        pinned = folder.name
         patterns = [CARD, *(glob.escape(name) for name in names)]
-        snapshot_download(repo_id, revision=pinned, allow_patterns=patterns, **options)
-        # It does not miss files that the repo, or offline the cache, lacks.
-        for wanted in names:
-            if not (folder / wanted).exists():
-                hf_hub_download(repo_id, wanted, revision=pinned, **options)
+        # The commit that config.json is from, even if another one is pushed meanwhile.
+        options["revision"] = folder.name
+        snapshot_download(repo_id, allow_patterns=patterns, **options)
     except DatastoreError as error:
         raise DatastoreError(f"{place} cannot be used: {error}") from error
-    except RemoteEntryNotFoundError as error:
-        raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {wanted}") from error
     except Exception as error:  # of several libraries
         raise OSError(f"{place} was not downloaded: {one_line(error)}") from error
+    for name in names:
+        if not (folder / name).exists():
+            raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {name}")
     return folder
 
 
-def push(
-    folder: str | os.PathLike,
-    kind: type[FolderConfig],
-    repo_id: str,
-    token: str | bool | None = None,
-    commit_message: str | None = None,
-    **target: Any,
-) -> CommitInfo:
+def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) -> CommitInfo:
     """Checks a folder and publishes it, see [`StoredFolder.push_to_hub`]; the commit also removes
     the files of an older version."""
-    folder = Path(folder)
     config = kind.opened(folder, lambda config: config.check_files(folder))
-    card_text = _read_card(folder)
+    own_card = _read_card(folder)
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
         named = {file.name for file in config.files()}
-        old = (name for name in present if any(each.matches(name) for each in config.FILES))
+        old = (name for name in present if any(each.fullmatch(name) for each in config.FILES))
         # What was read and checked, even if config.json is replaced during the upload.
         return [
             CommitOperationAdd(CONFIG, config.as_json(folder)),
-            CommitOperationAdd(CARD, card_text or card(config, repo_id).encode()),
+            CommitOperationAdd(CARD, own_card or card(config, repo_id).encode()),
             *(CommitOperationAdd(name, folder / name) for name in named),
             *(CommitOperationDelete(path_in_repo=name) for name in old if name not in named),
         ]
 
-    message = commit_message or f"Upload the {kind.NOUN}"
-    what = f"the {kind.NOUN} in {folder}"
-    return _commit(what, repo_id, "dataset", operations, message, token, **target)
+    return _commit(f"the {kind.NOUN} in {folder}", repo_id, "dataset", operations, **target)
 
 
 def _read_card(folder: Path) -> bytes | None:
-    """The content of the folder's README.md, if there is one.
-
-    It has no checksum, unlike the other files: a link could publish any file of this machine. Only
-    links of the Hub's cache to files of the cache are followed.
-    """
+    """The content of the folder's README.md, if there is one."""
     path = folder / CARD
+    # A link could publish any file of this machine, for the card has no checksum. Only links of the
+    # Hub's cache to files of the cache are followed.
     if path.is_symlink() and re.fullmatch(_LINK_TO_BLOB, os.readlink(path)):
         path = folder / os.readlink(path)
     if path.is_symlink():
         raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
-    try:
-        with open_file(path) as file:
-            text = file.read(_LARGEST_CARD + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if len(text) > _LARGEST_CARD:
-        raise DatastoreError(f"{path} has more than {_LARGEST_CARD:,} bytes, too many for a card")
-    return text
+    return read_small(path, _LARGEST_CARD) if path.exists() else None
 
 
 def push_files(
@@ -152,10 +116,8 @@ def push_files(
 ) -> CommitInfo:
     """Writes files, by their paths, into a repo in one commit; its other files stay."""
     additions = [CommitOperationAdd(path, content) for path, content in files.items()]
-    message = f"Written by hf_refspec {__version__}"
-    return _commit(
-        f"the {repo_type}", repo_id, repo_type, lambda *_: additions, message, token, private
-    )
+    options: dict[str, Any] = {"token": token, "private": private}
+    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **options)
 
 
 def _commit(
@@ -163,18 +125,14 @@ def _commit(
     repo_id: str,
     repo_type: RepoType,
     operations: Callable[[str, list[str]], list[Any]],
-    message: str,
     token: str | bool | None = None,
     private: bool | None = None,
+    commit_message: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
 ) -> CommitInfo:
     """Makes one commit to a repo; the repo (a Space is for Gradio) and the branch are created if
-    they are missing.
-
-    `what` is pushed, for the error message. `operations` returns those of the commit for the repo's
-    full id and its present files. `private` is what a new repo is, and an existing one must be.
-    """
+    they are missing. `operations` are for the repo's full id and its present files."""
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION
     try:
@@ -195,7 +153,7 @@ def _commit(
         return api.create_commit(
             repo_id,
             operations(repo_id, present),
-            commit_message=message,
+            commit_message=commit_message or f"Written by hf_refspec {__version__}",
             revision=revision,
             create_pr=create_pr,
             parent_commit=repo.sha,  # refused if somebody has pushed meanwhile

@@ -1,7 +1,7 @@
 """What a name stands for: a folder of this machine, or a repo on the Hub.
 
 Models, tokenizers and stored folders are all named so. A name that can only be a path and is not
-there is refused at once. For any other the Hub is asked once, for three seconds at most:
+there is refused at once. For any other model the Hub is asked once, for three seconds at most:
 huggingface_hub itself tries again for half a minute for each file.
 """
 
@@ -16,12 +16,7 @@ from threading import Thread
 from typing import Any
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
@@ -54,26 +49,17 @@ def is_here(name: str | os.PathLike[str]) -> bool:
     raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
 
 
-def ask_hub(
-    repo_id: str,
-    noun: str,
-    file: str,
-    repo_type: str = "model",
-    revision: str | None = None,
-    token: str | bool | None = None,
-) -> str | None:
-    """Asks the Hub for the metadata of a repo's file; returns why the Hub does not answer, if so.
-
-    Raises an `OSError` for a repo that does not exist or cannot be read; the file may be missing.
-    """
+def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:
+    """Asks the Hub for a repo's file, which may be missing; returns why the Hub does not answer, if
+    so. Raises an `OSError` for a repo that does not exist or cannot be read."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
-    url = hf_hub_url(repo_id, file, repo_type=repo_type, revision=revision)
+    url = hf_hub_url(repo_id, file, repo_type=repo_type)
     answer: Future[object] = Future()
 
     def ask() -> None:
         try:
-            answer.set_result(get_hf_file_metadata(url, token=token, timeout=HUB_SECONDS))
+            answer.set_result(get_hf_file_metadata(url, timeout=HUB_SECONDS))
         except Exception as error:
             answer.set_exception(error)
 
@@ -81,16 +67,12 @@ def ask_hub(
     Thread(target=ask, daemon=True).start()
     try:
         answer.result(HUB_SECONDS)
-    except GatedRepoError as error:
-        place = f"{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
-        raise OSError(
-            f"access to {repo_id!r} is granted on request; ask for it at "
-            f"{constants.ENDPOINT}/{place}, then set HF_TOKEN or run `hf auth login`"
-        ) from error
     except RepositoryNotFoundError as error:
+        page = f"{constants.ENDPOINT}/{'datasets/' * (repo_type == 'dataset')}{repo_id}"
         raise OSError(
-            f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that "
-            "you may read; check the name, or if it is private set HF_TOKEN or run `hf auth login`"
+            f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that you "
+            f"may read; check the name. If {page} is private or grants access on request, set "
+            "HF_TOKEN or run `hf auth login`"
         ) from error
     except Exception as error:  # no network, a proxy's page, a mirror without this repo
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
@@ -100,30 +82,20 @@ def ask_hub(
     return None
 
 
-def is_only_cached(
-    repo_id: str,
-    noun: str,
-    files: Sequence[str],
-    repo_type: str = "model",
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> bool:
-    """Whether a repo must be read from the cache, as the Hub does not answer.
+def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
+    """Whether a model must be read from the cache, as the Hub does not answer when it is asked for
+    the last of `files`. Raises an `OSError` if none of them is in the cache then."""
+    silent = ask_hub(repo_id, noun, files[-1])
+    if silent is not None and not _any_cached(repo_id, files):
+        raise OSError(
+            f"{repo_id!r} is no folder here and not in the Hub's cache, and the Hub cannot be "
+            f"reached: {silent}"
+        )
+    return silent is not None
 
-    Raises an `OSError` if none of `files` is in the cache then; the Hub is asked for the last.
-    """
-    silent = ask_hub(repo_id, noun, files[-1], repo_type, revision, token)
-    if silent is None:
-        return False
-    cache = None if cache_dir is None else Path(cache_dir)
-    paths = (try_to_load_from_cache(repo_id, file, cache, revision, repo_type) for file in files)
-    if any(isinstance(path, str) for path in paths):
-        return True
-    raise OSError(
-        f"{repo_id!r} is no folder here and not in the Hub's cache, and the Hub cannot be reached: "
-        f"{silent}"
-    )
+
+def _any_cached(repo_id: str, files: Sequence[str]) -> bool:
+    return any(isinstance(try_to_load_from_cache(repo_id, file), str) for file in files)
 
 
 def model_source(
@@ -159,14 +131,10 @@ def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
     can be loaded."""
     from transformers import AutoTokenizer
 
-    try:
-        cached = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
-        here = (Path(name, file) for file in _TOKENIZER)
-        paths = here if os.path.isdir(name) else cached
-        if not any(isinstance(path, str | Path) and os.path.exists(path) for path in paths):
-            return None
-        options = {"local_files_only": True, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception:  # it is optional, and a damaged file can fail in several libraries
-        return None
-    return tokenizer if getattr(tokenizer, "is_fast", False) else None
+    with suppress(Exception):  # it is optional, and a damaged file can fail in several libraries
+        places = (os.path.join(name, file) for file in _TOKENIZER if os.path.isdir(name))
+        if any(map(os.path.exists, places)) or _any_cached(name, _TOKENIZER):
+            options = {"local_files_only": True, "trust_remote_code": False}
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            return tokenizer if tokenizer.is_fast else None
+    return None

@@ -12,6 +12,7 @@ Rows are ordered from the oldest to the newest. The size of the vocabulary stand
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -25,10 +26,9 @@ from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
 from .folder_config import FolderConfig, token_dtype
-from .schema import Named
 from .stored_folder import StoredFolder
 
-TABLE = Named("a recycling table", r"table\.safetensors")
+TABLE = re.compile(r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn has room for as many of each context,
 # however few contexts there are in the file.
 MOST_NEXT = 256
@@ -114,18 +114,17 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             "probs": (np.float16, (rows, config.top_k)),
             "counts": (np.float32, config.vocab_size),
         }
-        with self._reading():
-            arrays = read_arrays(self.path, config.table_file, expected)
-            first = max(rows - max_contexts, 0)
-            contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
-            probs = arrays["probs"][first:].astype(np.float32)
-            self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
-            held = contexts >= 0
-            whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
-            self._check(whole.all(), f"a context is not one of 1 to {config.context} tokens")
-            counts = arrays["counts"].copy()
-            sound = (counts >= 0) & np.isfinite(counts)
-            self._check(sound.all(), "a count is not a number from 0 on")
+        arrays = read_arrays(self.path, config.table_file, expected)
+        first = max(rows - max_contexts, 0)
+        contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
+        probs = arrays["probs"][first:].astype(np.float32)
+        self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
+        held = contexts >= 0
+        whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
+        self._check(whole.all(), f"a context is not one of 1 to {config.context} tokens")
+        counts = arrays["counts"].copy()
+        sound = (counts >= 0) & np.isfinite(counts)
+        self._check(sound.all(), "a count is not a number from 0 on")
         # Memory is allocated once all of this is checked.
         table = NextTokens(config.top_k, config.context, max_contexts)
         table.enter(Entries(contexts, tokens, probs, counts))

@@ -24,7 +24,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
-from .files import DatastoreError, unreadable
+from .files import DatastoreError, reading
 from .printable import one_line
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
@@ -46,6 +46,7 @@ SELECT id, prompt_length, CASE
     AND length(tokens) > 0 AND prompt_length BETWEEN 0 AND length(tokens) / 4 THEN tokens
 END FROM session WHERE id > ? AND length(tokens) <= ? ORDER BY id
 """
+_TOKENIZER = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
 _TOKENS = np.dtype("<i4")
 _BOUNDARY = np.array(-1, _TOKENS).tobytes()
 # Tokens that are added for each row, for the memory that it takes until it is in an array.
@@ -79,9 +80,14 @@ class SessionDatabase:
             )
         folder.mkdir(parents=True, exist_ok=True)
         with self.opened() as connection:
-            if tokenizer is not None:
-                known = _tokenizer(connection, tokenizer)
-                check_tokenizer(folder, tokenizer, "choose a new path", *known)
+            if tokenizer is None:
+                return
+            if (known := connection.execute(_TOKENIZER).fetchone()) is None:
+                names = tokenizer_fingerprint(tokenizer), public_name(tokenizer)
+                insert = f"INSERT INTO tokenizer SELECT ?, ? WHERE NOT EXISTS ({_TOKENIZER})"
+                connection.execute(insert, names)  # unless another process has done so meanwhile
+                known = connection.execute(_TOKENIZER).fetchone()
+        check_tokenizer(folder, tokenizer, "choose a new path", *known)
 
     def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
         """Adds a session, and deletes those whose ids are below `oldest`."""
@@ -132,13 +138,13 @@ class SessionDatabase:
             yield self._connection
             return
         try:
-            with closing(self._connect()) as self._connection:
+            with reading(self.file), closing(self._connect()) as self._connection:
                 yield self._connection
-        except sqlite3.Error as error:
-            what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
+        except (sqlite3.Error, FileNotFoundError, NotADirectoryError) as error:
+            damaged = isinstance(error, sqlite3.DatabaseError)
+            damaged &= not isinstance(error, sqlite3.OperationalError)
+            what = "is damaged" if damaged else "cannot be used"
             raise DatastoreError(f"{self.file} {what}: {one_line(error):.200}") from None
-        except (OSError, MemoryError) as error:
-            raise unreadable(self.file, error) from None
         finally:
             self._connection = None
 
@@ -203,17 +209,6 @@ class SessionDatabase:
         if not np.array_equal(np.flatnonzero((tokens < 0) | (tokens > LARGEST_ID)), ends):
             raise DatastoreError(f"{self.file} is damaged: it has impossible token ids")
         return Sessions(np.array(ids), tokens, ends, np.array(prompt_lengths, dtype=np.int32))
-
-
-def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The fingerprint and name of the sessions' tokenizer; `new` is recorded if there is none."""
-    known = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
-    if (found := connection.execute(known).fetchone()) is None:
-        names = tokenizer_fingerprint(new), public_name(new)
-        insert = f"INSERT INTO tokenizer SELECT ?, ? WHERE NOT EXISTS ({known})"
-        connection.execute(insert, names)  # unless another process has done so meanwhile
-        found = connection.execute(known).fetchone()
-    return tuple(found)
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:

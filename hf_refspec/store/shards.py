@@ -1,7 +1,7 @@
 """The full form of a datastore: shards of tokens with suffix arrays, memory-mapped and merged.
 
 As in a log-structured store, each new shard joins the preceding ones that are not much larger than
-all that came after them ([`due_to_join`]): sizes grow geometrically, a draft searches as many
+all that came after them ([`grouped`]): sizes grow geometrically, a draft searches as many
 shards as the corpus has orders of magnitude, and each token is rewritten as many times.
 """
 
@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -77,35 +76,16 @@ def split_documents(
     return np.concatenate(begun) if begun else np.empty(0, np.int64)
 
 
-def due_to_join(sizes: Sequence[int]) -> slice | None:
-    """Which consecutive shards should be joined into one, if any."""
-    for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
-        oldest, total = newest - 1, sizes[newest - 1]
-        while oldest > 0 and sizes[oldest - 1] <= min(GROWTH * total, LARGEST_SHARD - total):
-            oldest -= 1
-            total += sizes[oldest]
-        if newest - oldest > 1:
-            return slice(oldest, newest)
-    return None
-
-
-def groups_due(shards: Iterable[ShardEntry]) -> list[list[ShardEntry]]:
+def grouped(shards: Sequence[ShardEntry], growth: int = GROWTH) -> list[list[ShardEntry]]:
     """Groups the shards that are due to be merged into one; the others stand alone."""
-    groups = [[shard] for shard in shards]
-    while due := due_to_join([_token_count(group) for group in groups]):
-        groups[due] = [list(chain(*groups[due]))]
-    return groups
-
-
-def largest_groups(shards: Iterable[ShardEntry]) -> list[list[ShardEntry]]:
-    """As few groups of shards as possible, each of which fits into one."""
     groups: list[list[ShardEntry]] = []
-    for shard in shards:
-        if groups and _token_count(groups[-1]) + shard.tokens <= LARGEST_SHARD:
-            groups[-1].append(shard)
+    for shard in reversed(shards):
+        newer = _token_count(groups[-1]) if groups else 0
+        if shard.tokens <= min(growth * newer, LARGEST_SHARD - newer):
+            groups[-1].insert(0, shard)
         else:
             groups.append([shard])
-    return groups
+    return groups[::-1]
 
 
 def _token_count(shards: Iterable[ShardEntry]) -> int:

@@ -13,8 +13,6 @@ it, and config.json is replaced atomically: a process that has the folder open i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -23,7 +21,7 @@ from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
 from . import hub
-from .files import DatastoreError, FileEntry, copy_file, unreadable
+from .files import DatastoreError, FileEntry, copy_file
 from .folder import new_folder
 from .folder_config import FolderConfig
 
@@ -48,11 +46,12 @@ class StoredFolder(Generic[C]):
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
         self.path, self._arguments = Path(path), arguments
-        self.config_type.opened(self.path, self._opened)
 
-    def _opened(self, config: C) -> None:
-        self.config = config
-        self._open(config)
+        def use(config: C) -> None:
+            self.config = config
+            self._open(config)
+
+        self.config_type.opened(self.path, use)
 
     def _open(self, config: C) -> None:
         """Opens the files that a config names; called again if it was replaced meanwhile."""
@@ -86,16 +85,21 @@ class StoredFolder(Generic[C]):
             OSError: If there is no such folder or repo, or it cannot be reached.
             DatastoreError: As the class.
         """
-        part, download = cls._part(*args, **options), {"token": token, "cache_dir": cache_dir}
         folder = hub.fetch(
-            repo_or_path, cls.config_type, part, revision, local_files_only, **download
+            repo_or_path,
+            cls.config_type,
+            lambda config: cls._part(config, *args, **options),
+            revision,
+            local_files_only,
+            token=token,
+            cache_dir=cache_dir,
         )
         return cls(folder, *args, **options)
 
     @classmethod
-    def _part(cls, *args: Any, **options: Any) -> hub.Part[Any]:
-        """Reduces a config to what the class, with these arguments, opens."""
-        return lambda config: config
+    def _part(cls, config: Any, *args: Any, **options: Any) -> Any:
+        """The part of a config that the class, with these arguments, opens."""
+        return config
 
     def save_pretrained(self, path: str | os.PathLike) -> None:
         """Copies all files that are open into a new folder.
@@ -108,8 +112,8 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is not as it was written.
             OSError: If it cannot be written.
         """
-        config = self._open_part()
-        with self._reading(), new_folder(Path(path)) as folder:
+        config = self._open_part
+        with new_folder(Path(path)) as folder:
             for entry in config.files():
                 copy_file(self.path, entry, folder)
             config.write(folder)
@@ -145,8 +149,16 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is not as it was written.
             OSError: If the repo cannot be written; it is never left half changed.
         """
-        target = {"private": private, "revision": revision, "create_pr": create_pr}
-        return hub.push(self.path, self.config_type, repo_id, token, commit_message, **target)
+        return hub.push(
+            self.path,
+            self.config_type,
+            repo_id,
+            private=private,
+            token=token,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+        )
 
     def verify(self) -> None:
         """Reads all files that are open and compares them with their checksums.
@@ -154,36 +166,19 @@ class StoredFolder(Generic[C]):
         Raises:
             DatastoreError: If a file is not as it was written.
         """
-        with self._reading():
-            self._open_part().verify(self.path)
+        self._open_part.verify(self.path)
 
     @property
     def verified(self) -> datetime | None:
         """When [`verify`] last found the files that are open as they were written, in UTC; `None`
         if it never did, or they were replaced since."""
-        return self._open_part().verified(self.path)
+        return self._open_part.verified(self.path)
 
+    @property
     def _open_part(self) -> FolderConfig:
         """The part of the config that is open."""
-        part: FolderConfig = self._part(*self._arguments)(self.config)
+        part: FolderConfig = self._part(self.config, *self._arguments)
         return part
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Around later reads of an open folder: if one fails because another process has replaced
-        the files, the error says so."""
-        try:
-            yield
-        except DatastoreError as error:
-            with suppress(DatastoreError):
-                if self.config_type.read(self.path) != self.config:
-                    error = DatastoreError(
-                        f"{self.path} has been changed by another process since it was opened; "
-                        f"open it again ({error})"
-                    )
-            raise error from None
-        except MemoryError as error:
-            raise unreadable(self.path, error) from None
 
     def _damaged(self, entry: FileEntry, reason: str) -> DatastoreError:
         return DatastoreError(f"{self.path / entry.name} is damaged: {reason}")

@@ -10,15 +10,15 @@ import hashlib
 import json
 import os
 import re
-from contextlib import suppress
-from io import BytesIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .files import DatastoreError, FileEntry, check_file
+from .files import DatastoreError, FileEntry, blocks_of
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -58,26 +58,15 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
 
 
 def check_tokenizer(
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    remedy: str,
-    fingerprint: str,
-    name: str,
-    ids: int | None = None,
+    path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str, fingerprint: str, name: str
 ) -> None:
-    """Refuses a tokenizer that the folder at `path` was not made for; `fingerprint`, `name` and the
-    number of `ids` (if it is known) are those of the tokenizer that it was made for."""
+    """Refuses a tokenizer that the folder at `path` was not made for; `fingerprint` and `name` are
+    those of the tokenizer that it was made for."""
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:
         raise DatastoreError(
             f"{path} was made for another tokenizer: {printable(name):.100} with the fingerprint "
             f"{printable(fingerprint):.100}, not {tokenizer.name_or_path} with {found}; {remedy}"
-        )
-    # Memory is allocated for so many.
-    if ids not in (None, vocabulary_size(tokenizer)):
-        raise DatastoreError(
-            f"{path} is damaged: its vocab_size is {ids}, but its tokenizer has "
-            f"{vocabulary_size(tokenizer)} ids"
         )
 
 
@@ -85,10 +74,17 @@ class TokenizerError(ValueError):
     """The tokenizer failed."""
 
 
-def is_of_tokenizer(error: BaseException) -> bool:
-    """Whether the library tokenizers raised an error: it raises bare Exceptions, and Rust panics
-    that derive from BaseException. A damaged tokenizer can fail over some texts alone."""
-    return type(error) is Exception or type(error).__name__ == "PanicException"
+@contextmanager
+def naming_failures(what: str) -> Iterator[None]:
+    """Raises what the library tokenizers raises as a TokenizerError that begins with `what`: bare
+    Exceptions, and Rust panics that derive from BaseException. A damaged tokenizer can fail over
+    some texts alone."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"{what}: {one_line(error):.200}") from None
+        raise
 
 
 def load_backend(content: str) -> Tokenizer:
@@ -104,25 +100,18 @@ def read_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Reads a tokenizer and restores its name; raises a DatastoreError if the file is not as
     it was written, or holds no tokenizer."""
-    path, copy = folder / entry.name, BytesIO()
-    check_file(folder, entry, copy)
-    content = copy.getvalue()
+    path, content = folder / entry.name, b"".join(blocks_of(folder, entry))
     try:
-        backend = load_backend(content.decode())
-        # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary has
-        # no more of them than the file has bytes.
-        largest = max(backend.get_vocab().values(), default=0)
-        if largest >= min(vocab_size, len(content)):
-            raise DatastoreError(
-                f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens"
-            )
-        # A tokenizer that panics over every text is refused here, and not where it is used.
-        with suppress(Exception):  # it may not know these words
-            backend.decode(backend.encode("a text to read").ids)
-        return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)
-    except BaseException as error:
-        if isinstance(error, DatastoreError) or not (
-            isinstance(error, Exception) or is_of_tokenizer(error)
-        ):
-            raise
+        with naming_failures("it fails"):
+            backend = load_backend(content.decode())
+            # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary
+            # has no more of them than the file has bytes.
+            largest = max(backend.get_vocab().values(), default=0)
+            if largest >= min(vocab_size, len(content)):
+                raise ValueError(f"it has the id {largest}, of {vocab_size} tokens")
+            # One that panics over every text is refused here, and not where it is used.
+            with suppress(Exception):  # it may not know these words
+                backend.decode(backend.encode("a text to read").ids)
+            return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)
+    except Exception as error:
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None

@@ -22,8 +22,6 @@ from hf_refspec.store.datastore_config import (
 )
 from hf_refspec.store.files import DatastoreError, FileEntry
 
-DEEP = '"deep": ' + "[" * 40 + "]" * 40
-
 
 def config_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
     config.write(folder)
@@ -130,15 +128,15 @@ def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name)
     content = config_of(CONFIG, tmp_path)
     place = ["shards", 0, "tokens_file", "name"]
     message = refusal(tmp_path, json.dumps(changed(content, place, name)))
-    assert "is not the name of a file of tokens in its folder" in message
+    assert "is not the name of a tokens_file in its folder" in message
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, -1, 2.0, None, "1", [1], {}, 10**400, [[[1] * 9]]])
+@pytest.mark.parametrize("version", [0, 1, 3, None, "2", [2], {}, 10**400, [[[1] * 9]]])
 def test_another_format_version_says_what_to_do(tmp_path, version):
     content = config_of(CONFIG, tmp_path)
     message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
-    assert "has format_version" in message
-    assert "reads only 2; install the hf_refspec" in message
+    assert "has {'format_version': " in message
+    assert "not {'format_version': 2}; install the hf_refspec" in message
 
 
 NO_JSON = ["", "{", b"\xff\xfe\xfd", b'{"format_version": 1, "tokenizer": "\xe9"}', "[" * 100_000]
@@ -149,16 +147,19 @@ NO_JSON += ['{"a":' * 100_000, '{"format_version": ' + "9" * 5000 + "}"]
     ("text", "message"),
     [
         *((text, "it is not JSON") for text in NO_JSON),
-        *((t, "names no format_version") for t in ("[]", "null", "{}", '"format_version"')),
+        *(
+            (t, "it has {}, not {'format_version': 2}")
+            for t in ("[]", "null", "{}", '"format_version"')
+        ),
         ('{"format_version": 2}', "it does not name"),
-        ('{"format_version": 1, "format_version": 7}', "has format_version 7"),
+        ('{"format_version": 1, "format_version": 7}', "has {'format_version': 7}"),
     ],
 )
 def test_what_is_no_config_is_refused(tmp_path, text, message):
     assert message in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("depth", [30, 300, *range(900, 1000, 3)])
+@pytest.mark.parametrize("depth", [30, 300, 900, 960, 990])
 def test_deep_nesting_is_refused_everywhere(tmp_path, depth):
     # Not as deep as Python's reader of JSON can go, but perhaps deeper than what comes after it.
     content = config_of(CONFIG, tmp_path)
@@ -177,21 +178,6 @@ def test_config_that_is_too_large_is_not_read(tmp_path):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("shards", "[" + "0," * 4_000_000 + "0]"),
-        ("shards", "[" + "{}," * 2_600_000 + "{}]"),
-        ("ngrams", '{"ngrams": [' + "0," * 4_000_000 + "0]}"),
-        ("source", "{" + "".join(f'"{i}":0,' for i in range(600_000)) + DEEP + "}"),
-    ],
-    ids=["numbers", "objects", "orders", "source"],
-)
-def test_a_million_entries_are_refused(tmp_path, key, value):
-    text = json.dumps(config_of(CONFIG, tmp_path) | {key: "many"}).replace('"many"', value)
-    refusal(tmp_path, text)
-
-
 def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):
     def file(kind: str, i: int) -> FileEntry:
         return FileEntry(f"{kind}-{i:05}.safetensors", 2**31, "a" * 64)
@@ -200,15 +186,13 @@ def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):
         ShardEntry(LARGEST_SHARD, LARGEST_SHARD, file("tokens", i), file("suffixes", i))
         for i in range(MOST_SHARDS + 1)
     ]
-    most = replace(CONFIG, shards=shards[:-1])
-    most.write(tmp_path)
-    assert StoreConfig.read(tmp_path) == most
-    with pytest.raises(DatastoreError, match=r"config.json cannot be written: shards has 30001"):
+    message = "shards has 30001 entries, more than 30000"
+    with pytest.raises(DatastoreError, match=rf"config.json cannot be written: {message}"):
         replace(CONFIG, shards=shards).write(tmp_path)
+    replace(CONFIG, shards=shards[:-1]).write(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
-    assert len(content["shards"]) == MOST_SHARDS
     content["shards"].append(content["shards"][0])
-    assert "shards has 30001 entries, more than 30000" in refusal(tmp_path, json.dumps(content))
+    assert message in refusal(tmp_path, json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -236,21 +220,19 @@ def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_
 
     def use(config: StoreConfig) -> int:
         seen.append(config.vocab_size)
-        if len(seen) < 4:  # another process replaces it, and deletes what this one names
-            replace(CONFIG, vocab_size=300 + len(seen) // 2).write(tmp_path)
+        if len(seen) < 3:  # another process replaces it, and deletes what this one names
+            replace(CONFIG, vocab_size=300 + len(seen)).write(tmp_path)
             raise DatastoreError("a file is missing")
         return len(seen)
 
-    assert StoreConfig.opened(tmp_path, use) == 4
-    assert seen == [300, 300, 301, 301]  # one that says the same is another one as well
+    assert StoreConfig.opened(tmp_path, use) == 3
+    assert seen == [300, 301, 302]
 
     def fails(config: StoreConfig) -> None:
-        seen.append(config.vocab_size)
         raise DatastoreError("it is missing, and was never there")
 
     with pytest.raises(DatastoreError, match="was never there"):
         StoreConfig.opened(tmp_path, fails)
-    assert seen == [300, 300, 301, 301, 301]
 
     def too_much(config: StoreConfig) -> None:
         raise MemoryError
@@ -260,13 +242,10 @@ def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_
 
 
 def test_no_datastore_there(tmp_path):
-    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
-        StoreConfig.read(tmp_path)
-    with pytest.raises(DatastoreError, match=r"nowhere does not exist; name a datastore"):
-        StoreConfig.read(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatastoreError, match="is not a folder with a datastore"):
-        StoreConfig.read(tmp_path / "file")
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(DatastoreError, match=f"{folder} is not a datastore: it has no config"):
+            StoreConfig.read(folder)
 
 
 @pytest.mark.parametrize(

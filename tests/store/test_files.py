@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import save
 from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
 
-from hf_refspec.store import files
 from hf_refspec.store.files import (
     Blocks,
     DatastoreError,
@@ -98,51 +97,22 @@ def test_a_file_of_another_size_is_refused(tmp_path, change):
             read()
 
 
-def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
-    entry = four_tokens(tmp_path)
-    path = tmp_path / entry.name
-    good = path.read_bytes()
-    for bit in range(8 * len(good)):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(bad)
-        with pytest.raises(DatastoreError, match="is damaged: its checksum is"):
-            check_file(tmp_path, entry)
-        try:
-            read = read_arrays(tmp_path, entry, UINT16)["tokens"]
-        except DatastoreError as error:
-            assert entry.name in str(error)
-        else:
-            assert (read.dtype, read.shape) == (np.uint16, (4,))
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"\0" * 7,
-        b"\0" * 64,
         file_of({}),
-        file_of([]),
         file_of(b"{"),
         file_of(b'{"tokens":' + b"[" * 10_000),
         file_of({"other": tensor()}, bytes(8)),
         file_of({"tokens": tensor("I16")}, bytes(8)),
-        file_of({"tokens": tensor("BF16")}, bytes(8)),
         file_of({"tokens": tensor("U32", [2])}, bytes(8)),
-        file_of({"tokens": tensor("F4", [16])}, bytes(8)),
-        file_of({"tokens": tensor("NONE")}, bytes(8)),
         file_of({"tokens": tensor(shape=[3], offsets=(0, 6))}, bytes(6)),
         file_of({"tokens": tensor(shape=[2, 2])}, bytes(8)),
         file_of({"tokens": tensor(shape=[], offsets=(0, 2))}, bytes(2)),
         file_of({"tokens": tensor(shape=[2**62, 2, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[0] * 3000, offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**64 + 4])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[-4])}, bytes(8)),
         file_of({"tokens": tensor()}, bytes(7)),
-        file_of({"tokens": tensor(offsets=(8, 0))}, bytes(8)),
-        file_of({"tokens": tensor(offsets=(0, 2**63))}, bytes(8)),
-        file_of({"tokens": tensor(), "x": tensor(offsets=(4, 12))}, bytes(12)),
         file_of({"x": tensor("U8", [1], (0, 1)), "tokens": tensor(offsets=(1, 9))}, bytes(9)),
         *(
             file_of({"tokens": tensor()}, bytes(8), length)
@@ -152,14 +122,6 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
 )
 def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content):
     refused_file(tmp_path, content)
-
-
-def test_message_says_what_an_array_should_be(tmp_path):
-    message = refused_file(tmp_path, file_of({"tokens": tensor("U32", [2])}, bytes(8)))
-    assert "tokens is uint32 of shape (2,), but should be uint16 with 4 entries" in message
-    content = file_of({"tokens": tensor("U32", [2])}, bytes(8))
-    message = refused_file(tmp_path, content, {"tokens": (np.dtype(np.uint16), None)})
-    assert "but should be uint16 with one dimension" in message
 
 
 def test_a_huge_header_is_not_parsed(tmp_path):
@@ -235,35 +197,12 @@ def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
 # Reading
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
-    entry = four_tokens(tmp_path)
-
-    def refuse(path, *_):
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(files.os, "open", refuse)
-    for read in readers(tmp_path, entry):
-        with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: Permission denied"):
-            read()
-
-
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no such file")
 def test_a_disk_that_fails_while_a_file_is_read():
     """Nothing is mapped at the address 0, so that the first byte of this file cannot be read."""
     for read in readers(Path("/proc/self"), FileEntry("mem", 0, "")):
         with pytest.raises(DatastoreError, match="mem cannot be read: Input/output"):
             read()
-
-
-def test_more_than_fits_into_memory_is_said_so(tmp_path, monkeypatch):
-    entry = four_tokens(tmp_path)
-
-    def refuse(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(files, "safe_open", refuse)
-    with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: .* enough memory"):
-        read_arrays(tmp_path, entry, UINT16)
 
 
 def test_a_damaged_file_is_not_copied(tmp_path):

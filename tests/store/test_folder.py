@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from textwrap import dedent
 
 import pytest
 
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.folder import LOCK, locked, new_folder, only_writer, release
+from hf_refspec.store.folder import LOCK, locked, new_folder, only_writer
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
@@ -101,80 +101,27 @@ def test_one_writes_into_a_folder_at_a_time(tmp_path):
 # Locks
 
 
-def test_who_comes_second_is_refused(tmp_path):
-    path = tmp_path / ".lock"
-    lock = locked(path, "wait for it")
-    with pytest.raises(DatastoreError, match="wait for it"):
-        locked(path, "wait for it")
-    release(lock)
-    release(lock)  # once more does nothing
-    assert not path.exists()
-    lock = locked(path, "")
-    del lock  # it is released when garbage-collected
-    release(locked(path, "it is held"))
-
-
-@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
-def test_a_file_that_was_deleted_is_no_lock(tmp_path, monkeypatch, held):
-    """The first lets go between the opening and the locking of the second, and a third comes."""
-    path = tmp_path / ".lock"
-    first, others = locked(path, ""), []
-
-    def flock(descriptor, operation, original=fcntl.flock):
-        monkeypatch.setattr(fcntl, "flock", original)
-        release(first)
-        if held:
-            others.append(locked(path, ""))
-        original(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    if held:
-        with pytest.raises(DatastoreError, match="it is held"):
-            locked(path, "it is held")
-        release(others[0])
-    else:
-        second = locked(path, "")
-        with pytest.raises(DatastoreError, match="it is held"):
-            locked(path, "it is held")
-        release(second)
-
-
 def test_a_folder_that_is_missing_is_not_made(tmp_path):
-    with pytest.raises(FileNotFoundError, match="gone"):
-        locked(tmp_path / "gone" / ".lock", "")
+    with pytest.raises(FileNotFoundError, match="gone"), locked(tmp_path / "gone" / ".lock", ""):
+        raise AssertionError
     assert not list(tmp_path.iterdir())
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    path = tmp_path / ".lock"
-    code = (
-        "import sys; from pathlib import Path; from hf_refspec.store.folder import locked\n"
-        "lock = locked(Path(sys.argv[1]), ''); print('held', flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as process:
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(DatastoreError, match="it is held"):
-            locked(path, "it is held")
-        process.kill()
-    release(locked(path, "it is held"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked")
 def test_a_forked_process_neither_releases_nor_keeps_it(tmp_path):
     path, (receiver, sender) = tmp_path / ".lock", os.pipe()
-    lock = locked(path, "")
-    if (child := os.fork()) == 0:
+    with ExitStack() as stack:
+        stack.enter_context(locked(path, ""))
+        if (child := os.fork()) == 0:
+            os.close(sender)
+            stack.close()
+            os.read(receiver, 1)  # until the other end is closed
+            os._exit(0)
+        os.close(receiver)
+        with pytest.raises(DatastoreError, match="busy"), locked(path, "busy"):
+            raise AssertionError
+    with locked(path, "busy"):
         os.close(sender)
-        release(lock)
-        os.read(receiver, 1)  # until the other end is closed
-        os._exit(0)
-    os.close(receiver)
-    with pytest.raises(DatastoreError, match="busy"):
-        locked(path, "busy")
-    release(lock)
-    release(locked(path, "busy"))
-    os.close(sender)
     os.waitpid(child, 0)
 
 
@@ -193,6 +140,7 @@ def test_what_is_no_file_is_no_lock(tmp_path, monkeypatch, put):
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     path = tmp_path / ".lock"
     put(path)
-    with pytest.raises(DatastoreError, match=f"{path} is not a file, but should be that of a lock"):
-        locked(path, "")
+    refusal = f"{path} is not a file, but should be that of a lock"
+    with pytest.raises(DatastoreError, match=refusal), locked(path, ""):
+        raise AssertionError
     assert path.exists()

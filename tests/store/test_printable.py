@@ -12,7 +12,6 @@ from hf_refspec.store.build.corpus import build_store
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.printable import one_line, printable
 
 RED = "\x1b[31mred\x9b0m\u202e"
@@ -43,12 +42,3 @@ def test_a_config_is_described_without_them(store, capsys):
         assert not re.search(r"[^\n\t\x20-\x7e\xa0-\u1fff]", text)
         assert r"\x1b[31mred" in text
     assert repr(Datastore(store)).isprintable()
-
-
-def test_a_config_is_refused_without_them(store, tokenizer):
-    opened = Datastore(store)
-    for use in (opened.verify, lambda: opened.check_tokenizer(tokenizer), opened.load_tokenizer):
-        with pytest.raises(DatastoreError) as error:
-            use()
-        assert str(error.value).isprintable()
-        assert r"\x1b[31mred" in str(error.value)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored import content_of, flip_last_bit
 
-from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
+from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
-from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.shards import GROWTH, due_to_join
+from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.shards import GROWTH, grouped
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 
@@ -69,30 +69,33 @@ def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
     flip_last_bit(path)
     before = content_of(store)
     with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
-        merge_store(store, show=False)
+        Datastore(store).merge(progress=False)
     assert content_of(store) == before
 
 
 def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
     path = Datastore(store).compact(tmp_path / "compact", progress=False).path
     with pytest.raises(DatastoreError, match="only the compact form"):
-        merge_store(path, show=False)
+        Datastore(path).merge(progress=False)
+
+
+def grouped_sizes(sizes: list[int]) -> list[int]:
+    file = FileEntry("", 0, "")
+    groups = grouped([ShardEntry(size, 0, file, file) for size in sizes])
+    assert [shard.tokens for group in groups for shard in group] == sizes
+    return [sum(shard.tokens for shard in group) for group in groups]
 
 
 @given(st.lists(st.integers(1, 1000), max_size=30))
 def test_sizes_grow_geometrically(added):
     sizes: list[int] = []
     for size in added:
-        sizes.append(size)
-        while (due := due_to_join(sizes)) is not None:
-            assert due.stop - due.start > 1
-            sizes[due] = [sum(sizes[due])]
-        for one, next_one in pairwise(sizes):
-            assert one > GROWTH * next_one
-    assert sum(sizes) == sum(added)
+        sizes = grouped_sizes([*sizes, size])
+        assert all(one > GROWTH * next_one for one, next_one in pairwise(sizes))
+    assert all(one > GROWTH * next_one for one, next_one in pairwise(grouped_sizes(added)))
 
 
 def test_the_largest_shards_are_left_alone():
-    assert due_to_join([LARGEST_SHARD, LARGEST_SHARD, 10]) is None
-    assert due_to_join([LARGEST_SHARD, 10, 10]) == slice(1, 3)
-    assert due_to_join([]) is None
+    assert grouped_sizes([LARGEST_SHARD, LARGEST_SHARD, 10]) == [LARGEST_SHARD, LARGEST_SHARD, 10]
+    assert grouped_sizes([LARGEST_SHARD, 10, 10]) == [LARGEST_SHARD, 20]
+    assert grouped_sizes([]) == []

@@ -59,7 +59,9 @@ def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size, largest):
     content = json.loads(path.read_text())
     content["model"]["vocab"]["l"] = largest
     path.write_text(json.dumps(content))
-    with pytest.raises(DatastoreError, match=rf"{path} is damaged: it has the id {largest}, of"):
+    with pytest.raises(
+        DatastoreError, match=rf"{path} is no tokenizer: it has the id {largest}, of"
+    ):
         read_tokenizer(store.path, entry_of(path), "bytes", vocab_size)
 
 
@@ -109,7 +111,7 @@ def damaged(store: Datastore, **changes) -> Datastore:
 )
 def test_what_is_no_tokenizer_or_panics_over_any_text_is_refused(store, part, fault):
     store = damaged(store, **part)
-    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: {fault}"
+    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: (it fails: )?{fault}"
     with pytest.raises(DatastoreError, match=message):
         store.load_tokenizer()
 
@@ -125,26 +127,7 @@ def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
         store.extend([text], **OPTIONS)
     assert len(StoreConfig.read(store.path).shards) == 1
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: "):
-        search(store, text)
-
-
-def search(store: Datastore, text: str) -> None:
-    """Runs `hf-refspec store search`."""
-    searched(Namespace(store=str(store.path), text=text))
-
-
-def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_path):
-    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
-    model |= {"max_input_chars_per_word": 100, "vocab": {"a": 0}}
-    path = store.path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "added_tokens": []}))
-    loaded = read_tokenizer(store.path, entry_of(path), "pieces", 259)
-    about = {"fingerprint": tokenizer_fingerprint(loaded), "vocab_size": 1}
-    config = replace(store.config, tokenizer_file=entry_of(path), **about)
-    config.write(store.path)
-    message = rf"{store.path} cannot be extended: .*: WordPiece error: Missing \[UNK\]"
-    with pytest.raises(DatastoreError, match=message):
-        Datastore(store.path).extend(["text"], **OPTIONS)
+        searched(Namespace(store=str(store.path), text=text))
 
 
 def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):

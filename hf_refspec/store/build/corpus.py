@@ -6,10 +6,11 @@ One shard is filled while the previous one is sorted and written; no more are in
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -25,8 +26,7 @@ from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConf
 from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import (
-    groups_due,
-    largest_groups,
+    grouped,
     map_tokens,
     merge_shards,
     next_number,
@@ -34,7 +34,7 @@ from ..shards import (
     write_part,
 )
 from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size
-from .engine import Engine, TokenBatch, in_order, open_engine, usable_cores
+from .engine import Engine, TokenBatch, open_engine, usable_cores
 from .source import Source, open_source
 
 
@@ -140,16 +140,14 @@ def extend_store(
 ) -> None:
     """Adds documents to a datastore in new shards, which are merged with older ones of about their
     size, in new files; see [`Datastore.extend`]."""
-    config = StoreConfig.read(folder)
-    remedy = f"it cannot be extended with {public_name(tokenizer)}"
-    config.check_tokenizer(folder, tokenizer, remedy)
     chosen = BuildOptions(**options)
-    opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    remedy = "; extend the datastore that it was made from"
-    with _changing(folder, remedy) as config, engines as engine:
+    with changing(folder, "; extend the datastore that it was made from") as config:
+        remedy = f"it cannot be extended with {public_name(tokenizer)}"
+        config.check_tokenizer(folder, tokenizer, remedy)
+        opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
         try:
-            shards = _add_shards(folder, config, opened, engine, chosen)
+            with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
+                shards = _add_shards(folder, config, opened, engine, chosen)
         except TokenizerError as error:
             raise DatastoreError(f"{folder} cannot be extended: {error}") from None
         about = dict(config.source)
@@ -161,17 +159,8 @@ def extend_store(
         replace(config, source=about, shards=shards).write(folder)
 
 
-def merge_store(folder: Path, num_proc: int | None = None, show: bool = True) -> None:
-    """Merges all shards of a datastore into as few as possible, see [`Datastore.merge`]."""
-    with _changing(folder, ", which is not made of shards") as config:
-        groups = largest_groups(config.shards)
-        shards = merge_shards(folder, config, groups, num_proc or usable_cores(), show)
-        if shards != config.shards:
-            replace(config, shards=shards).write(folder)
-
-
 @contextmanager
-def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
+def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
     """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
     with only_writer(folder):
         config = StoreConfig.read(folder)
@@ -189,65 +178,58 @@ def _add_shards(
 ) -> list[ShardEntry]:
     """Writes a source's documents into new shards, and merges those that are due; returns all
     shards. The config.json does not name the new ones yet."""
-    digests = None
+    known = None
     if options.deduplicate:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
-        digests = set(map(_digest, split_documents(stored, config.separator)))
-    token_batches = engine.tokenize(source.documents)
-    if options.max_tokens is not None:
-        token_batches = _first_tokens(token_batches, options.max_tokens)
+        known = set(map(_digest, split_documents(stored, config.separator)))
     hidden = not options.progress or None
     with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
-        packed = _packed(
-            token_batches, options.shard_tokens, config.token_dtype, digests, bar.update
-        )
+        documents = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+        packed = _packed(documents, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
     if not new:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    groups, threads = groups_due([*config.shards, *new]), options.num_proc or usable_cores()
+    groups, threads = grouped([*config.shards, *new]), options.num_proc or usable_cores()
     return merge_shards(folder, config, groups, threads, options.progress)
 
 
-def _first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
-    """Ends after the document that reaches `most` tokens, its separator included."""
+def _documents(
+    token_batches: Iterable[TokenBatch], known: set[bytes] | None, most: int | None, bar: tqdm
+) -> Iterator[np.ndarray]:
+    """Yields the tokens of each document, with its separator, up to the one that reaches `most`
+    tokens. A document is left out if its digest is in `known`, to which new ones are added."""
+    left = math.inf if most is None else most
     for lengths, tokens in token_batches:
-        if most <= 0:
-            return
-        ends = np.cumsum(lengths)
-        number = int(np.searchsorted(ends, most)) + 1
-        yield lengths[:number], tokens[: ends[:number][-1]]
-        most -= len(tokens)
+        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
+            if known is not None and len(document):
+                digest = _digest(document[:-1])
+                if digest in known:
+                    continue
+                known.add(digest)
+            yield document
+            left -= len(document)
+            if left <= 0:
+                return
+        bar.update(len(lengths))
 
 
 def _packed(
-    token_batches: Iterator[TokenBatch],
-    shard_tokens: int,
-    dtype: np.dtype,
-    digests: set[bytes] | None,
-    advance: Callable[[int], object],
+    documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Packs documents into shards of `shard_tokens` entries, and yields each with the number of
-    documents that end in it. A document is left out if its digest is in `digests`, to which new
-    ones are added. `advance` is called with the number of documents of each batch."""
+    documents that end in it."""
     shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
-    for lengths, tokens in token_batches:
-        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
-            if digests is not None and len(document):
-                digest = _digest(document[:-1])
-                if digest in digests:
-                    continue
-                digests.add(digest)
-            start = 0
-            while start < len(document):
-                part = document[start : start + shard_tokens - filled]
-                shard[filled : filled + len(part)] = part
-                filled, start = filled + len(part), start + len(part)
-                ended += start == len(document)
-                if filled == shard_tokens:
-                    yield shard, ended
-                    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
-        advance(len(lengths))
+    for document in documents:
+        start = 0
+        while start < len(document):
+            part = document[start : start + shard_tokens - filled]
+            shard[filled : filled + len(part)] = part
+            filled, start = filled + len(part), start + len(part)
+            ended += start == len(document)
+            if filled == shard_tokens:
+                yield shard, ended
+                shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
     if filled:
         yield shard[:filled], ended
 
@@ -272,8 +254,11 @@ def _write_shards(
         return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
 
     with ThreadPoolExecutor(1) as background:
-        begun = in_order(packed, lambda shard: background.submit(write, shard), 1, Future.cancel)
-        with closing(begun) as writing:
-            written = [each.result() for each in writing]
+        writing: list[Future[ShardEntry]] = []
+        for shard in packed:
+            if writing:
+                writing[-1].result()  # no more than two shards are in memory
+            writing.append(background.submit(write, shard))
+        written = [each.result() for each in writing]
     sync_folder(folder)
     return written

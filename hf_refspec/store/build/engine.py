@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -18,29 +17,56 @@ from transformers import PreTrainedTokenizerBase
 from ...extras import require
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
-from ..printable import one_line
-from ..stored_tokenizer import TokenizerError, is_of_tokenizer, load_backend
+from ..stored_tokenizer import load_backend, naming_failures
 from .source import Document, batches
 
-Engine: TypeAlias = "LocalEngine | RayEngine"
-W = TypeVar("W")
-P = TypeVar("P")
 # The length of each document with its separator (0 for an empty one), and all tokens in a row.
 TokenBatch: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 # The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
+# A tokenizer locks its cache of words, so that each thread needs its own.
+_of_thread = threading.local()
+
+
+class Engine(NamedTuple):
+    """Tokenises batches of documents, some of them at a time, and sorts shards."""
+
+    encode: Callable[[list[Document]], Future[TokenBatch]]
+    sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array
+    width: int  # batches at a time
+
+    def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
+        """Tokenises documents in order."""
+        begun: deque[Future[TokenBatch]] = deque()
+        for batch in batches(documents):
+            begun.append(self.encode(batch))
+            if len(begun) > 2 * self.width:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 @contextmanager
 def open_engine(
     name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Engine]:
-    """Yields the engine of that name; starts Ray if it is not running yet, and then stops it at
-    the end."""
+    """Yields the engine of that name: threads, in which tokenizing and sorting release the
+    interpreter's lock, or tasks of Ray, which is started, and then stopped, unless it is running.
+    """
     content = tokenizer.backend_tokenizer.to_str()
+    options = config.token_dtype, config.separator
     if name == "local":
-        yield LocalEngine(content, config, num_proc)
+        width = num_proc or usable_cores()
+        threads = ThreadPoolExecutor(width)
+        try:
+            yield Engine(
+                lambda batch: threads.submit(_encode, content, batch, *options),
+                build_suffix_array,
+                width,
+            )
+        finally:
+            threads.shutdown(cancel_futures=True)
         return
     if name != "ray":
         raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
@@ -49,106 +75,23 @@ def open_engine(
     if starts:
         ray.init(include_dashboard=False)
     try:
-        yield RayEngine(ray, content, config, num_proc)
+        encode, shared = ray.remote(_encode), ray.put(content)
+        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
+        sort = ray.remote(num_cpus=0)(build_suffix_array)
+        yield Engine(
+            lambda batch: encode.remote(shared, batch, *options).future(),
+            lambda tokens: ray.get(sort.remote(tokens)),
+            num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
+        )
     finally:
         if starts:
             ray.shutdown()
 
 
-class LocalEngine:
-    """Tokenises in threads: the tokenizer releases the interpreter's lock."""
-
-    def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
-        self._content, self._config = content, config
-        self._num_proc = num_proc or usable_cores()
-        # One tokenizer for each thread: a tokenizer locks its cache of words.
-        self._local = threading.local()
-
-    def tokenize(self, documents: Iterator[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order."""
-        threads = ThreadPoolExecutor(self._num_proc)
-
-        def begin(batch: list[Document]) -> Future[TokenBatch]:
-            return threads.submit(self._encode, batch)
-
-        try:
-            for encoded in in_order(batches(documents), begin, 2 * self._num_proc, Future.cancel):
-                yield encoded.result()
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def sort(self, tokens: np.ndarray) -> np.ndarray:
-        """The suffix array of a shard."""
-        return build_suffix_array(tokens)  # releases the interpreter's lock
-
-    def _encode(self, batch: list[Document]) -> TokenBatch:
-        if not hasattr(self._local, "tokenizer"):
-            self._local.tokenizer = load_backend(self._content)
-        return encode(
-            self._local.tokenizer, batch, self._config.token_dtype, self._config.separator
-        )
-
-
-class RayEngine:
-    """Tokenises and sorts in Ray tasks."""
-
-    def __init__(self, ray: Any, content: str, config: StoreConfig, num_proc: int | None) -> None:
-        self._ray = ray
-        # Ray passes a reference inside a list on as it is: each worker fetches it once.
-        self._setup = [ray.put((content, config))]
-        self._width = num_proc or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def tokenize(self, documents: Iterator[Document]) -> Iterator[TokenBatch]:
-        """See [`LocalEngine.tokenize`]."""
-        task = self._ray.remote(_encode_batch)
-
-        def begin(batch: list[Document]) -> Any:
-            return task.remote(batch, self._setup)
-
-        begun = in_order(batches(documents), begin, 2 * self._width, self._ray.cancel)
-        with closing(begun):
-            yield from map(self._ray.get, begun)
-
-    def sort(self, tokens: np.ndarray) -> np.ndarray:
-        """See [`LocalEngine.sort`]."""
-        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
-        task = self._ray.remote(num_cpus=0)(build_suffix_array)
-        return self._ray.get(task.remote(tokens))
-
-
-def _encode_batch(batch: list[Document], setup: list[Any]) -> TokenBatch:
-    tokenizer, config = _fetched(setup[0])
-    return encode(tokenizer, batch, config.token_dtype, config.separator)
-
-
-@lru_cache(maxsize=1)
-def _fetched(reference: Any) -> tuple[Tokenizer, StoreConfig]:
-    """The tokenizer, loaded once in each process of Ray, and the datastore's config."""
-    import ray
-
-    content, config = ray.get(reference)
-    return load_backend(content), config
-
-
-def in_order(
-    work: Iterable[W], begin: Callable[[W], P], ahead: int, cancel: Callable[[P], object]
-) -> Generator[P, None, None]:
-    """Calls `begin` for up to `ahead` pieces of work early and yields the results in order; calls
-    `cancel` for the remaining ones when it is closed."""
-    begun: deque[P] = deque()
-    try:
-        for piece in work:
-            begun.append(begin(piece))
-            del piece  # it may be large
-            if len(begun) > ahead:
-                yield begun[0]
-                begun.popleft()
-        while begun:
-            yield begun[0]
-            begun.popleft()
-    finally:
-        for promise in begun:
-            cancel(promise)
+def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
+    if getattr(_of_thread, "content", None) != content:
+        _of_thread.content, _of_thread.tokenizer = content, load_backend(content)
+    return encode(_of_thread.tokenizer, batch, dtype, separator)
 
 
 def usable_cores() -> int:
@@ -162,28 +105,19 @@ def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
     """Tokenises a batch of documents without special tokens, and puts `separator` after each that
-    is not empty. Raises a TokenizerError if the tokenizer fails.
-
-    A text of more than a million characters is tokenised in pieces, to save memory and time; the
-    tokens where two pieces meet can differ.
-    """
+    is not empty. Where two pieces of a very long text meet, tokens can differ from those of the
+    whole text."""
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
     end = np.array([separator], dtype)
     for number, document in enumerate(documents):
         if isinstance(document, str):
-            encoded = (
-                tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0]
-                for piece in pieces(document)
-            )
-            try:
-                parts = [np.array(each.ids, dtype) for each in encoded]
-            except BaseException as error:
-                if not is_of_tokenizer(error):
-                    raise
-                raise TokenizerError(
-                    f"the tokenizer fails on a text, {document[:60]!r}: {one_line(error):.200}"
-                ) from None
+            with naming_failures(f"the tokenizer fails on a text, {document[:60]!r}"):
+                parts = [
+                    np.array(each.ids, dtype)
+                    for piece in pieces(document)
+                    for each in tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+                ]
         else:
             parts = [document.astype(dtype)]
         length = sum(map(len, parts))

@@ -11,19 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A corpus.
-
-    Attributes:
-        corpus, license, size (`str`): For people.
-        dataset (`str`, *optional*): Its Hub id; `None` for the files of `python_stdlib`.
-        options (`Mapping`): Further arguments of `datasets.load_dataset`.
-    """
+    """A corpus: a dataset, or the files of [`python_stdlib`]."""
 
     corpus: str
     license: str
-    size: str
-    dataset: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    size: str  # for people
+    dataset: str | None = None  # its Hub id
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `datasets.load_dataset`
 
 
 def python_stdlib() -> list[Path]:

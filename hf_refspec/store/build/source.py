@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, TypeAlias
 
 import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ..files import open_file, unreadable
+from ..files import open_file, reading
 from ..printable import printable
 
 Document: TypeAlias = str | np.ndarray
@@ -33,21 +34,13 @@ _SAMPLE = 100
 
 @dataclass
 class Source:
-    """Documents, and what is known about them.
+    """Documents, and what is known about them."""
 
-    Attributes:
-        documents (`Iterator[str | np.ndarray]`): Texts, or arrays of checked ids; read once.
-        name (`str`): For people.
-        license (`str`, *optional*): If the source names one.
-        total (`int`, *optional*): The number of documents, if it is known.
-        files (`list[Path]`, *optional*): The public path of each document, if they are files.
-    """
-
-    documents: Iterator[Document]
-    name: str
+    documents: Iterator[Document]  # texts, or arrays of checked ids; read once
+    name: str  # for people
     license: str | None = None
-    total: int | None = None
-    files: list[Path] | None = None
+    total: int | None = None  # of documents
+    files: list[Path] | None = None  # the public path of each document, if they are files
 
 
 def open_source(
@@ -82,10 +75,9 @@ def open_source(
         name = " ".join(str(part) for part in parts if part) or "unnamed"
         documents = _checked(_dataset_documents(source, column, tokenizer), vocab_size)
         return Source(documents, name, info.license or None, total)
-    if isinstance(source, str | os.PathLike):
-        return _open_files([source], pattern)
-    if isinstance(source, list | tuple) and _are_paths(source):
-        return _open_files(source, pattern)
+    paths = [source] if isinstance(source, str | os.PathLike) else source
+    if paths is not source or (isinstance(source, list | tuple) and _are_paths(source)):
+        return _open_files(paths, pattern)
     if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
         raise ValueError(
             "source must be a dataset, a file or folder, or texts or lists of ids, "
@@ -151,7 +143,8 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         public = Path(names[-1]) if outside else path
         known_as += [public / file.relative_to(path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
+    documents = _checked(_read_files(files), 0)
+    return Source(documents, name or "unnamed", total=len(files), files=known_as)
 
 
 def files_of(path: Path, pattern: str) -> list[Path]:
@@ -174,31 +167,15 @@ def files_of(path: Path, pattern: str) -> list[Path]:
 
 
 def _read_files(files: list[Path]) -> Iterator[str]:
-    damaged: list[Path] = []
     for path in files:
-        try:
-            with open_file(path) as file:
-                content = file.read()
-            try:
-                text = content.decode("utf-8")
-            except UnicodeDecodeError:
-                damaged.append(path)
-                text = content.decode("utf-8", errors="replace")
-        except MemoryError as error:
-            raise unreadable(path, error) from None
-        yield text
-    if damaged:
-        logger.warning(
-            "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
-            len(damaged),
-            len(files),
-            printable(damaged[0]),
-        )
+        with open_file(path) as file, reading(path):
+            text = file.read().decode("utf-8", errors="surrogateescape")
+        yield text  # `_checked` replaces what is not valid
 
 
 def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
     """Yields documents that are texts or ids below `vocab_size`, and refuses anything else."""
-    damaged = 0
+    damaged: list[int] = []
     for number, document in enumerate(documents):
         if not isinstance(document, str):
             yield _checked_ids(document, number, vocab_size)
@@ -206,26 +183,30 @@ def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
         try:
             document.encode("utf-8")
         except UnicodeEncodeError:
-            damaged += 1
+            damaged.append(number)
             document = document.encode("utf-8", errors="replace").decode("utf-8")
         yield document
     if damaged:
-        logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
+        logger.warning(
+            "%d documents are not valid UTF-8 (the first: document %d); '?' stands for what is not",
+            len(damaged),
+            damaged[0],
+        )
 
 
 def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:
-    if isinstance(document, bytes | Mapping) or not hasattr(document, "__len__"):
-        raise ValueError(
-            f"document {number} must be a text or a list of ids, but is a {type(document).__name__}"
-        )
     try:
         ids = np.asarray(document)
     except (ValueError, TypeError, OverflowError):
-        ids = np.empty(0, object)
+        ids = np.empty((), object)
     if ids.shape == (0,) and ids.dtype != object:
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"document {number} must be a text or one list of integers")
+        raise ValueError(
+            f"document {number} must be a text or one list of ids (of a dataset also a chat: "
+            "messages with role and content, or from and value), but is a "
+            f"{type(document).__name__}: {short(document)}"
+        )
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -248,27 +229,18 @@ def _dataset_documents(
     sample = list(islice(rows, _SAMPLE))
     # Some streaming datasets have the names of their columns only in their rows.
     names = list(dataset.column_names or (sample[0] if sample else ()))
-    if column is None:
-        columns = _found_columns(names, sample)
-    elif names and column not in names:
-        raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
-    else:
+    if column is not None:
         columns = [column]
+        if names and column not in names:
+            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+    else:
+        chats = [n for n in _CHAT_COLUMNS if any(_messages(row.get(n)) for row in sample)]
+        texts = [name for name in _TEXT_COLUMNS if name in names]
+        columns = (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
+        if not columns and names:
+            raise ValueError(f"which column has the documents? Give column=, one of {names}")
     logger.info("reading the column %s", " and ".join(map(repr, columns)))
     return _read_rows(dataset.select_columns(columns), columns, tokenizer)
-
-
-def _found_columns(names: list[str], sample: list[dict]) -> list[str]:
-    """The columns to read when none is named."""
-    for name in _CHAT_COLUMNS:
-        if any(_messages(row.get(name)) for row in sample):
-            return [name]
-    for name in _TEXT_COLUMNS:
-        if name in names or not names:  # without rows any name will do
-            return [name]
-    if set(_PAIR) <= set(names):
-        return [*_PAIR]
-    raise ValueError(f"which column has the documents? Give column=, one of {names}")
 
 
 def _read_rows(rows: Any, columns: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
@@ -276,40 +248,26 @@ def _read_rows(rows: Any, columns: list[str], tokenizer: PreTrainedTokenizerBase
     each turn is a document, as in the datastores of REST's authors (arXiv 2311.08252)."""
     refused = 0
     for row in rows:
-        values = [row[name] for name in columns]
-        value = values[0] if len(values) == 1 else _joined(*values)
+        values = [row[name] for name in columns if row[name] is not None]
+        if len({type(value) for value in values}) > 1:
+            kinds = " and ".join(type(value).__name__ for value in values)
+            raise ValueError(f"a prompt and its completion are {kinds}; give column=, one of them")
+        value = values[0] + values[1] if len(values) > 1 else values[0] if values else ""
         messages = _messages(value)
         if messages is None:
-            if isinstance(value, list) and value and isinstance(value[0], Mapping):
-                raise ValueError(
-                    f"the messages of a chat have {sorted(value[0])}, but need role and content, "
-                    "or from and value"
-                )
-            yield "" if value is None else value
+            yield value
             continue
         if tokenizer.chat_template is not None:
             try:
-                rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
+                yield str(tokenizer.apply_chat_template(messages, tokenize=False))
+                continue
             except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
                 refused += 1
-            else:
-                yield rendered
-                continue
         yield from (message["content"] or "" for message in messages)
     if refused:
         logger.warning(
             "the tokenizer's chat template refused %d chats; their turns are documents", refused
         )
-
-
-def _joined(prompt: Any, completion: Any) -> Any:
-    """A prompt with its completion; both are texts or both are chats."""
-    if not prompt or not completion:
-        return prompt or completion
-    if type(prompt) is not type(completion):
-        kinds = f"{type(prompt).__name__} and {type(completion).__name__}"
-        raise ValueError(f"a prompt and its completion are a {kinds}; give column=, one of them")
-    return prompt + completion
 
 
 def _messages(value: Any) -> list[dict[str, Any]] | None:
@@ -320,11 +278,10 @@ def _messages(value: Any) -> list[dict[str, Any]] | None:
     if all(isinstance(turn, str) for turn in value):
         roles = ("user", "assistant")
         return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(value)]
-    if not all(isinstance(turn, Mapping) for turn in value):
-        return None
-    if all("role" in turn and "content" in turn for turn in value):
-        return value
-    if all("from" in turn and "value" in turn for turn in value):
-        pairs = ((turn["from"], turn["value"]) for turn in value)
-        return [{"role": _ROLES.get(who, who), "content": content} for who, content in pairs]
+    for role, content in (("role", "content"), ("from", "value")):
+        if all(isinstance(turn, Mapping) and {role, content} <= turn.keys() for turn in value):
+            return [
+                {**turn, "role": _ROLES.get(turn[role], turn[role]), "content": turn[content]}
+                for turn in value
+            ]
     return None

@@ -20,15 +20,11 @@ _BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Window:
-    """A piece of a text.
+    """A piece of a text."""
 
-    Attributes:
-        ids (`np.ndarray`, int64 of shape `(n,)`): Its tokens.
-        known (`int`): How many of them are only context, the text's first token among them; each
-            of the others is predicted from the tokens before it.
-    """
-
-    ids: np.ndarray
+    ids: np.ndarray  # int64 of shape (n,)
+    # Tokens that are only context, the text's first one among them; each of the others is predicted
+    # from the tokens before it.
     known: int
 
     @property
@@ -45,11 +41,8 @@ class Window:
 def read_windows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: str | Iterable[str]
 ) -> Iterator[tuple[list[Window], torch.Tensor]]:
-    """Cuts texts into windows of the model's context length, or at most 1,024 tokens.
-
-    Yields:
-        A batch of windows and their tokens, int64 of shape `(batch, longest)`, padded on the right,
-        where no token of a text sees the padding."""
+    """Cuts texts into windows of the model's context length, or at most 1,024 tokens, and yields
+    batches of them with their tokens, int64 of shape `(batch, longest)`, padded on the right."""
     length = min(context_length(model) or _LONGEST, _LONGEST)
 
     def tokenized() -> Iterator[np.ndarray]:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import threading
-from functools import partial
 from pathlib import Path
 
 import datasets
@@ -17,9 +16,7 @@ from stored import content_of, in_a_child
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.store.build import engine
-from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
-from hf_refspec.store.build.source import batches
+from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -41,11 +38,6 @@ TEXTS = some_texts(30)
 
 def texts_of(folder: Path, tokenizer) -> list[str]:
     return [tokenizer.decode(document) for document in documents_of(folder)]
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch):
-    monkeypatch.setattr(engine, "batches", partial(batches, most_documents=2))
 
 
 @pytest.fixture
@@ -180,7 +172,7 @@ def test_a_full_disk(tmp_path, tokenizer, store, limit):
     for run in (
         lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET),
         lambda: extend_store(store, TEXTS, tokenizer, **QUIET),
-        lambda: merge_store(store, show=False),
+        lambda: Datastore(store).merge(progress=False),
     ):
         error = in_a_child(run, limit)
         assert isinstance(error, OSError) and "File too large" in str(error)
@@ -278,16 +270,3 @@ def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
     build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
     build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
     assert capfd.readouterr() == ("", "")
-
-
-def test_one_long_line_and_many_tiny_documents(tmp_path, tokenizer):
-    line = "".join(some_texts(2000, seed=4)).replace("\n", " ")
-    assert len(line) > 2 * engine.LONGEST_PIECE / 16
-    (tmp_path / "line.txt").write_text(line)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.pieces, "__defaults__", (engine.LONGEST_PIECE // 16,))
-        path = build_store(tmp_path / "line.txt", tokenizer, tmp_path / "line", progress=False)
-    assert texts_of(path, tokenizer) == [line]
-    texts = [str(i) for i in range(20_000)]
-    path = build_store(iter(texts), tokenizer, tmp_path / "tiny", progress=False)
-    assert texts_of(path, tokenizer) == texts

@@ -74,10 +74,10 @@ def test_the_column_is_asked_for_where_none_is_safe(read, rows, message):
 
 def test_a_column_of_something_else_than_chats_is_named(read):
     rows = dataset(chat=[[{"who": "me", "says": "hi"}]])
-    with pytest.raises(ValueError, match=r"\['says', 'who'\], but need role and content, or from"):
+    with pytest.raises(ValueError, match="a chat: messages with role and content, or from"):
         read(rows, column="chat")
     rows = dataset(prompt=[ASKED], completion=["hello"])
-    with pytest.raises(ValueError, match="a list and str"):
+    with pytest.raises(ValueError, match="completion are list and str"):
         read(rows)
 
 

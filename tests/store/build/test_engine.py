@@ -14,26 +14,20 @@ import pytest
 from stored import content_of
 
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.build.engine import LONGEST_PIECE, LocalEngine, encode, pieces
+from hf_refspec.store.build.engine import LONGEST_PIECE, encode, open_engine, pieces
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.stored_tokenizer import load_backend
 
 
-def engine(tokenizer, threads: int) -> LocalEngine:
-    content = tokenizer.backend_tokenizer.to_str()
-    return LocalEngine(content, StoreConfig("", "", 259), threads)
-
-
-def test_a_tokenizer_that_fails_is_told():
-    broken = LocalEngine("no tokenizer", StoreConfig("", "", 259), 2)
-    with pytest.raises(Exception, match="expected"):
-        list(broken.tokenize(iter([[5]])))
+def engine(tokenizer, threads: int):
+    return open_engine("local", threads, StoreConfig("", "", 259), tokenizer)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_documents_come_in_order(tokenizer, threads):
     texts = [str(i) * (i % 90 * 60) for i in range(300)]
-    batches = list(engine(tokenizer, threads).tokenize(iter(texts)))
+    with engine(tokenizer, threads) as opened:
+        batches = list(opened.tokenize(texts))
     assert len(batches) > 3
     tokens = np.concatenate([tokens for _, tokens in batches])
     documents = np.split(tokens, np.flatnonzero(tokens == 65535))
@@ -42,17 +36,15 @@ def test_documents_come_in_order(tokenizer, threads):
 
 
 def test_who_takes_no_more_leaves_no_thread(tokenizer):
-    before = threading.active_count()
-    read = []
+    before, read = threading.active_count(), []
 
     def endless():
         while True:
             read.append(1)
             yield "x" * 100_000
 
-    tokens = engine(tokenizer, 2).tokenize(endless())
-    next(tokens)
-    tokens.close()
+    with engine(tokenizer, 2) as opened:
+        next(opened.tokenize(endless()))
     assert threading.active_count() == before and len(read) < 100
 
 
