@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from .names import load_tokenizer
 from .shards import grouped, map_shard, merge_shards, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
+
+logger = logging.getLogger("hf_refspec")
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -80,10 +83,21 @@ class Datastore(StoredFolder[StoreConfig]):
         self.ngrams: NgramTable | None = None
         if self.form == "compact":
             self.ngrams = open_ngrams(self.path, config)
+            self._warn_if_stale()
         # Mapped now, since another process may merge and delete them at any time.
         self.shards: list[IndexedText] = [
             map_shard(self.path, config, shard) for shard in part.shards
         ]
+
+    def _warn_if_stale(self) -> None:
+        entry, tokens = self.config.ngrams, sum(shard.tokens for shard in self.config.shards)
+        if entry is not None and 0 < entry.corpus_tokens < tokens:
+            logger.warning(
+                "the compact form of %s was made of %s of its %s tokens; compact() it again",
+                self.path,
+                f"{entry.corpus_tokens:,}",
+                f"{tokens:,}",
+            )
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
@@ -154,7 +168,9 @@ class Datastore(StoredFolder[StoreConfig]):
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
         extend_store(self.path, more, tokenizer, **options)
-        return Datastore(self.path)
+        extended = Datastore(self.path)
+        extended._warn_if_stale()
+        return extended
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.

@@ -159,3 +159,20 @@ def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer, texts, options, 
     with pytest.raises(ValueError, match=message):
         Datastore.build(texts, tokenizer, tmp_path / "store", **options, **SILENT)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, tokenizer, caplog):
+    store = Datastore.build(TEXTS, tokenizer, tmp_path / "store", **SILENT)
+    store.compact(**SILENT)
+    assert caplog.text == ""
+    before = store.tokens
+    extended = store.extend(["more text"], tokenizer, **SILENT)
+    stale = f"was made of {before} of its {extended.tokens} tokens; compact() it again"
+    assert stale in caplog.text
+    caplog.clear()
+    Datastore(store.path, form="compact")
+    assert stale in caplog.text
+    caplog.clear()
+    extended.compact(**SILENT)
+    Datastore(store.path, form="compact")
+    assert caplog.text == ""

@@ -143,8 +143,7 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         public = Path(names[-1]) if outside else path
         known_as += [public / file.relative_to(path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    documents = _checked(_read_files(files), 0)
-    return Source(documents, name or "unnamed", total=len(files), files=known_as)
+    return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
 
 
 def files_of(path: Path, pattern: str) -> list[Path]:
@@ -167,15 +166,28 @@ def files_of(path: Path, pattern: str) -> list[Path]:
 
 
 def _read_files(files: list[Path]) -> Iterator[str]:
+    damaged: list[Path] = []
     for path in files:
         with open_file(path) as file, reading(path):
-            text = file.read().decode("utf-8", errors="surrogateescape")
-        yield text  # `_checked` replaces what is not valid
+            content = file.read()
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError:
+                damaged.append(path)
+                text = content.decode("utf-8", errors="replace")
+        yield text
+    if damaged:
+        logger.warning(
+            "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
+            len(damaged),
+            len(files),
+            printable(damaged[0]),
+        )
 
 
 def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
     """Yields documents that are texts or ids below `vocab_size`, and refuses anything else."""
-    damaged: list[int] = []
+    damaged = 0
     for number, document in enumerate(documents):
         if not isinstance(document, str):
             yield _checked_ids(document, number, vocab_size)
@@ -183,15 +195,11 @@ def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
         try:
             document.encode("utf-8")
         except UnicodeEncodeError:
-            damaged.append(number)
+            damaged += 1
             document = document.encode("utf-8", errors="replace").decode("utf-8")
         yield document
     if damaged:
-        logger.warning(
-            "%d documents are not valid UTF-8 (the first: document %d); '?' stands for what is not",
-            len(damaged),
-            damaged[0],
-        )
+        logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 
 
 def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:

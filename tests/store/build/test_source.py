@@ -96,11 +96,11 @@ def test_names_have_no_folders_of_this_machine(tokenizer, folder):
 def test_invalid_utf8_is_replaced_and_told_once(read, tmp_path, caplog):
     for i, content in enumerate([b"ok", b"\xff\xfe\0a", b"caf\xe9"]):
         (tmp_path / f"{i}.txt").write_bytes(content)
-    assert read(tmp_path) == ["ok", "??\0a", "caf?"]
+    assert read(tmp_path) == ["ok", "\ufffd\ufffd\0a", "caf\ufffd"]
     assert read(["a\ud800b", "ok"]) == ["a?b", "ok"]
     files, texts = caplog.messages
-    assert "2 documents are not valid UTF-8 (the first: document 1)" in files
-    assert "1 documents" in texts and "document 0" in texts
+    assert "2 of 3 files are not valid UTF-8" in files and "1.txt" in files
+    assert "1 texts are not valid Unicode" in texts
 
 
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(read, folder):
