@@ -201,16 +201,15 @@ def chat(args: Namespace) -> None:
     hint = f"hf-refspec generate --model {args.model} goes on from a text as it is"
     check_chat_template(tokenizer, args.model, hint)
     opening = [] if args.system is None else [system(args.system)]
-    if opening or context is not None:
-        try:
-            beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
-        except TemplateError as error:
-            raise ValueError(
-                f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
-                "leave it out"
-            ) from error
-        noun = "--system" if context is None else f"--context {args.context}"
-        tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
+    try:
+        beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
+    except TemplateError as error:
+        raise ValueError(
+            f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
+            "leave it out"
+        ) from error
+    noun = "--system" if context is None else f"--context {args.context}"
+    tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
@@ -236,35 +235,29 @@ class Chat:
         """Answers what is typed until /exit or the end of the input."""
         if isinstance(sys.stdin, TextIOWrapper):  # a line that is not UTF-8 ends no conversation
             sys.stdin.reconfigure(errors="replace")
-        if sys.stdin.isatty():
+        typed = sys.stdin.isatty()
+        if typed:
             self.console.print(Text(_HELP, "dim"))
-        while (line := self._next_line()) not in (None, "/exit"):
+        while True:
+            try:
+                line = input("> " if typed else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not typed:
+                    raise
+                line = ""
+            if line == "/exit":
+                return
             if line == "/stats":
                 self.console.print(legend(self._stats))
                 self.console.print(str(self._stats))
             elif line == "/reset":
                 self.messages = []
-            elif line == "/help":
-                self.console.print(_HELP)
             elif line.startswith("/"):
-                self.console.print(f"There is no {line.split()[0]}. There are:\n{_HELP}")
+                self.console.print(_HELP)
             elif line:
                 self._answer(line)
-
-    def _next_line(self) -> str | None:
-        """The next line of the input; `None` at its end."""
-        typed = sys.stdin.isatty()
-        while True:
-            try:
-                return input("> " if typed else "").strip()
-            except EOFError:
-                if typed:
-                    self.console.print()
-                return None
-            except KeyboardInterrupt:
-                if not typed:
-                    raise
-                self.console.print("\n/exit or Ctrl-D leaves")
 
     def _answer(self, question: str) -> None:
         """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""

@@ -17,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from .answers import Answer, EventStream, Stream
+from .answers import Answer, EventStream
 from .engine import Engine
 from .errors import ApiError, answer_errors, not_json, too_many
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
@@ -59,8 +59,8 @@ def make_app(
         async def response() -> Response:
             request, prepared = await reader.read(read, body)
             prepared = await served.constrained(prepared)
-            stream = Stream(engine, prepared, Answer(served.name, request))
-            return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
+            answer = Answer(engine, prepared, served.name, request)
+            return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
         return await unless_left(http, response())
 
