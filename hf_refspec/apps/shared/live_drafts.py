@@ -37,18 +37,15 @@ class Terminal(Console):
 
 class LiveDrafts(Blend):
     """Tells its `listener` in each step which source first drafted each accepted token. Meanwhile
-    `verified` is the tree of the step, and `drafts` has what each source drafted for it."""
+    `verified` is the tree of the step."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
         self.listener: Listener | None = None
         self.verified = DraftTree.empty()
-        self.drafts: list[DraftTree] = []
 
     def observe(self, observation: Observation) -> None:
         self.verified = observation.verified
-        behind_text = [draft for draft in self._drafts if len(draft.path) == 0]
-        self.drafts = [draft.tree for draft in sorted(behind_text, key=lambda draft: draft.source)]
         before = [source.first for source in self.stats.sources]
         super().observe(observation)
         if self.listener is None or observation.of_prompt:
