@@ -10,7 +10,7 @@ import pytest
 from texts import some_texts
 
 from hf_refspec import Datastore, ReferenceCopy, RetrievalCache
-from hf_refspec.apps.cli.answering import Chat, Interrupt
+from hf_refspec.apps.cli.answering import Chat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
 from hf_refspec.apps.shared.prompts import chat_inputs, user
@@ -159,16 +159,6 @@ def test_a_terminal_gets_a_legend_in_colour_and_a_pipe_only_answers(talk):
     assert "the model itself" in printed and "\x1b[32m" in printed
     _, printed = talk("one", max_new_tokens=30)
     assert "the model itself" not in printed and "\x1b" not in printed
-
-
-def test_interrupts_stop_first_after_a_pass_and_then_at_once():
-    before = signal.getsignal(signal.SIGINT)
-    with Interrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.came
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_answer_broken_off_is_forgotten_with_its_question(
