@@ -15,7 +15,6 @@ import pytest
 import requests
 from running_server import NAME, serving
 
-from hf_refspec.apps.serve import app
 from hf_refspec.apps.serve.app import Reader
 from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
@@ -183,19 +182,18 @@ def test_other_paths_and_methods_are_not_found_and_counted(server):
 
 
 def test_a_model_without_a_chat_template_refuses_chats_and_completes_prompts(
-    speller, tokenizer, plain, monkeypatch
+    speller, tokenizer, plain, changed
 ):
-    monkeypatch.setattr(tokenizer, "chat_template", None)
-    with serving(speller, tokenizer) as server:
+    with serving(speller, changed(tokenizer, chat_template=None)) as server:
         assert "/v1/completions" in refused(server.post(json.dumps(CHAT)))["message"]
         body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
         answer = server.post(json.dumps(body), "/completions").json()
         assert answer["choices"][0]["text"] == plain(prompt="a", max_new_tokens=4)
 
 
-def test_what_a_template_does_not_take_is_refused(speller, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('users only') }}")
-    with serving(speller, tokenizer) as server:
+def test_what_a_template_does_not_take_is_refused(speller, tokenizer, changed):
+    strict = changed(tokenizer, chat_template="{{ raise_exception('users only') }}")
+    with serving(speller, strict) as server:
         assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]
 
 
@@ -222,9 +220,9 @@ def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announ
     assert answer.startswith(b"HTTP/1.1 413") and b"100,000 bytes" in answer
 
 
-def test_a_body_that_never_comes_is_not_waited_for(server, monkeypatch):
-    monkeypatch.setattr(app, "_BODY_SECONDS", 0.2)
-    answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
+def test_a_body_that_never_comes_is_not_waited_for(speller, tokenizer):
+    with serving(speller, tokenizer, body_seconds=0.2) as server:
+        answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive" in answer
 
 
@@ -297,8 +295,7 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
     assert len(refusal.value.detail) < 120 and "\n" not in refusal.value.detail
 
 
-def test_when_too_many_wait_to_be_read_the_next_is_refused(monkeypatch):
-    monkeypatch.setattr(app, "_MOST_UNREAD", 2)
+def test_when_too_many_wait_to_be_read_the_next_is_refused():
     may_end = threading.Event()
 
     def wait(body: bytes) -> bytes:
@@ -306,7 +303,7 @@ def test_when_too_many_wait_to_be_read_the_next_is_refused(monkeypatch):
         return body
 
     async def ask() -> None:
-        reader = Reader()
+        reader = Reader(most_waiting=2)
         tasks = [asyncio.create_task(reader.read(wait, body)) for body in (b"a", b"b")]
         await asyncio.sleep(0)
         with pytest.raises(ApiError, match="2 requests wait") as refusal:
