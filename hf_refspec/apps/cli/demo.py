@@ -90,11 +90,11 @@ def show(
     """Streams the drafted answer of each turn, and then decodes the same without drafts."""
     drafter: LiveDrafts = comparison.methods[DRAFTED]["candidate_generator"]
     console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
-    if scene.document is not None:
+    if scene.document:
         console.print(Text(without_controls(scene.document.strip()).expandtabs(4), "dim"))
     messages = [] if scene.system is None else [system(scene.system)]
     for number, question in enumerate(scene.questions, 1):
-        messages.append(user(with_document(scene.document if number == 1 else None, question)))
+        messages.append(user(with_document(scene.document if number == 1 else "", question)))
         inputs = chat_inputs(tokenizer, messages).to(comparison.model.device)
         console.print(Text(f"> {without_controls(question)}", "bold"))
         stream = AnswerStream(console, tokenizer)

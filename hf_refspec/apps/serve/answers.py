@@ -16,9 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from .engine import Engine
 from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
-from .generation import Piece, TokenLogprob
+from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
-from .served_model import Prepared
 from .tool_calls import Call, CallReader, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]
@@ -47,7 +46,7 @@ class Answer:
     choice for each row, by the model that clients call `model`."""
 
     def __init__(
-        self, engine: Engine, prepared: Prepared, model: str, request: TextRequest
+        self, engine: Engine, rows: list[GenerationRequest], model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
@@ -55,11 +54,10 @@ class Answer:
         self._logprobs = request.logprobs is not None and request.logprobs is not False
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
-        self._constraint = prepared.constraint
-        self._choices = [Choice(prepared.reader()) for _ in prepared.rows]
+        self._choices = [Choice(row.reader()) for row in rows]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._generations = engine.submit(prepared.rows, self._put)
+        self._generations = engine.submit(rows, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
         """What is streamed; raises an `ApiError` if a row could not be generated."""
@@ -106,8 +104,8 @@ class Answer:
         if generation.outcome == "error":
             raise internal_error()
         if generation.outcome == "grammar":
-            assert self._constraint is not None
-            raise grammar_too_slow(self._constraint.param)
+            assert generation.request.constraint is not None
+            raise grammar_too_slow(generation.request.constraint.param)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         for part in [] if choice.reader is None else choice.reader.read(None):

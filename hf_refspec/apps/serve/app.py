@@ -20,8 +20,9 @@ from starlette.responses import JSONResponse
 from .answers import Answer, EventStream
 from .engine import Engine
 from .errors import ApiError, answer_errors, not_json, too_many
+from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
-from .served_model import Prepared, ServedModel
+from .served_model import ServedModel
 from .server import Limits
 
 # How many times the limit is read and discarded: a client that is still sending would see a broken
@@ -47,18 +48,18 @@ def make_app(
     reader = Reader()
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], Prepared]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[GenerationRequest]]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, Prepared]:
+        def read(body: bytes) -> tuple[RequestT, list[GenerationRequest]]:
             request = parsed(kind, body)
             return request, prepare(request)
 
         body = await read_body(http, limits)
 
         async def response() -> Response:
-            request, prepared = await reader.read(read, body)
-            prepared = await served.constrained(prepared)
-            answer = Answer(engine, prepared, served.name, request)
+            request, rows = await reader.read(read, body)
+            rows = await served.constrained(rows)
+            answer = Answer(engine, rows, served.name, request)
             return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
         return await unless_left(http, response())

@@ -33,7 +33,7 @@ def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
 
 
 def test_a_document_is_shown_and_colours_are_for_terminals(byte_llama, tokenizer):
-    scene = Scene("repeat", "a repetition", ("abcabcabc",), "a text of one line")
+    scene = Scene("repeat", ("abcabcabc",), "a text of one line")
     options = {"force_terminal": True, "color_system": "standard", "width": 80}
     for terminal, colored in ((options, True), ({}, False)):
         _, printed = shown(byte_llama, tokenizer, [scene], 40, **terminal)
@@ -41,9 +41,9 @@ def test_a_document_is_shown_and_colours_are_for_terminals(byte_llama, tokenizer
 
 
 def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
-    chat = Scene("chat", "a chat", ("one", "two"))
+    chat = Scene("chat", ("one", "two"))
     calls, _ = shown(byte_llama, tokenizer, [chat], 8)
-    [alone], _ = shown(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
+    [alone], _ = shown(byte_llama, tokenizer, [Scene("alone", ("two",))], 8)
     assert calls[1].ids != alone.ids
 
 
@@ -65,7 +65,7 @@ def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
     scenes = scenes_of_file(text, "notes.txt", tokenizer)
     assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
     for scene in scenes:
-        assert scene.document is not None and text.startswith(scene.document)
+        assert scene.document and text.startswith(scene.document)
         assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
         assert scene.document.endswith("\n")
     code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)

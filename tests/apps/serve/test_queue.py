@@ -11,8 +11,6 @@ import pytest
 import torch
 from running_server import NAME, Slow, serving, streamed, wait_until
 
-from hf_refspec.apps.serve.served_model import OutputPenalties
-
 LONG = {"max_tokens": 900}
 
 
@@ -106,17 +104,6 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
         assert server.chat("one", max_tokens=2).choices[0].message.content == expected
 
 
-def test_a_client_that_leaves_while_its_prompt_is_read_ends_that(slow_layers, tokenizer):
-    model, ran = slow_layers
-    with serving(model, tokenizer) as server:
-        ran.clear()
-        client = server.client.with_options(timeout=0.3)
-        with pytest.raises(openai.APITimeoutError):
-            client.completions.create(model=NAME, prompt="one", max_tokens=9)
-        wait_until(lambda: server.outcomes("cancelled") == 1)
-        assert 0 < len(ran) < 20
-
-
 def test_an_order_to_end_lets_what_runs_and_waits_finish_and_takes_nothing_new(slow, pool):
     running = begun(slow, max_tokens=60)
     waiting = pool.submit(slow.chat, "two", max_tokens=4)
@@ -187,17 +174,6 @@ def test_clients_that_come_and_go_are_answered_as_if_alone(
     assert [together[n] for n in greedy] == [plain(MESSAGES[n % 4]) for n in greedy]
 
 
-def test_a_short_answer_ends_while_a_long_one_goes_on(speller, tokenizer):
-    with serving(speller, tokenizer, [Slow()], max_rows=2) as server:
-        long = server.chat("one", stream=True, max_tokens=900)
-        next(iter(long))
-        wait_until(lambda: server.engine.running == 1)
-        assert server.chat("two", max_tokens=4).usage.completion_tokens == 4
-        assert server.engine.running == 1
-        long.close()
-        wait_until(lambda: server.engine.running == 0)
-
-
 def test_requests_wait_where_all_rows_are_taken(speller, tokenizer, pool):
     with serving(speller, tokenizer, [Slow()], max_rows=2) as server:
         streams = [server.chat("one", stream=True, max_tokens=900) for _ in range(2)]
@@ -227,22 +203,3 @@ def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
             server.chat("a question of more than a few tokens", max_tokens=4)
         wait_until(lambda: len(shared) == 2)
     assert (shared[1] > 0) == (not isolates)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_of_a_requests_processor_ends_that_request_alone(
-    speller, tokenizer, plain, monkeypatch, stream
-):
-    def fail(self, input_ids, scores):
-        if len(input_ids[0]) > 24:
-            raise ValueError("of this request")
-        return scores
-
-    monkeypatch.setattr(OutputPenalties, "__call__", fail)
-    with serving(speller, tokenizer, max_rows=2) as server:
-        other = server.chat("one", stream=True, max_tokens=200)
-        first = next(other)
-        with pytest.raises(openai.APIError, match="the server failed on this request"):
-            streamed(server.chat("two", frequency_penalty=1, stream=stream))
-        assert streamed([first, *other]) == plain("one", max_new_tokens=200)
-        assert server.outcomes("error") == 1

@@ -56,8 +56,8 @@ def test_texts_are_shown_as_they_are_and_never_run(run, text):
 
 
 def test_a_preset_with_a_second_message_offers_it_after_the_first():
-    offered = [following(message) for preset in PRESETS for message in preset.messages]
-    later = [message for preset in PRESETS for message in preset.messages[1:]]
+    offered = [following(message) for preset in PRESETS for message in preset.questions]
+    later = [message for preset in PRESETS for message in preset.questions[1:]]
     assert [message for message in offered if message] == later
     assert following("nonsense") == ""
 
