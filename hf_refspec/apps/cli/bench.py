@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.drafter import Drafter
 from ...extras import require
 from ...generation.check import check as checked
 from ...generation.warmup import warmup as warm_up
@@ -39,6 +42,8 @@ from .arguments import add_model, draft_budget, positive, quieten_transformers
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
+# What returns a new drafter, and its draft budget, by the name of the method.
+Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 
 
@@ -97,12 +102,15 @@ def bench(args: Namespace) -> int:
     console = Terminal()
     if args.replay is not None:
         return _replay(args, chats, console)
-    drafted = {
-        name if budget == "auto" else f"{name}, {budget} draft tokens": (name, budget)
-        for name in args.drafters or ["auto"]
+    load_config(args.model)  # refuses anything but a language model
+    tokenizer = load_tokenizer(args.model)
+    new = {name: drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
+    drafted: Drafted = {
+        name if budget == "auto" else f"{name}, {budget} draft tokens": (new[name], budget)
+        for name in new
         for budget in args.max_draft_tokens or ["auto"]
     }
-    comparison = _compared(args, chats, args.turns, drafted, LOOK_UP)
+    comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
     if args.out is not None:
         plot_speed_ups(comparison, args.out)
     return comparison.report(console)
@@ -110,15 +118,13 @@ def bench(args: Namespace) -> int:
 
 def _compared(
     args: Namespace,
+    tokenizer: PreTrainedTokenizerBase,
     chats: list[Chat],
     turns: int | None,
-    drafted: dict[str, tuple[str, int | str]],
-    *others: str,
+    drafted: Drafted,
+    with_look_up: bool = False,
 ) -> Comparison:
-    """Answers chats plainly and with named drafters, each with its draft budget."""
-    load_config(args.model)  # refuses anything but a language model
-    tokenizer = load_tokenizer(args.model)
-    new = {name: drafter_named(name, tokenizer) for name, _ in drafted.values()}
+    """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
     warm_up()
     dtype = str(model.dtype).removeprefix("torch.")
@@ -126,10 +132,10 @@ def _compared(
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {PLAIN: {}}
-        if others and not keeps_state_in_modules(model):  # transformers has none for these
+        if with_look_up and not keeps_state_in_modules(model):  # transformers has none for these
             found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
-        for label, (name, budget) in drafted.items():
-            found[label] = {"candidate_generator": new[name](), "max_draft_tokens": budget}
+        for label, (new, budget) in drafted.items():
+            found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
@@ -193,16 +199,19 @@ def evaluate(args: Namespace) -> int:
     chats = chats[: args.limit]
     print(
         f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
-        f"with the default drafter, and with the {store.form} form of {args.store} too"
+        f"with the default drafter, and with the {store.form} form of {args.store} too",
+        flush=True,
     )
-    with_store = f"auto | DatastoreDrafts={args.store}"
-    drafted: dict[str, tuple[str, int | str]]
-    drafted = {_DEFAULT: ("auto", "auto"), _WITH_STORE: (with_store, "auto")}
-    comparison = _compared(args, chats, 1, drafted)
+    auto = BY_NAME["auto"]
+    drafted: Drafted = {
+        _DEFAULT: (auto, "auto"),
+        _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
+    }
+    comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    texts = tokenizer([chat.turns[0] for chat in chats], add_special_tokens=False)["input_ids"]
-    ids = [np.array(text, np.int32) for text in texts]
-    if held := sum(any(shard.holds(text) for shard in store.shards) for text in ids):
+    ids = [chat.inputs(tokenizer, 0, [])["input_ids"][0].numpy().astype(np.int32) for chat in chats]
+    texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
+    if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     return status
 
