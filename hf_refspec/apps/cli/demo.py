@@ -68,11 +68,12 @@ def demo(args: Namespace) -> int:
         warmup()
         comparison.warm_up()
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
-    about = f"{model.num_parameters() / 1e6:,.0f} million parameters, {model.dtype}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    about = f"{model.num_parameters() / 1e6:,.0f} million parameters, {dtype}"
     console.print(
         f"{name_for_people(args.model)}, {about}, on {model.device}. A small model knows little "
         "and often errs. Drafts change none of its words, only how soon they come: coloured words "
-        "were drafted by look-up, and accepted by the model.".replace("torch.", ""),
+        "were drafted by look-up, and accepted by the model.",
         end="\n\n",
         markup=False,
     )
