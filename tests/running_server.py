@@ -21,7 +21,7 @@ from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
 from hf_refspec.apps.serve.served_model import ServedModel
-from hf_refspec.apps.serve.server import Server, url
+from hf_refspec.apps.serve.server import Limits, Server, url
 from hf_refspec.generation.default_drafter import default_sources
 
 NAME = "tiny"
@@ -99,15 +99,16 @@ def serving(
     isolates: bool = False,
     max_rows: int = 1,
     clock: Callable[[], float] = time.thread_time,
+    **limits: float,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
     sources = default_sources() if sources is None else sources
     engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
     served = ServedModel(NAME, tokenizer, model.config, max_new_tokens, clock)
-    hosts = ["127.0.0.1"]
+    bounds = Limits(max_body_bytes, **limits)
     with listen("127.0.0.1", 0) as listening:
-        server = Server(make_app(served, engine, max_body_bytes, hosts), engine)
+        server = Server(make_app(served, engine, bounds, ["127.0.0.1"]), engine, bounds)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -28,7 +28,7 @@ from ...drafting.tree import DraftTree
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
 from ..shared.comparison import PLAIN, Comparison
-from ..shared.prompts import chat_inputs, tokens_left
+from ..shared.prompts import tokens_left
 from .prompts import Chat
 
 LOOK_UP, LOOK_UP_TOKENS = "transformers' prompt look-up", 10
@@ -43,7 +43,7 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
 }
 # With the folder or Hub id of a datastore, of a model, or of a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
-_ACCENT, _NEUTRAL, _TEXT = "#0072B2", "#B4BAC1", "#24292F"  # of the plot
+_ACCENT, _NEUTRAL = "#0072B2", "#B4BAC1"  # of the plot
 _LABEL = 36  # characters of a line of a method's name
 
 
@@ -87,7 +87,7 @@ def measure(
         for chat in tqdm(chats, "prompts", leave=False, disable=None):
             answers: list[str] = []
             for turn in range(len(chat.turns[:turns])):
-                inputs = chat_inputs(tokenizer, chat.until(turn, answers))
+                inputs = chat.inputs(tokenizer, turn, answers)
                 try:
                     hint = "it is left out"
                     left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
@@ -108,7 +108,7 @@ def recorded_answers(
     """The ids of each prompt and of the recorded answer to it."""
     pairs = [
         (
-            chat_inputs(tokenizer, chat.until(turn, chat.answers))["input_ids"][0].tolist(),
+            chat.inputs(tokenizer, turn, chat.answers)["input_ids"][0].tolist(),
             tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"],
         )
         for chat in chats
@@ -147,20 +147,18 @@ def plot_speed_ups(comparison: Comparison, path: Path) -> None:
 
     gains = {name: comparison.gain(name) for name in comparison.calls}
     names = sorted(gains, key=lambda name: gains[name].ratio)
-    with rc_context({"font.size": 9, "text.color": _TEXT, "savefig.dpi": 200}):
+    with rc_context({"font.size": 9, "savefig.dpi": 200}):
         figure = Figure(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
         axes = figure.subplots()
         for row, name in enumerate(names):
-            gain = gains[name]
+            gain, bar = gains[name], fill(name, _LABEL)
             ours = "candidate_generator" in comparison.methods[name]
-            axes.barh(row, gain.ratio, height=0.62, color=_ACCENT if ours else _NEUTRAL)
-            axes.plot([gain.low, gain.high], [row, row], color=_TEXT, linewidth=1.3)
+            axes.barh(bar, gain.ratio, color=_ACCENT if ours else _NEUTRAL)
+            axes.plot([gain.low, gain.high], [row, row], color="black")
             figures = f"{gain.ratio:.2f}x, MAT {comparison.mat(name):.2f}"
             right = axes.get_yaxis_transform()  # x in widths of the axes
             axes.text(1.02, row, figures, transform=right, va="center")
-        axes.set_yticks(range(len(names)), [fill(name, _LABEL) for name in names])
-        axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle="--")
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.axvline(1, color="black", linestyle="--")
         prompts = len(comparison.calls[comparison.first])
         axes.set_xlabel(f"times as fast as {comparison.first}, {prompts} prompts")
         figure.savefig(path)

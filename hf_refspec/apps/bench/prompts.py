@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
 from ...extras import require
-from ..shared.prompts import Message, assistant, system, user
+from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 # The columns with prompts, and with recorded answers; the first that a row has counts.
 PROMPTS = ("turns", "messages", "prompt", "question", "text")
@@ -18,12 +20,14 @@ ANSWERS = ("reference", "answer", "response", "completion")
 
 @dataclass(frozen=True)
 class Chat:
-    """A user's turns, the answers to them that are recorded, and the system message or ""."""
+    """A user's turns, the answers to them that are recorded, and the system message or ""; or a
+    single text, if `is_text`, for a model to go on from."""
 
     turns: list[str]
     answers: list[str]
     system: str = ""
     category: str = ""
+    is_text: bool = False
 
     def until(self, turn: int, answers: list[str]) -> list[Message]:
         """The messages up to a turn, with these answers to the earlier ones."""
@@ -31,6 +35,14 @@ class Chat:
         for asked, answer in zip(self.turns[:turn], answers, strict=False):
             messages += [user(asked), assistant(answer)]
         return [*messages, user(self.turns[turn])]
+
+    def inputs(
+        self, tokenizer: PreTrainedTokenizerBase, turn: int, answers: list[str]
+    ) -> BatchEncoding:
+        """The same as ids and mask, `(1, n)`."""
+        if self.is_text:
+            return text_inputs(tokenizer, self.turns[turn])
+        return chat_inputs(tokenizer, self.until(turn, answers))
 
 
 def read_chats(path: Path) -> list[Chat]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,8 +18,6 @@ from transformers import (
     BatchEncoding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
     TextStreamer,
 )
 
@@ -31,7 +30,6 @@ from ...drafting.stats import SpeculationStats
 from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
-from ..shared.comparison import Decoded, decode, rate
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
@@ -201,16 +199,15 @@ def chat(args: Namespace) -> None:
     hint = f"hf-refspec generate --model {args.model} goes on from a text as it is"
     check_chat_template(tokenizer, args.model, hint)
     opening = [] if args.system is None else [system(args.system)]
-    if opening or context is not None:
-        try:
-            beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
-        except TemplateError as error:
-            raise ValueError(
-                f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
-                "leave it out"
-            ) from error
-        noun = "--system" if context is None else f"--context {args.context}"
-        tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
+    try:
+        beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
+    except TemplateError as error:
+        raise ValueError(
+            f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
+            "leave it out"
+        ) from error
+    noun = "--system" if context is None else f"--context {args.context}"
+    tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
@@ -236,35 +233,29 @@ class Chat:
         """Answers what is typed until /exit or the end of the input."""
         if isinstance(sys.stdin, TextIOWrapper):  # a line that is not UTF-8 ends no conversation
             sys.stdin.reconfigure(errors="replace")
-        if sys.stdin.isatty():
+        typed = sys.stdin.isatty()
+        if typed:
             self.console.print(Text(_HELP, "dim"))
-        while (line := self._next_line()) not in (None, "/exit"):
+        while True:
+            try:
+                line = input("> " if typed else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not typed:
+                    raise
+                line = ""
+            if line == "/exit":
+                return
             if line == "/stats":
                 self.console.print(legend(self._stats))
                 self.console.print(str(self._stats))
             elif line == "/reset":
                 self.messages = []
-            elif line == "/help":
-                self.console.print(_HELP)
             elif line.startswith("/"):
-                self.console.print(f"There is no {line.split()[0]}. There are:\n{_HELP}")
+                self.console.print(_HELP)
             elif line:
                 self._answer(line)
-
-    def _next_line(self) -> str | None:
-        """The next line of the input; `None` at its end."""
-        typed = sys.stdin.isatty()
-        while True:
-            try:
-                return input("> " if typed else "").strip()
-            except EOFError:
-                if typed:
-                    self.console.print()
-                return None
-            except KeyboardInterrupt:
-                if not typed:
-                    raise
-                self.console.print("\n/exit or Ctrl-D leaves")
 
     def _answer(self, question: str) -> None:
         """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
@@ -279,55 +270,40 @@ class Chat:
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
             return
-        answer = self._decode(inputs.to(self.model.device), fitting)
-        if answer is None:
+        ids, seconds = self._decode(inputs.to(self.model.device), fitting)
+        if not ids:
             self._note("broken off; the question is forgotten")
             return
         self._stats += self.drafter.stats
         if self.console.is_terminal:
-            speed = Text(f"  {rate([answer]):.1f} tokens/s", "dim")
+            speed = Text(f"  {len(ids) / seconds:.1f} tokens/s", "dim")
             self.console.print(legend(self.drafter.stats) + speed)
-        text = self.tokenizer.decode(answer.ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
         self.messages = [*messages, assistant(text)]
 
-    def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> Decoded | None:
-        """Streams an answer; returns `None` if it was broken off."""
+    def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> tuple[list[int], float]:
+        """Streams an answer; returns its ids, as far as Ctrl-C lets them come, and the seconds."""
         stream = AnswerStream(self.console, self.tokenizer)
-        self.drafter.listener = stream.put
+        ids: list[int] = []
+
+        def put(tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+            ids.extend(tokens)
+            stream.put(tokens, owners)
+
+        self.drafter.listener = put
         options = {**self.options, "max_new_tokens": max_new_tokens}
+        began, note = perf_counter(), ""
         try:
-            with Interrupt() as interrupt:
-                options["stopping_criteria"] = StoppingCriteriaList([interrupt])
-                answer = decode(self.model, inputs, **options, candidate_generator=self.drafter)
+            output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+            ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+            if len(ids) == max_new_tokens:
+                note = f"stopped after {max_new_tokens} tokens"
         except KeyboardInterrupt:
-            return None
-        finally:
-            stream.end()
-        if interrupt.came:
-            self._note("stopped")
-        elif len(answer.ids) == max_new_tokens:
-            self._note(f"stopped after {max_new_tokens} tokens")
-        return answer
+            note = "stopped"
+        stream.end()
+        if note and ids:
+            self._note(note)
+        return ids, perf_counter() - began
 
     def _note(self, text: str) -> None:
         self.console.print(Text(f"({text})", "dim"))
-
-
-class Interrupt(StoppingCriteria):
-    """Makes Ctrl-C end an answer after the present pass; a second one breaks off at once."""
-
-    came = False  # whether there was one
-
-    def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._stop)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
-        return torch.full(input_ids.shape[:1], self.came, device=input_ids.device)
-
-    def _stop(self, *_: object) -> None:
-        self.came = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,6 +13,8 @@ from typing import Any
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ...extras import require
@@ -46,7 +48,11 @@ def port(text: str) -> int:
 def add_listening(parser: ArgumentParser, default: int, more: str = "") -> None:
     """Adds the arguments of [`listen`]."""
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen at; by default only this machine reaches it",
+    )
     add("--port", type=port, default=default, metavar="N", help=f"{default} by default{more}")
 
 
@@ -56,13 +62,10 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = f"--port {port} is in use; stop what listens there, or choose another"
-        elif error.errno == errno.EACCES:
-            why = f"--port {port} is not yours to take; choose one above 1023"
-        else:
-            why = f"--host {host} is no address of this machine: {error.strerror}"
-        raise OSError(why) from error
+        why = f"--port {port} is in use"
+        if error.errno != errno.EADDRINUSE:
+            why = f"--host {host}, --port {port} cannot be listened at: {error.strerror}"
+        raise OSError(f"{why}; choose another") from error
 
 
 def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
@@ -121,9 +124,15 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | No
     return documents, preset.corpus, preset.license
 
 
+class _StderrHandler(logging.StreamHandler):
+    """Looks the standard error up at each record: whoever replaces it may close it."""
+
+    stream = property(lambda _: sys.stderr, lambda *_: None)
+
+
 def log_to_stderr(format: str) -> None:
     """Prints what the package logs."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
@@ -140,9 +149,8 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
     # One line on a terminal in place of the libraries' progress bars; none in logs.
     datasets.disable_progress_bars()
     disable_progress_bars()
-    console = Console(stderr=True, quiet=not sys.stderr.isatty())
     try:
-        with console.status(f"loading the dataset {name}"):
+        with waiting(f"loading the dataset {name}"):
             return datasets.load_dataset(name, **options)
     except OSError as error:
         if silent is None:
@@ -151,6 +159,13 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
             f"{name!r} is no folder here and no dataset in the cache, and the Hub cannot "
             f"be reached: {silent}"
         ) from error
+
+
+def waiting(message: str) -> Status:
+    """Shows what is going on while it is entered, where the standard error is a terminal."""
+    # Seldom redrawn: redrawing takes time from the decoding that is measured.
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    return console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
 
 
 def quieten_transformers() -> None:
@@ -163,13 +178,9 @@ def read_text(path: Path, option: str) -> str:
     """Reads a file of UTF-8 text; errors name the option."""
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
+    except (OSError, UnicodeDecodeError) as error:
         hint = "; it takes all words up to the next option" if option == "--reference" else ""
-        raise FileNotFoundError(f"{option} {path} does not exist{hint}") from error
-    except OSError as error:
-        raise OSError(f"{option} {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{option} {path} is not a text in UTF-8: {error}") from error
+        raise ValueError(f"{option} {path} is no text in UTF-8: {error}{hint}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from tqdm import tqdm
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ...drafting.blend import Blend
 from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.drafter import Drafter
 from ...extras import require
 from ...generation.check import check as checked
-from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup as warm_up
 from ...index.kernels import all_kernels, compile_all
 from ...retrieval import bm25 as bm25  # these have kernels of their own
@@ -39,11 +38,12 @@ from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from ..shared.prompts import chat_inputs, text_inputs, tokens_left
 from .arguments import add_model, draft_budget, positive, quieten_transformers
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
+# What returns a new drafter, and its draft budget, by the name of the method.
+Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 
 
@@ -104,27 +104,43 @@ def bench(args: Namespace) -> int:
         return _replay(args, chats, console)
     load_config(args.model)  # refuses anything but a language model
     tokenizer = load_tokenizer(args.model)
-    drafters = {name: drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
-    model = load_model(args.model, args.device_map, args.dtype)
-    warm_up()
-    dtype = str(model.dtype).removeprefix("torch.")
-    console.print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
-
-    def methods() -> Methods:
-        found: dict[str, dict[str, Any]] = {PLAIN: {}}
-        if not keeps_state_in_modules(model):  # transformers has no prompt look-up for these
-            found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
-        for name, new in drafters.items():
-            for budget in args.max_draft_tokens or ["auto"]:
-                label = name if budget == "auto" else f"{name}, {budget} draft tokens"
-                found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
-        return found
-
-    comparison = Comparison(model, methods, do_sample=False)
-    measure(comparison, tokenizer, chats, args.turns, args.max_new_tokens)
+    new = {name: drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
+    drafted: Drafted = {
+        name if budget == "auto" else f"{name}, {budget} draft tokens": (new[name], budget)
+        for name in new
+        for budget in args.max_draft_tokens or ["auto"]
+    }
+    comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
     if args.out is not None:
         plot_speed_ups(comparison, args.out)
     return comparison.report(console)
+
+
+def _compared(
+    args: Namespace,
+    tokenizer: PreTrainedTokenizerBase,
+    chats: list[Chat],
+    turns: int | None,
+    drafted: Drafted,
+    with_look_up: bool = False,
+) -> Comparison:
+    """Answers chats plainly and with drafters."""
+    model = load_model(args.model, args.device_map, args.dtype)
+    warm_up()
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
+
+    def methods() -> Methods:
+        found: dict[str, dict[str, Any]] = {PLAIN: {}}
+        if with_look_up and not keeps_state_in_modules(model):  # transformers has none for these
+            found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
+        for label, (new, budget) in drafted.items():
+            found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
+        return found
+
+    comparison = Comparison(model, methods, do_sample=False)
+    measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
+    return comparison
 
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
@@ -177,58 +193,39 @@ def evaluate(args: Namespace) -> int:
     quieten_transformers()
     if bool(args.texts) == (args.prompts is not None):
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
-    config = load_config(args.model)  # refuses anything but a language model
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
-    prompts = _prompts(args, tokenizer)
-    console = Terminal()
-    console.print(
-        f"loading {args.model or 'the default model'}, to answer {len(prompts)} prompts plainly, "
+    chats = _beginnings(args, tokenizer) if args.prompts is None else read_chats(args.prompts)
+    chats = chats[: args.limit]
+    print(
+        f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
         f"with the default drafter, and with the {store.form} form of {args.store} too",
-        soft_wrap=True,
+        flush=True,
     )
-    model = load_model(args.model, args.device_map, args.dtype)
-    warm_up()
-
-    def methods() -> Methods:
-        with_store = Blend([*default_sources(), DatastoreDrafts(store)])
-        return {
-            PLAIN: {},
-            _DEFAULT: {"candidate_generator": Blend(default_sources())},
-            _WITH_STORE: {"candidate_generator": with_store},
-        }
-
-    comparison = Comparison(model, methods, do_sample=False)
-    comparison.warm_up()
-    for inputs in tqdm(prompts, "prompts", leave=False, disable=None):
-        hint = "leave it out"
-        left = tokens_left(inputs, config, "a prompt", hint, args.max_new_tokens)
-        comparison.ask(inputs.to(model.device), max_new_tokens=left)
-    console.print(f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}")
-    status = comparison.report(console, {_WITH_STORE: _DEFAULT})
-    texts = [inputs["input_ids"][0].numpy().astype(np.int32) for inputs in prompts]
-    texts = [ids[~np.isin(ids, tokenizer.all_special_ids)] for ids in texts]
-    if held := sum(any(shard.holds(ids) for shard in store.shards) for ids in texts):
+    auto = BY_NAME["auto"]
+    drafted: Drafted = {
+        _DEFAULT: (auto, "auto"),
+        _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
+    }
+    comparison = _compared(args, tokenizer, chats, 1, drafted)
+    status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
+    ids = [chat.inputs(tokenizer, 0, [])["input_ids"][0].numpy().astype(np.int32) for chat in chats]
+    texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
+    if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     return status
 
 
-def _prompts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[BatchEncoding]:
-    """The prompts of a file, or the beginnings of texts."""
-    if args.prompts is not None:
-        chats = read_chats(args.prompts)[: args.limit]
-        return [chat_inputs(tokenizer, chat.until(0, [])) for chat in chats]
+def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:
+    """The beginnings of texts, which the model continues."""
     files = [file for path in args.texts for file in files_of(path, args.pattern)]
     chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
     texts = [file.read_text(encoding="utf-8", errors="replace")[: 1 << 12] for file in chosen]
-    prompts = [
-        BatchEncoding({name: ids[:, :_BEGINNING] for name, ids in inputs.items()})
-        for inputs in (text_inputs(tokenizer, text) for text in texts)
-        if inputs["input_ids"].shape[1] >= _LEAST
-    ]
-    if not prompts:
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    beginnings = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
+    if not beginnings:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
-    return prompts
+    return [Chat([text], [], is_text=True) for text in beginnings]
 
 
 def add_warmup(parser: ArgumentParser) -> None:

@@ -64,7 +64,7 @@ def serve(args: Namespace) -> int:
     from ..serve.app import make_app
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
-    from ..serve.server import Server, is_local, url
+    from ..serve.server import Limits, Server, is_local, url
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
@@ -76,13 +76,14 @@ def serve(args: Namespace) -> int:
         drafters = sources(args, tokenizer)
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
-        limits = args.max_seconds, args.max_waiting
-        engine = Engine(model, tokenizer, drafters, *limits, args.isolate, args.max_rows)
+        queue = args.max_seconds, args.max_waiting
+        engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows)
         engine.start()
         name = name_for_people(args.model)
         served = ServedModel(name, tokenizer, model.config, args.max_new_tokens)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
-        server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
+        limits = Limits(args.max_body_bytes)
+        server = Server(make_app(served, engine, limits, hosts), engine, limits)
         logger.info("%s is served at %s; ctrl-C ends it", name, url(listening))
         if hosts is None:
             logger.warning("everyone who can reach %s can use it", url(listening))

@@ -17,17 +17,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from .answers import Answer, EventStream, Stream
+from .answers import Answer, EventStream
 from .engine import Engine
 from .errors import ApiError, answer_errors, not_json, too_many
+from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
-from .served_model import Prepared, ServedModel
+from .served_model import ServedModel
+from .server import Limits
 
-_BODY_SECONDS = 60  # for a body to arrive
 # How many times the limit is read and discarded: a client that is still sending would see a broken
 # connection instead of the answer.
 _DISCARDED = 10
-_MOST_UNREAD = 64  # complete requests that wait to be parsed
 _PLACE = "#/components/schemas/"
 
 GivenT = TypeVar("GivenT")
@@ -35,7 +35,7 @@ ResultT = TypeVar("ResultT")
 
 
 def make_app(
-    served: ServedModel, engine: Engine, max_body_bytes: int, hosts: Sequence[str] | None = None
+    served: ServedModel, engine: Engine, limits: Limits, hosts: Sequence[str] | None = None
 ) -> FastAPI:
     """Answers requests with an engine, to clients that reach it by one of the names `hosts`."""
     app = FastAPI(title="hf_refspec", redoc_url=None)
@@ -48,19 +48,19 @@ def make_app(
     reader = Reader()
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], Prepared]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[GenerationRequest]]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, Prepared]:
+        def read(body: bytes) -> tuple[RequestT, list[GenerationRequest]]:
             request = parsed(kind, body)
             return request, prepare(request)
 
-        body = await read_body(http, max_body_bytes)
+        body = await read_body(http, limits)
 
         async def response() -> Response:
-            request, prepared = await reader.read(read, body)
-            prepared = await served.constrained(prepared)
-            stream = Stream(engine, prepared, Answer(served.name, request))
-            return EventStream(stream) if request.stream else JSONResponse(await stream.whole())
+            request, rows = await reader.read(read, body)
+            rows = await served.constrained(rows)
+            answer = Answer(engine, rows, served.name, request)
+            return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
         return await unless_left(http, response())
 
@@ -103,7 +103,7 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def read_body(http: Request, max_bytes: int) -> bytes:
+async def read_body(http: Request, limits: Limits) -> bytes:
     """Receives a body of JSON; refuses one that is too large or arrives too slowly."""
     # A page in a browser may send other types to any server without asking first.
     if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -115,33 +115,36 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
         async with aclosing(http.stream()) as parts:
             async for part in parts:
                 size += len(part)
-                if size <= max_bytes:
+                if size <= limits.body_bytes:
                     body.extend(part)
-                elif size >= _DISCARDED * max_bytes:
+                elif size >= _DISCARDED * limits.body_bytes:
                     break
 
     try:
-        await asyncio.wait_for(receive(), _BODY_SECONDS)
+        await asyncio.wait_for(receive(), limits.body_seconds)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS} s") from None
+        raise ApiError(408, f"the body did not arrive within {limits.body_seconds} s") from None
     except ClientDisconnect:
         raise ApiError(400, "the body broke off") from None
-    if size > max_bytes:
-        raise ApiError(413, f"the body has more than {max_bytes:,} bytes, this server's limit")
+    if size > limits.body_bytes:
+        raise ApiError(
+            413, f"the body has more than {limits.body_bytes:,} bytes, this server's limit"
+        )
     return bytes(body)
 
 
 class Reader:
     """Parses and tokenises one request at a time: threads would only take turns with each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_waiting: int = 64) -> None:
         self._thread = ThreadPoolExecutor(1, "reader")
+        self._most_waiting = most_waiting
         self._waiting = 0
 
     async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
         """Calls a function with a body, or what it says, unless too many requests wait for that."""
-        if self._waiting == _MOST_UNREAD:
-            raise too_many(f"{_MOST_UNREAD} requests wait to be read", 1)
+        if self._waiting == self._most_waiting:
+            raise too_many(f"{self._waiting} requests wait to be read", 1)
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()

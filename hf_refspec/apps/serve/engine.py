@@ -236,26 +236,22 @@ class Metrics:
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="hf_refspec", registry=self._registry)
         gauge = partial(Gauge, namespace="hf_refspec", registry=self._registry)
+        histogram = partial(
+            Histogram, namespace="hf_refspec", registry=self._registry, buckets=_SECONDS
+        )
         self._requests = counter("requests", "Requests by how they ended", ["outcome"])
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were read")
         self._tokens = counter("generated_tokens", "New tokens")
-        text = "Forward passes of the model, counted for each row in them"
-        self._passes = counter("forward_passes", text)
+        self._passes = counter("forward_passes", "Forward passes, counted for each row in them")
         text = "Accepted draft tokens by the source that drafted them, each counted once"
         self._accepted = counter("accepted_draft_tokens", text, ["source"])
         gauge("waiting_requests", "Requests that wait").set_function(waiting)
         gauge("running_requests", "Requests that are decoded, rows").set_function(running)
-        histogram = partial(
-            Histogram, namespace="hf_refspec", registry=self._registry, buckets=_SECONDS
-        )
         self._waited = histogram("waiting_seconds", "From a request to its first forward pass")
         self._first = histogram("time_to_first_token_seconds", "From a request to its first token")
         gauge("mat", "New tokens per forward pass").set_function(lambda: self._stats.mat)
-        text = "Accepted draft tokens of a source per forward pass; 1 and their sum is MAT"
-        per_pass = gauge("mat_of_source", text, ["source"])
-        for index, source in enumerate(sources):
+        for source in sources:
             self._accepted.labels(source)  # present from the start, with 0
-            per_pass.labels(source).set_function(partial(self._per_pass, index))
 
     def count_refused(self) -> None:
         """Counts a request that was refused: it was wrong, or too many waited."""
@@ -279,7 +275,3 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
-
-    def _per_pass(self, index: int) -> float:
-        sources = self._stats.sources
-        return sources[index].first / self._stats.forward_passes if sources else 0.0

@@ -22,7 +22,8 @@ from transformers import (
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import PART_OF_CHARACTER, TextStream
-from .grammars import GrammarBudget
+from .grammars import Constraint, GrammarBudget
+from .tool_calls import CallReader
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class GenerationRequest:
     prediction: np.ndarray | None = None
     top_logprobs: int | None = None
     keeps_special_tokens: bool = False
+    reader: Callable[[], CallReader | None] = lambda: None  # finds calls in the text
+    constraint: Constraint | None = None  # whose grammar is not compiled yet
     grammar: GrammarDrafts | None = None
     grammar_budget: GrammarBudget = field(default_factory=GrammarBudget)
 

@@ -25,10 +25,8 @@ from .errors import ApiError, too_many
 from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
 from .tool_calls import CLOSE, OPEN
 
-_SECONDS = 3  # to compile one grammar
 _BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
 _STARTING_SECONDS = 30
-_MOST_WAITING = 64  # grammars that wait to be compiled
 
 _PROGRAM = """
 import json, sys
@@ -116,10 +114,14 @@ def _formed(schema: dict[str, Any]) -> str:
 
 
 class GrammarCompiler:
-    """Compiles one grammar after another for a tokenizer, while the event loop goes on."""
+    """Compiles one grammar after another for a tokenizer, each for a few seconds at most, while the
+    event loop goes on."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
+    ) -> None:
         self._tokenizer = tokenizer
+        self._seconds, self._most_waiting = seconds, most_waiting
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -127,8 +129,8 @@ class GrammarCompiler:
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
         """Compiles a grammar, or raises an `ApiError`. A request that is cancelled, because its
         client has left, gives up its turn at once."""
-        if self._waiting == _MOST_WAITING:
-            raise too_many(f"{_MOST_WAITING} grammars wait to be compiled", 1)
+        if self._waiting == self._most_waiting:
+            raise too_many(f"{self._waiting} grammars wait to be compiled", 1)
         self._waiting += 1
         try:
             llguidance()
@@ -154,9 +156,10 @@ class GrammarCompiler:
             if not await self._answer(b"", _STARTING_SECONDS):
                 raise RuntimeError("the process that compiles grammars did not start")
         line = json.dumps([constraint.kind, constraint.given]) + "\n"
-        answer = await self._answer(line.encode(), _SECONDS)
+        answer = await self._answer(line.encode(), self._seconds)
         if not answer:
-            raise ValueError(f"takes more than {_SECONDS} s or 4 GiB to compile; make it simpler")
+            limit = f"{self._seconds} s or 4 GiB"
+            raise ValueError(f"takes more than {limit} to compile; make it simpler")
         if error := json.loads(answer):
             raise ValueError(f"cannot be compiled: {error}")
 
@@ -181,13 +184,9 @@ class GrammarCompiler:
 
 class GrammarBudget:
     """The time that masks and drafts of a request's grammar may take, for all of its rows together:
-    50 ms, and 3 ms for each token. It counts what `with` encloses, and may be
-    exceeded by one step of the grammar, which nothing interrupts. Drafts leave half of these 50 ms
-    to the masks, without which no token can follow.
-
-    Args:
-        clock: By default it counts only what this thread computes, however busy the machine is.
-    """
+    50 ms, and 3 ms for each token, by default of what this thread computes. It counts what `with`
+    encloses, and may be exceeded by one step of the grammar, which nothing interrupts. Drafts leave
+    half of these 50 ms to the masks, without which no token can follow."""
 
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
         self._clock = clock

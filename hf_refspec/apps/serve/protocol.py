@@ -50,32 +50,25 @@ _MOST_PARTS = 1 << 18
 _PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
 
-def _in_utf8(text: str) -> str:
-    """Refuses lone surrogates, which JSON may hold and text may not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("is no text: it has lone surrogates") from None
-    return text
-
-
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuses a JSON schema that is too large, too deep, too ambiguous or no JSON."""
     if is_deeper(schema, _DEEPEST_SCHEMA):
         raise ValueError(f"is nested more than {_DEEPEST_SCHEMA} levels deep")
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except ValueError:
-        raise ValueError("has a number that is not finite") from None
-    if len(_in_utf8(text)) > _MOST_SCHEMA:
+        raise ValueError("has a number that is not finite, or lone surrogates") from None
+    if len(text) > _MOST_SCHEMA:
         raise ValueError(f"has more than {_MOST_SCHEMA:,} characters")
     if text.count('"$ref"') > _MOST_REFERENCES:
         raise ValueError(f"has more than {_MOST_REFERENCES} references")
     return schema
 
 
-Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
-StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
+# Without any bound pydantic lets lone surrogates pass, which JSON may hold and text may not.
+Text: TypeAlias = Annotated[str, Field(min_length=0)]
+StopString: TypeAlias = Annotated[str, Field(min_length=1)]
 StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
 Schema: TypeAlias = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -97,8 +90,6 @@ def text_of(content: Content | None) -> str:
 
 
 class FunctionCall(BaseModel):
-    """A call of a tool; the arguments are JSON."""
-
     name: Text
     arguments: Text
 
@@ -128,15 +119,12 @@ class ChatMessage(BaseModel):
 
 
 class PredictedContent(BaseModel):
-    """What the client expects the answer to be."""
-
     type: Literal["content"]
     content: Content
 
 
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class Function(BaseModel):
@@ -153,7 +141,7 @@ class Tool(BaseModel):
     function: Function
 
 
-class FunctionChoice(BaseModel):
+class ToolName(BaseModel):
     name: Text
 
 
@@ -161,7 +149,7 @@ class NamedTool(BaseModel):
     """The tool that the model must call."""
 
     type: Literal["function"]
-    function: FunctionChoice
+    function: ToolName
 
 
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
@@ -224,12 +212,11 @@ class TextRequest(BaseModel):
         for name, value in data.items():
             if name in cls.model_fields or name in _IGNORED:
                 continue
-            if name not in UNSUPPORTED:
-                shown = ascii(name[:64])  # it may be no text
-                raise ApiError(400, f"there is no field {shown}; leave it out", shown[1:-1])
-            if value is not None and not any(value == each for each in UNSUPPORTED[name]):
-                why = f"{name} is not supported with this value; leave it out"
-                raise ApiError(400, why, name)
+            if (value is None and name in UNSUPPORTED) or value in UNSUPPORTED.get(name, ()):
+                continue
+            shown = ascii(name[:64])  # it may be no text
+            why = "is not supported with this value" if name in UNSUPPORTED else "is no field"
+            raise ApiError(400, f"{shown} {why}; leave it out", shown[1:-1])
         return data
 
 

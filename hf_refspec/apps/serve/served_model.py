@@ -24,7 +24,7 @@ from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError
 from .generation import GenerationRequest
-from .grammars import Constraint, GrammarBudget, GrammarCompiler, constraint
+from .grammars import GrammarBudget, GrammarCompiler, constraint
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
 from .tool_calls import CallReader, template_messages
 
@@ -32,15 +32,6 @@ from .tool_calls import CallReader, template_messages
 _LEAST_TEMPERATURE = 1e-5
 _CUT_WORD = 128  # tokens
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request's rows, what finds calls in the text of each, and what constrains them."""
-
-    rows: list[GenerationRequest]
-    reader: Callable[[], CallReader | None] = lambda: None
-    constraint: Constraint | None = None  # that has not been compiled yet
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class ServedModel:
     max_new_tokens: int
     clock: Callable[[], float] = thread_time
 
-    def chat(self, request: ChatRequest) -> Prepared:
+    def chat(self, request: ChatRequest) -> list[GenerationRequest]:
         self.check_name(request.model)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
@@ -65,23 +56,22 @@ class ServedModel:
         row = replace(
             self._row(request, ids, request.max_completion_tokens or request.max_tokens),
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            constraint=constrained,
         )
-        if not tools:
-            return Prepared(_rows(row, request), constraint=constrained)
-        own = getattr(self.tokenizer, "response_template", None)
-        common = constrained is not None or own is None
-        row = replace(row, keeps_special_tokens=not common)
-        reader = partial(CallReader, self.tokenizer, text, tools, common)
-        return Prepared(_rows(row, request), reader, constrained)
+        if tools:
+            own = getattr(self.tokenizer, "response_template", None)
+            common = constrained is not None or own is None
+            reader = partial(CallReader, self.tokenizer, text, tools, common)
+            row = replace(row, reader=reader, keeps_special_tokens=not common)
+        return _rows(row, request)
 
-    async def constrained(self, prepared: Prepared) -> Prepared:
+    async def constrained(self, rows: list[GenerationRequest]) -> list[GenerationRequest]:
         """Compiles what constrains a request, if anything does."""
-        if prepared.constraint is None:
-            return prepared
-        grammar = await self._grammars.compiled(prepared.constraint)
+        if rows[0].constraint is None:
+            return rows
+        grammar = await self._grammars.compiled(rows[0].constraint)
         budget = GrammarBudget(self.clock)  # of all rows together
-        rows = [replace(row, grammar=grammar, grammar_budget=budget) for row in prepared.rows]
-        return replace(prepared, rows=rows)
+        return [replace(row, grammar=grammar, grammar_budget=budget) for row in rows]
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
         try:
@@ -96,7 +86,7 @@ class ServedModel:
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
 
-    def completion(self, request: CompletionRequest) -> Prepared:
+    def completion(self, request: CompletionRequest) -> list[GenerationRequest]:
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
@@ -107,7 +97,7 @@ class ServedModel:
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
         row = self._row(request, ids, request.max_tokens)
-        return Prepared(_rows(replace(row, top_logprobs=request.logprobs), request))
+        return _rows(replace(row, top_logprobs=request.logprobs), request)
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""

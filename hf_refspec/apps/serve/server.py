@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Set
+from dataclasses import dataclass
 from ipaddress import ip_address
 from operator import itemgetter
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,12 +21,20 @@ from .engine import Engine
 logger = logging.getLogger(__name__)
 
 _FORCED_SECONDS = 5  # after a second ctrl-C: for a forward pass, and to tell the clients
-_HEAD_SECONDS = 10  # for the head of a request to arrive
-_READING_SECONDS = 30  # for a client to read on
 _LOOK_SECONDS = 0.1  # between two looks at the connections
-# Connections that may wait for their clients for longer than a second; a client that is about to
-# send its request does so at once.
-_MOST_WAITING = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may take: the bytes of a body; the seconds for a head and for a body to arrive,
+    and for a client to read on; and how many connections may wait for their clients for longer than
+    a second: a client that is about to send its request does so at once."""
+
+    body_bytes: int
+    head_seconds: float = 10
+    body_seconds: float = 60
+    reading_seconds: float = 30
+    connections: int = 256
 
 
 def is_local(listening: socket.socket) -> bool:
@@ -43,13 +51,10 @@ def url(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
 
-    def __init__(self, app: FastAPI, engine: Engine) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off"
-            )
-        )
-        self._engine = engine
+    def __init__(self, app: FastAPI, engine: Engine, limits: Limits) -> None:
+        options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, **options))
+        self._engine, self._limits = engine, limits
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -58,7 +63,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         # It runs to the end: the shutdown waits for connections, too.
-        self._limiting = asyncio.create_task(limit_connections(self.server_state.connections))
+        self._limiting = asyncio.create_task(self._limit_connections())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:
@@ -68,26 +73,25 @@ class Server(uvicorn.Server):
             self._engine.cancel_all()
             await asyncio.wait(tasks, timeout=_FORCED_SECONDS)
 
+    async def _limit_connections(self) -> None:
+        """Closes connections whose clients owe a request or do not read, the oldest first."""
+        since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
+        while True:
+            now, connections = monotonic(), cast(Any, self.server_state.connections)
+            keys = [(each, each.cycle) for each in connections if self._patience(each)]
+            since = {key: since.get(key, now) for key in keys}
+            newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
+            for place, ((connection, _), began) in enumerate(newest_first):
+                is_old = place >= self._limits.connections
+                if now - began > (1 if is_old else self._patience(connection)):
+                    connection.transport.abort()
+            await asyncio.sleep(_LOOK_SECONDS)
 
-async def limit_connections(connections: Set[Any]) -> None:
-    """Closes connections whose clients owe a request or do not read, the oldest first."""
-    since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
-    while True:
-        now = monotonic()
-        keys = [(each, each.cycle) for each in connections if _patience(each)]
-        since = {key: since.get(key, now) for key in keys}
-        newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
-        for place, ((connection, _), began) in enumerate(newest_first):
-            if now - began > (_patience(connection) if place < _MOST_WAITING else 1):
-                connection.transport.abort()
-        await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _patience(connection: Any) -> float:
-    """For how many seconds a connection may stay as it is; 0 if its client owes nothing."""
-    cycle = connection.cycle
-    if cycle is None or cycle.response_complete:
-        return _HEAD_SECONDS
-    if connection.flow.write_paused:
-        return _READING_SECONDS
-    return math.inf if cycle.more_body else 0  # a body has a limit of its own, in `read_body`
+    def _patience(self, connection: Any) -> float:
+        """For how many seconds a connection may stay as it is; 0 if its client owes nothing."""
+        cycle = connection.cycle
+        if cycle is None or cycle.response_complete:
+            return self._limits.head_seconds
+        if connection.flow.write_paused:
+            return self._limits.reading_seconds
+        return math.inf if cycle.more_body else 0  # a body has a limit of its own, in `read_body`

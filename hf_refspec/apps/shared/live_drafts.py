@@ -37,18 +37,15 @@ class Terminal(Console):
 
 class LiveDrafts(Blend):
     """Tells its `listener` in each step which source first drafted each accepted token. Meanwhile
-    `verified` is the tree of the step, and `drafts` has what each source drafted for it."""
+    `verified` is the tree of the step."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
         self.listener: Listener | None = None
         self.verified = DraftTree.empty()
-        self.drafts: list[DraftTree] = []
 
     def observe(self, observation: Observation) -> None:
         self.verified = observation.verified
-        behind_text = [draft for draft in self._drafts if len(draft.path) == 0]
-        self.drafts = [draft.tree for draft in sorted(behind_text, key=lambda draft: draft.source)]
         before = [source.first for source in self.stats.sources]
         super().observe(observation)
         if self.listener is None or observation.of_prompt:
@@ -61,58 +58,32 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets
-    lines broken between words."""
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A picture gets it at its end,
+    in lines that end between words."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
-        self._text = TextStream(tokenizer)
-        self._width = console.width if console.is_terminal or console.record else 0
-        self._space = ""  # before the next word
-        self._word = Text()  # not printed yet
-        self._column = 0
+        self._stream = TextStream(tokenizer)
+        self._held = Text()
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
-        """Prints the words that these tokens complete."""
         for token, owner in zip(tokens, owners, strict=True):
-            self._write(self._text.put(token), "" if owner is None else style_of(owner))
+            self._print(self._stream.put(token), "" if owner is None else style_of(owner))
 
     def end(self) -> None:
         """Prints what is left, and ends the line."""
-        self._write(self._text.end(), "")
-        self._print_word()
-        self._console.print()
+        self._print(self._stream.end(), "")
+        self._console.print(self._held)
 
-    def _write(self, text: str, style: str) -> None:
-        """Prints the words that are complete; without line breaking the whole text."""
-        if not self._width:  # not by rich, which would turn tabs into spaces
-            self._console.file.write(without_controls(text))
+    def _print(self, text: str, style: str) -> None:
+        text = without_controls(text)
+        if self._console.record:
+            self._held.append(text, style)
+        elif self._console.is_terminal:
+            self._console.print(Text(text, style), end="", soft_wrap=True)
+        else:  # not by rich, which would turn tabs into spaces
+            self._console.file.write(text)
             self._console.file.flush()
-            return
-        for part in re.findall(r"\n|[^\S\n]+|\S+", text):
-            if not part.isspace():
-                self._word.append(without_controls(part), style)
-                if self._word.cell_len >= self._width:
-                    self._print_word()
-                continue
-            self._print_word()
-            if part == "\n":
-                self._break_line()
-            else:
-                self._space += part.expandtabs(4)
-
-    def _print_word(self) -> None:
-        if not self._word:
-            return
-        if self._column and self._column + len(self._space) + self._word.cell_len > self._width:
-            self._break_line()
-        self._console.print(Text(self._space) + self._word, end="", soft_wrap=True)
-        self._column += len(self._space) + self._word.cell_len
-        self._space, self._word = "", Text()
-
-    def _break_line(self) -> None:
-        self._console.print()
-        self._column, self._space = 0, ""
 
 
 def style_of(source: int) -> str:

@@ -1,4 +1,4 @@
-"""What the demo shows: a question about a document, an edit, and a chat."""
+"""What the demo and the page show: a question about a document, an edit, and a chat."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ FILE_TOKENS = 400  # the most of a file that the model reads
 # Without this instruction a small model soon invents.
 FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
 
+NEWS = "What is new at the library of Ashford?"
+EDIT = "Add docstrings to these functions."
 NOTICE = """\
 The town library of Ashford opens again on Monday after a year of repairs. The roof has been \
 renewed, and the reading room has new windows and forty new seats. The library will be open from \
@@ -37,20 +39,18 @@ class Scene:
     """A chat of one or more questions, the first of them about `document`."""
 
     name: str
-    title: str
     questions: tuple[str, ...]
-    document: str | None = None
+    document: str = ""
+    title: str = ""
     system: str | None = None
 
 
 def built_in_scenes() -> list[Scene]:
     """Three scenes that a model of 135 million parameters can do."""
-    title, asked = "A question about a document", ("What is new at the library of Ashford?",)
-    edit = ("Add docstrings to these functions.",)
     return [
-        Scene("document", title, asked, NOTICE, FROM_THE_TEXT),
-        Scene("edit", "An edit of Python code", edit, TEMPERATURE),
-        Scene("chat", "Two turns of a chat", QUERIES),
+        Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
+        Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
+        Scene("chat", QUERIES, title="Two turns of a chat"),
     ]
 
 
@@ -65,6 +65,6 @@ def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> 
     edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
     document = f"```python\n{part}```" if python else part
     return [
-        Scene("document", f"A question about {name}", (question,), document, FROM_THE_TEXT),
-        Scene("edit", f"An edit of {name}", (edit,), document),
+        Scene("document", (question,), document, f"A question about {name}", FROM_THE_TEXT),
+        Scene("edit", (edit,), document, f"An edit of {name}"),
     ]

@@ -6,14 +6,15 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from html import escape
+from itertools import pairwise
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 import torch
 
 from ...store.files import DatastoreError
-from ..shared.scenes import FROM_THE_TEXT, NOTICE, QUERIES, TEMPERATURE
+from ..shared.scenes import EDIT, FROM_THE_TEXT, NEWS, NOTICE, QUERIES, TEMPERATURE, Scene
 from .conversation import AUTO, Conversation, Host
 from .views import conversation_html, step_html
 
@@ -31,31 +32,22 @@ verifies a whole tree of them in one forward pass. {promise} Coloured words were
 whose clock is behind goes next.</p></div>"""
 
 
-class Preset(NamedTuple):
-    """An example: the messages, of which the later ones are offered after the answers."""
-
-    label: str
-    messages: tuple[str, ...]
-    document: str = ""
-
-
-_NEWS, _HOURS = "What is new at the library of Ashford?", "When is the library open on Saturdays?"
+# Examples, of whose messages the later ones are offered after the answers.
+_HOURS = "When is the library open on Saturdays?"
 _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
 PRESETS = (
-    Preset("RAG", (f"{FROM_THE_TEXT} {_NEWS}", _HOURS), NOTICE),
-    Preset("Edit", ("Add docstrings to these functions.",), TEMPERATURE),
-    Preset("Chat", QUERIES),
-    Preset("Code", (_ACCOUNT, _TRANSFER)),
+    Scene("RAG", (f"{FROM_THE_TEXT} {NEWS}", _HOURS), NOTICE),
+    Scene("Edit", (EDIT,), TEMPERATURE),
+    Scene("Chat", QUERIES),
+    Scene("Code", (_ACCOUNT, _TRANSFER)),
 )
 
 
 def following(message: str) -> str:
     """The message that follows this one in its preset; empty if none does."""
-    for _, messages, _ in PRESETS:
-        if message.strip() in messages[:-1]:
-            return messages[messages.index(message.strip()) + 1]
-    return ""
+    later = dict(pair for preset in PRESETS for pair in pairwise(preset.questions))
+    return later.get(message.strip(), "")
 
 
 def page(host: Host) -> gr.Blocks:
@@ -68,7 +60,7 @@ def page(host: Host) -> gr.Blocks:
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 with gr.Row(elem_id="rs-presets"):
-                    presets = [gr.Button(p.label, size="sm", min_width=60) for p in PRESETS]
+                    presets = [gr.Button(p.name, size="sm", min_width=60) for p in PRESETS]
                 document = gr.Textbox(
                     label="Document",
                     info="Stands before the first message.",
@@ -146,12 +138,12 @@ def _intro(host: Host) -> str:
 
 
 def _race_preset(
-    host: Host, preset: Preset, conversation: Conversation | None, *settings: Any
+    host: Host, preset: Scene, conversation: Conversation | None, *settings: Any
 ) -> Iterator[tuple[Any, ...]]:
     """Begins anew with a preset's texts, and sends its first message."""
     anew = _begin_anew(conversation, preset)
     yield anew
-    yield from _race(host, anew[0], preset.document, preset.messages[0], *settings)
+    yield from _race(host, anew[0], preset.document, preset.questions[0], *settings)
 
 
 def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
@@ -235,12 +227,12 @@ def _stop(conversation: Conversation | None) -> None:
         conversation.stop()
 
 
-def _begin_anew(conversation: Conversation | None, preset: Preset | None = None) -> tuple[Any, ...]:
+def _begin_anew(conversation: Conversation | None, preset: Scene | None = None) -> tuple[Any, ...]:
     """A new conversation; a preset fills in its texts."""
     if conversation is not None:
         conversation.leave()
     document, message = gr.Textbox(interactive=True), ""
     if preset is not None:
-        document, message = gr.Textbox(preset.document, interactive=True), preset.messages[0]
+        document, message = gr.Textbox(preset.document, interactive=True), preset.questions[0]
     hidden, off = gr.Column(visible=False), gr.Button(interactive=False)
     return _shown(Conversation(), document=document, message=message, stop=off, looking=hidden)

@@ -1,7 +1,7 @@
 """A race: one answer, decoded plainly and with drafts at once.
 
 Both are real calls of `generate` in threads, which take turns, a forward pass at a time. Each has a
-clock that runs only while it computes; the call whose clock is behind goes next.
+clock that runs only in its turns; the call whose clock is behind goes next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Semaphore, Thread
+from queue import SimpleQueue
+from threading import Thread
 from time import perf_counter
 
 import torch
@@ -26,23 +27,15 @@ from ..shared.text_stream import TextStream
 @dataclass(frozen=True)
 class Step:
     """A forward pass of the target model: accepted draft tokens and one that it chose after them,
-    the tree that it verified, and what each source had drafted, before the drafts were merged."""
+    the source that drafted each, or `None`, and the tree that it verified."""
 
     tokens: list[int]
+    owners: list[int | None]
     tree: DraftTree
-    drafts: Sequence[DraftTree]
 
     def accepted(self) -> list[int]:
         """The accepted nodes of the tree, from the root on."""
         return self.tree.along(self.tokens[:-1])
-
-    def sources(self) -> list[int]:
-        """The source that drafted each node; the first one if several did."""
-        paths = [self.tree.path(node).tolist() for node in range(len(self.tree))]
-        return [
-            next((i for i, d in enumerate(self.drafts) if len(d.along(path)) == len(path)), 0)
-            for path in paths
-        ]
 
 
 class Race:
@@ -102,7 +95,7 @@ class Race:
         return None if ended and not self.finished else position
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
-        self.steps.append(Step(list(tokens), self.drafter.verified, self.drafter.drafts))
+        self.steps.append(Step([*tokens], [*owners], self.drafter.verified))
         self.drafted.put(tokens, owners)
 
 
@@ -116,12 +109,11 @@ class Lane:
         self.passes = 0
         self.seconds = 0.0
         self.finished = self.completed = False
-        self._decode = decode
         self._text = TextStream(tokenizer)
-        self._error: BaseException | None = None
-        self._stopped = False
-        self._turn, self._turn_over = Semaphore(0), Semaphore(0)
-        self._thread = Thread(target=self._run, name="Lane", daemon=True)
+        # Whether to go on, and the ends of turns: an error, or `None`.
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, args=[decode], name="Lane", daemon=True)
 
     @property
     def text(self) -> str:
@@ -138,53 +130,45 @@ class Lane:
 
     def advance(self) -> None:
         """Computes up to the tokens of its next forward pass, or to its end."""
+        began = perf_counter()
         if self._thread.ident is None:
             self._thread.start()
-        self._turn.release()
-        self._turn_over.acquire()
-        if self._error is not None:
-            raise self._error
+        else:
+            self._turns.put(True)
+        error = self._ends.get()
+        self.seconds += perf_counter() - began
+        if error is not None:
+            raise error
 
     def stop(self) -> None:
         """Ends the call where it is."""
-        self._stopped = True
         if not self.finished and self._thread.ident is not None:
-            self._turn.release()
+            self._turns.put(False)
             self._thread.join()
         self.finished = True
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         """Takes the tokens of a forward pass, and waits for the next turn."""
-        self._end_turn()
         self.passes += 1
         for token, owner in zip(tokens, owners, strict=True):
             self.ids.append(token)
             self.pieces.append((self._text.put(token), owner))
-        self._turn_over.release()
-        self._wait()
+        self._ends.put(None)
+        if not self._turns.get():
+            raise _Stopped
 
-    def _run(self) -> None:
+    def _run(self, decode: Callable[[], None]) -> None:
+        error: BaseException | None = None
         try:
-            self._wait()
-            self._decode()
+            decode()
             self.completed = True
         except _Stopped:
             pass
-        except BaseException as error:  # raised again where the race runs
-            self._error = error
-        self._end_turn()
+        except BaseException as raised:  # again where the race runs
+            error = raised
         self.pieces.append((self._text.end(), None))
         self.finished = True
-        self._turn_over.release()
-
-    def _wait(self) -> None:
-        self._turn.acquire()
-        self._began = perf_counter()
-        if self._stopped:
-            raise _Stopped
-
-    def _end_turn(self) -> None:
-        self.seconds += perf_counter() - self._began
+        self._ends.put(error)
 
 
 class _Stopped(BaseException):

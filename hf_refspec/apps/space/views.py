@@ -103,7 +103,8 @@ def tree_html(
 ) -> str:
     """The tree that grows from the token `before` to the right, accepted nodes in the first row. A
     node's best child stands in its row: the accepted one, or else the most probable."""
-    tree, path, owners = step.tree, step.accepted(), step.sources()
+    tree, path = step.tree, step.accepted()
+    owners = dict(zip(path, step.owners, strict=False))  # of the accepted nodes
     own = len(tree)  # behind the tree's nodes the target's own token, a child of the accepted path
     probs = [*tree.probs.tolist(), 1.0]
     tokens = [*tree.tokens.tolist(), step.tokens[-1]]
@@ -127,8 +128,10 @@ def tree_html(
         colored = kind
         if node not in (ROOT, own):
             percent = f"{100 * probs[node]:.0f}"
-            about = f"{sources[owners[node]]}, {percent} %, {kind}"
-            colored += f" {source_class(owners[node])}"
+            about = f"{percent} %, {kind}"
+            if (owner := owners.get(node)) is not None:
+                about = f"{sources[owner]}, {about}"
+                colored += f" {source_class(owner)}"
         short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
         y = _middle(row)
         parts.append(

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from pathlib import Path
 
+import datasets
 import huggingface_hub
 import pytest
+from texts import some_texts
 
 from hf_refspec.apps.cli.main import main
 
@@ -32,6 +35,27 @@ def templateless(tmp_path_factory, folder) -> str:
 def offline(monkeypatch):
     """What is nowhere is looked for on the Hub, which must not be waited for."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Puts bytes, or a text, into the standard input."""
+
+    def put(content):
+        content = content if isinstance(content, bytes) else content.encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+
+    return put
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch) -> Path:
+    """A dataset of this machine, with the columns `title` and `body`."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows").mkdir()
+    texts = {"title": [*"abcdefghi"], "body": some_texts(9)}
+    datasets.Dataset.from_dict(texts).to_json(tmp_path / "rows" / "train.json")
+    return tmp_path / "rows"
 
 
 @pytest.fixture

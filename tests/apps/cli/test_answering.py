@@ -10,7 +10,7 @@ import pytest
 from texts import some_texts
 
 from hf_refspec import Datastore, ReferenceCopy, RetrievalCache
-from hf_refspec.apps.cli.answering import Chat, Interrupt
+from hf_refspec.apps.cli.answering import Chat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
 from hf_refspec.apps.shared.prompts import chat_inputs, user
@@ -51,10 +51,10 @@ def test_a_device_map_changes_no_token(generate):
     assert generate("the cat sat on", "--device-map", "auto", "--dtype", "float32")[0] == text
 
 
-def test_the_prompt_is_an_argument_a_file_or_stdin(generate, tmp_path, monkeypatch):
+def test_the_prompt_is_an_argument_a_file_or_stdin(generate, tmp_path, stdin):
     file = tmp_path / "prompt.txt"
     file.write_text("the cat sat on", encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", io.StringIO("the cat sat on"))
+    stdin("the cat sat on")
     outputs = [generate("the cat sat on"), generate("--prompt-file", file), generate()]
     assert len({output for output, _ in outputs}) == 1
 
@@ -89,8 +89,8 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
     assert len(RetrievalCache(tokenizer=tokenizer, path=tmp_path / "cache")) == 2
 
 
-def test_bytes_that_are_no_text_are_no_prompt(refused, folder, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00"), "utf-8"))
+def test_bytes_that_are_no_text_are_no_prompt(refused, folder, stdin):
+    stdin(b"\xff\xfe\x00")
     assert "the prompt is not a text in UTF-8" in refused("generate", "--model", folder)
 
 
@@ -101,11 +101,11 @@ def test_an_answer_ends_where_the_context_of_the_model_does(generate):
 
 
 @pytest.fixture
-def talk(byte_llama, tokenizer, monkeypatch):
+def talk(byte_llama, tokenizer, stdin):
     """Says these lines to a chat; returns it and what it printed."""
 
     def talked(*lines, document=None, max_new_tokens=8, **terminal):
-        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        stdin("".join(f"{line}\n" for line in lines))
         printed = io.StringIO()
         console = Terminal(file=printed, **terminal)
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
@@ -140,9 +140,9 @@ def test_a_context_stands_before_the_first_message_only(talk):
 def test_commands(talk):
     chat, printed = talk("/help", "/stats", "one", "/stats", "/nonsense x", "/exit", "two")
     assert contents(chat)[::2] == ["one"]
-    assert printed.index("/reset") < printed.index("0 tokens in ") < printed.index("8 tokens in ")
+    assert printed.count("/reset") == 2
+    assert printed.index("0 tokens in ") < printed.index("8 tokens in ")
     assert "■ ReferenceCopy " in printed
-    assert "There is no /nonsense." in printed
 
 
 def test_a_conversation_longer_than_the_context_is_refused_and_reset_helps(talk):
@@ -159,16 +159,6 @@ def test_a_terminal_gets_a_legend_in_colour_and_a_pipe_only_answers(talk):
     assert "the model itself" in printed and "\x1b[32m" in printed
     _, printed = talk("one", max_new_tokens=30)
     assert "the model itself" not in printed and "\x1b" not in printed
-
-
-def test_interrupts_stop_first_after_a_pass_and_then_at_once():
-    before = signal.getsignal(signal.SIGINT)
-    with Interrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.came
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_answer_broken_off_is_forgotten_with_its_question(
@@ -210,9 +200,9 @@ def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk):
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, monkeypatch, capsys):
+def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, stdin, capsys):
     lines = b"one\n" + b"\xff" * 3000 + b"\n/stats\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), "utf-8"))
+    stdin(lines)
     assert main(["chat", "--model", folder, "--max-new-tokens", "1900"]) == 0
     printed = capsys.readouterr().out
     refused = printed.index("this conversation has")
@@ -220,7 +210,7 @@ def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, monkeypatch, 
 
 
 def test_a_system_message_stands_before_all_and_the_draft_budget_is_the_calls(
-    folder, byte_llama, tokenizer, monkeypatch, capsys
+    folder, byte_llama, tokenizer, monkeypatch, stdin
 ):
     generate, calls = type(byte_llama).generate, []
 
@@ -229,7 +219,7 @@ def test_a_system_message_stands_before_all_and_the_draft_budget_is_the_calls(
         return generate(self, *args, **kwargs)
 
     monkeypatch.setattr(type(byte_llama), "generate", recorded)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/reset\ntwo\n"))
+    stdin("one\n/reset\ntwo\n")
     options = ["--system", "be brief", "--max-draft-tokens", "3", "--max-new-tokens", "2"]
     assert main(["chat", "--model", folder, *options]) == 0
     prompts = [f"system: be brief\nuser: {each}\nassistant: " for each in ("one", "two")]

@@ -6,19 +6,22 @@ import io
 
 from transformers import LlamaForCausalLM
 
-from hf_refspec.apps.cli.demo import DRAFTED, Demo
+from hf_refspec import ReferenceCopy
+from hf_refspec.apps.cli.demo import DRAFTED, show
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.live_drafts import Terminal
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison
+from hf_refspec.apps.shared.live_drafts import LiveDrafts, Terminal
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
 
 
-def show(model, tokenizer, scenes, max_new_tokens, **terminal):
+def shown(model, tokenizer, scenes, max_new_tokens, **terminal):
     """Shows scenes; returns the drafted calls and what was printed."""
-    printed = io.StringIO()
-    demo = Demo(model, tokenizer, max_new_tokens, Terminal(file=printed, **terminal))
+    methods = {PLAIN: {}, DRAFTED: {"candidate_generator": LiveDrafts([ReferenceCopy()])}}
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    comparison, printed = Comparison(model, lambda: methods, **options), io.StringIO()
     for scene in scenes:
-        demo.show(scene)
-    return demo.comparison.calls[DRAFTED], printed.getvalue()
+        show(scene, comparison, tokenizer, Terminal(file=printed, **terminal))
+    return comparison.calls[DRAFTED], printed.getvalue()
 
 
 def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
@@ -30,17 +33,17 @@ def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
 
 
 def test_a_document_is_shown_and_colours_are_for_terminals(byte_llama, tokenizer):
-    scene = Scene("repeat", "a repetition", ("abcabcabc",), "a text of one line")
+    scene = Scene("repeat", ("abcabcabc",), "a text of one line")
     options = {"force_terminal": True, "color_system": "standard", "width": 80}
     for terminal, colored in ((options, True), ({}, False)):
-        _, printed = show(byte_llama, tokenizer, [scene], 40, **terminal)
+        _, printed = shown(byte_llama, tokenizer, [scene], 40, **terminal)
         assert "a text of one line" in printed and ("\x1b[32m" in printed) == colored
 
 
 def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
-    chat = Scene("chat", "a chat", ("one", "two"))
-    calls, _ = show(byte_llama, tokenizer, [chat], 8)
-    [alone], _ = show(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
+    chat = Scene("chat", ("one", "two"))
+    calls, _ = shown(byte_llama, tokenizer, [chat], 8)
+    [alone], _ = shown(byte_llama, tokenizer, [Scene("alone", ("two",))], 8)
     assert calls[1].ids != alone.ids
 
 
@@ -62,7 +65,7 @@ def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
     scenes = scenes_of_file(text, "notes.txt", tokenizer)
     assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
     for scene in scenes:
-        assert scene.document is not None and text.startswith(scene.document)
+        assert scene.document and text.startswith(scene.document)
         assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
         assert scene.document.endswith("\n")
     code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)

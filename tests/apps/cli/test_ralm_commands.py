@@ -6,7 +6,6 @@ import re
 from functools import partial
 from pathlib import Path
 
-import datasets
 import pytest
 from texts import some_texts
 
@@ -76,16 +75,6 @@ def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(texts, ask,
     monkeypatch.setattr(comparison, "decode", careless)
     printed = ask(texts, "--question", QUESTION, *SHORT, "--compare", status=1)
     assert "IDS DIFFER: speculated" in printed
-
-
-@pytest.fixture
-def rows(tmp_path, monkeypatch) -> Path:
-    """A dataset of this machine."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "rows").mkdir()
-    texts = {"title": [*"abcdefghi"], "body": some_texts(9)}
-    datasets.Dataset.from_dict(texts).to_json(tmp_path / "rows" / "train.json")
-    return tmp_path / "rows"
 
 
 def test_a_column_of_a_dataset_is_searched(ask, rows):

@@ -80,11 +80,10 @@ def test_what_is_no_port_is_refused(capsys, port):
     assert exit.value.code == 2 and "0 to 65535" in capsys.readouterr().err
 
 
-def test_a_model_that_samples_beams_is_refused(
-    refused, tmp_path, byte_llama, tokenizer, monkeypatch
-):
-    monkeypatch.setattr(byte_llama.generation_config, "num_beams", 2)
-    byte_llama.save_pretrained(tmp_path)
+def test_a_model_that_samples_beams_is_refused(refused, tmp_path, byte_llama, tokenizer):
+    model = copy.deepcopy(byte_llama)
+    model.generation_config.num_beams = 2
+    model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert "num_beams" in refused("serve", "--port", "0", "--model", tmp_path)
 

@@ -15,7 +15,7 @@ from hub_server import hub_in_place
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.publish.repositories import space_repository
+from hf_refspec.apps.publish.repositories import package, space_repository
 
 pytest.importorskip("gradio")
 REPO = "owner/page"
@@ -57,18 +57,13 @@ def test_the_files_tell_the_hub_how_to_run_it():
     assert text.strip().startswith("# hf_refspec")
 
 
-def test_a_wheel_is_copied_and_installed_by_the_app(hub, wheel):
-    assert main(["space", "--push", REPO, "--package", str(wheel)]) == 0
-    written = hub.repos[REPO].files()
+def test_a_wheel_is_copied_and_installed_by_the_app_and_a_requirement_gets_the_extra(wheel):
+    written = space_repository(REPO, package=wheel)
     assert written[wheel.name] == wheel.read_bytes()
     assert written["requirements.txt"].endswith(b"\nnumba>=0.60\ngradio\n")
     assert f'subprocess.run([*pip, "{wheel.name}"], check=True)' in written["app.py"].decode()
-
-
-def test_a_requirement_gets_the_extra(hub):
-    package = "hf_refspec @ git+https://host/repository"
-    assert main(["space", "--push", REPO, "--package", package]) == 0
-    requirements = hub.repos[REPO].files()["requirements.txt"].decode()
+    requirement = package("hf_refspec @ git+https://host/repository")
+    requirements = space_repository(REPO, package=requirement)["requirements.txt"].decode()
     assert requirements.endswith("\nhf_refspec[space] @ git+https://host/repository\n")
 
 

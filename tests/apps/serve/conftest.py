@@ -32,6 +32,19 @@ def slow(speller, tokenizer) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
+def changed():
+    """A copy of something, with other attributes."""
+
+    def copied(original, **attributes):
+        other = copy.deepcopy(original)
+        for name, value in attributes.items():
+            setattr(other, name, value)
+        return other
+
+    return copied
+
+
+@pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool

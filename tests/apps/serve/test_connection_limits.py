@@ -8,10 +8,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-import requests
 from running_server import NAME, RunningServer, serving, wait_until
-
-from hf_refspec.apps.serve import server as limits
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -36,39 +33,36 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("before", [b"", HEALTH])
-def test_half_a_head_is_not_waited_for_however_it_drips(server, monkeypatch, before):
-    monkeypatch.setattr(limits, "_HEAD_SECONDS", 0.5)
-    connection = connected(server, before)
-    if before:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-    with pytest.raises(ConnectionError):
-        while True:
-            connection.sendall(b"G")
-            time.sleep(0.1)
+def test_half_a_head_is_not_waited_for_however_it_drips(speller, tokenizer, before):
+    with serving(speller, tokenizer, head_seconds=0.5) as server:
+        connection = connected(server, before)
+        if before:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(b"G")
+                time.sleep(0.1)
 
 
-def test_of_too_many_half_requests_the_oldest_are_given_up(server, monkeypatch):
-    monkeypatch.setattr(limits, "_MOST_WAITING", 4)
+def test_of_too_many_half_requests_the_oldest_are_given_up(speller, tokenizer):
     body = HALF + b": 1\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
     connections = []
-    for sent in [HALF, body] * 4:
-        connections.append(connected(server, sent))
-        time.sleep(0.15)
-    wait_until(lambda: sum(map(is_closed, connections)) == 4)
-    assert [is_closed(each) for each in connections] == [True] * 4 + [False] * 4
-    assert requests.get(server.url.removesuffix("/v1") + "/health", timeout=60).status_code == 200
-    for each in connections:
-        each.close()
+    with serving(speller, tokenizer, connections=4) as server:
+        for sent in [HALF, body] * 4:
+            connections.append(connected(server, sent))
+            time.sleep(0.15)
+        wait_until(lambda: sum(map(is_closed, connections)) == 4)
+        assert [is_closed(each) for each in connections] == [True] * 4 + [False] * 4
+        assert server.metrics()["running_requests"] == 0
+        for each in connections:
+            each.close()
 
 
-def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(
-    speller, tokenizer, plain, monkeypatch
-):
-    monkeypatch.setattr(limits, "_READING_SECONDS", 1)
+def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(speller, tokenizer, plain):
     messages = [{"role": "user", "content": "one"}]
     body = {"model": NAME, "messages": messages, "max_tokens": 2000, "stream": True}
-    with serving(speller, tokenizer, max_new_tokens=2000) as server:
-        assert server.metrics()["running_requests"] == 0
+    with serving(speller, tokenizer, max_new_tokens=2000, reading_seconds=1) as server:
+        assert server.metrics()["running_requests"] == 0  # it has started
         [listening] = server.server.servers[0].sockets
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         parts, data = urlsplit(server.url), json.dumps(body).encode()

@@ -14,7 +14,7 @@ import pytest
 from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
-from hf_refspec.apps.serve import grammars
+from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
 from hf_refspec.apps.serve.request_sources import Grammar
 from hf_refspec.drafting.calls import drafter_call
@@ -93,67 +93,59 @@ def test_no_call_where_the_client_wants_none(free_server):
     assert answer.choices == same.choices
 
 
-@pytest.mark.parametrize(
-    ("seconds", "why"), [(600, "cannot be compiled"), (0, "takes more than 0 s or 4 GiB")]
-)
-def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
-    free_server, plain, byte_llama, monkeypatch, seconds, why
+def test_a_schema_that_cannot_be_compiled_is_refused_and_others_go_on(
+    free_server, plain, byte_llama
 ):
     stream = free_server.chat("one", stream=True, max_tokens=60)
-    monkeypatch.setattr(grammars, "_SECONDS", seconds)
     hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": HOSTILE}}
-    with pytest.raises(openai.BadRequestError, match=why) as refusal:
+    with pytest.raises(openai.BadRequestError, match="cannot be compiled") as refusal:
         free_server.chat("one", response_format=hostile)
     assert refusal.value.param == "response_format"
-    monkeypatch.undo()
-    expected = plain("one", max_new_tokens=60, model=byte_llama)
-    assert streamed(stream) == expected
+    assert streamed(stream) == plain("one", max_new_tokens=60, model=byte_llama)
     answer = free_server.chat("one", response_format=FORMAT, max_tokens=200)
     assert json.loads(answer.choices[0].message.content)
 
 
-def constrained(schema: dict) -> Constraint:
-    return Constraint("response_format", "json_schema", schema)
+CONSTRAINT = Constraint("response_format", "json_schema", SCHEMA)
+ENDLESS = "start: X\nX: " + " & ".join(f"/(a|b)*a(a|b){{{n}}}/" for n in range(12, 24))
 
 
-def test_a_compiler_that_has_died_is_started_again(tokenizer):
-    async def compile_twice() -> None:
+def test_a_compiler_that_has_died_is_started_again_and_one_that_takes_too_long_ended(tokenizer):
+    async def compile_again() -> None:
         compiler = GrammarCompiler(tokenizer)
-        assert await compiler.compiled(constrained(SCHEMA))
+        assert await compiler.compiled(CONSTRAINT)
         compiler._process.kill()
         await compiler._process.wait()
-        assert await compiler.compiled(constrained(SCHEMA))
+        assert await compiler.compiled(CONSTRAINT)
+        with pytest.raises(ApiError, match="takes more than 0 s or 4 GiB"):
+            await GrammarCompiler(tokenizer, seconds=0).compiled(CONSTRAINT)
 
-    asyncio.run(compile_twice())
+    asyncio.run(compile_again())
 
 
-def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer, monkeypatch):
+def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer):
     """No limit of time ends a compilation here, so that only a client that leaves can."""
-    monkeypatch.setattr(grammars, "_SECONDS", 600)
-    endless = "start: " + " & ".join(f"/(a|b)*a(a|b){{{n}}}/" for n in range(12, 24))
 
     async def leave() -> None:
-        compiler = GrammarCompiler(tokenizer)
-        assert await compiler.compiled(constrained(SCHEMA))
+        compiler = GrammarCompiler(tokenizer, seconds=600)
+        assert await compiler.compiled(CONSTRAINT)
         process = compiler._process
-        request = Constraint("response_format", "lark", endless)
+        request = Constraint("response_format", "lark", ENDLESS)
         running, waiting = (asyncio.create_task(compiler.compiled(request)) for _ in range(2))
         await asyncio.sleep(0)
         waiting.cancel()
         running.cancel()
-        assert await compiler.compiled(constrained(SCHEMA))
+        assert await compiler.compiled(CONSTRAINT)
         assert running.cancelled() and waiting.cancelled()
         assert await process.wait() != 0 and compiler._process is not process
 
     asyncio.run(leave())
 
 
-def test_when_too_many_grammars_wait_the_next_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr(grammars, "_MOST_WAITING", 2)
-
+def test_when_too_many_grammars_wait_the_next_is_refused(tokenizer):
     async def ask() -> list:
-        compiler = GrammarCompiler(tokenizer)
-        requests = [compiler.compiled(constrained(SCHEMA)) for _ in range(3)]
+        compiler = GrammarCompiler(tokenizer, most_waiting=2)
+        requests = [compiler.compiled(CONSTRAINT) for _ in range(3)]
         return await asyncio.gather(*requests, return_exceptions=True)
 
     *compiled, refused = asyncio.run(ask())

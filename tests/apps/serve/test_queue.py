@@ -8,10 +8,7 @@ import time
 
 import openai
 import pytest
-import torch
 from running_server import NAME, Slow, serving, streamed, wait_until
-
-from hf_refspec.apps.serve.served_model import OutputPenalties
 
 LONG = {"max_tokens": 900}
 
@@ -71,50 +68,21 @@ def test_an_answer_that_takes_too_long_ends_as_if_it_were_too_long(speller, toke
         assert server.outcomes("time") == 1
 
 
-@pytest.fixture
-def slow_layers(speller):
-    """How many layers have run; each takes 50 ms."""
-    ran = []
-
-    def wait(module, inputs):
-        ran.append(module)
-        time.sleep(0.05)
-
-    model = copy.deepcopy(speller)
-    model.model.layers = torch.nn.ModuleList([*model.model.layers] * 10)
-    for index, layer in enumerate(model.model.layers):
-        layer = model.model.layers[index] = copy.deepcopy(layer)
-        layer.self_attn.layer_idx = index
-        layer.register_forward_pre_hook(wait)
-    model.config.num_hidden_layers = 20
-    return model, ran
-
-
 def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_long(
-    slow_layers, tokenizer, plain
+    speller, tokenizer, plain
 ):
-    model, ran = slow_layers
-    expected = plain("one", max_new_tokens=2, model=model)
+    model, ran = copy.deepcopy(speller), []
+    model.register_forward_pre_hook(lambda *_: ran.append(time.sleep(0.1)))
     with serving(model, tokenizer, max_seconds=0.3) as server:
         ran.clear()
-        answer = server.chat("one", max_tokens=2)
+        answer = server.chat("one " * 400, max_tokens=2)
         [choice] = answer.choices
         assert (choice.finish_reason, choice.message.content) == ("length", "")
         assert answer.usage.completion_tokens == 0
-        assert len(ran) < 20 and server.outcomes("time") == 1
-        server.engine._max_seconds = 60
-        assert server.chat("one", max_tokens=2).choices[0].message.content == expected
-
-
-def test_a_client_that_leaves_while_its_prompt_is_read_ends_that(slow_layers, tokenizer):
-    model, ran = slow_layers
-    with serving(model, tokenizer) as server:
-        ran.clear()
-        client = server.client.with_options(timeout=0.3)
-        with pytest.raises(openai.APITimeoutError):
-            client.completions.create(model=NAME, prompt="one", max_tokens=9)
-        wait_until(lambda: server.outcomes("cancelled") == 1)
-        assert 0 < len(ran) < 20
+        assert len(ran) < 12 and server.outcomes("time") == 1  # it is read in 13 pieces
+        assert server.chat("two", max_tokens=1).choices[0].message.content == plain(
+            "two", max_new_tokens=1
+        )
 
 
 def test_an_order_to_end_lets_what_runs_and_waits_finish_and_takes_nothing_new(slow, pool):
@@ -187,17 +155,6 @@ def test_clients_that_come_and_go_are_answered_as_if_alone(
     assert [together[n] for n in greedy] == [plain(MESSAGES[n % 4]) for n in greedy]
 
 
-def test_a_short_answer_ends_while_a_long_one_goes_on(speller, tokenizer):
-    with serving(speller, tokenizer, [Slow()], max_rows=2) as server:
-        long = server.chat("one", stream=True, max_tokens=900)
-        next(iter(long))
-        wait_until(lambda: server.engine.running == 1)
-        assert server.chat("two", max_tokens=4).usage.completion_tokens == 4
-        assert server.engine.running == 1
-        long.close()
-        wait_until(lambda: server.engine.running == 0)
-
-
 def test_requests_wait_where_all_rows_are_taken(speller, tokenizer, pool):
     with serving(speller, tokenizer, [Slow()], max_rows=2) as server:
         streams = [server.chat("one", stream=True, max_tokens=900) for _ in range(2)]
@@ -214,35 +171,18 @@ def test_requests_wait_where_all_rows_are_taken(speller, tokenizer, pool):
 def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
     speller, tokenizer, isolates
 ):
-    with serving(speller, tokenizer, isolates=isolates, max_rows=2) as server:
-        shared = []
-        begin = server.engine._finish
-
-        def recorded(text, failed=False):
-            shared.append(text.shared_tokens)
-            begin(text, failed)
-
-        server.engine._finish = recorded
+    model, counts = copy.deepcopy(speller), []
+    model.register_forward_pre_hook(lambda *given: counts.append(tokens(given)), with_kwargs=True)
+    with serving(model, tokenizer, isolates=isolates) as server:
+        longest = []
         for _ in range(2):
+            counts.clear()
             server.chat("a question of more than a few tokens", max_tokens=4)
-        wait_until(lambda: len(shared) == 2)
-    assert (shared[1] > 0) == (not isolates)
+            longest.append(max(counts))
+    assert (longest[1] < longest[0]) == (not isolates)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_of_a_requests_processor_ends_that_request_alone(
-    speller, tokenizer, plain, monkeypatch, stream
-):
-    def fail(self, input_ids, scores):
-        if len(input_ids[0]) > 24:
-            raise ValueError("of this request")
-        return scores
-
-    monkeypatch.setattr(OutputPenalties, "__call__", fail)
-    with serving(speller, tokenizer, max_rows=2) as server:
-        other = server.chat("one", stream=True, max_tokens=200)
-        first = next(other)
-        with pytest.raises(openai.APIError, match="the server failed on this request"):
-            streamed(server.chat("two", frequency_penalty=1, stream=stream))
-        assert streamed([first, *other]) == plain("one", max_new_tokens=200)
-        assert server.outcomes("error") == 1
+def tokens(given) -> int:
+    """How many tokens a pass of the model is over."""
+    _, arguments, options = given
+    return options["input_ids"].numel() if "input_ids" in options else arguments[0].numel()

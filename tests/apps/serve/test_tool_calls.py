@@ -63,9 +63,9 @@ def test_a_template_that_knows_no_tools_gets_texts(tokenizer):
     assert shown[3]["content"] == "<tool_response>\n7\n</tool_response>"
 
 
-def test_a_template_that_knows_tools_gets_objects(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}")
-    shown, tools = template_messages(tokenizer, messages(), [TOOL])
+def test_a_template_that_knows_tools_gets_objects(tokenizer, changed):
+    knowing = changed(tokenizer, chat_template="{{ tools }}")
+    shown, tools = template_messages(knowing, messages(), [TOOL])
     assert tools == [{"type": "function", "function": {"name": "f"}}]
     assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert shown[2] == {
@@ -73,7 +73,7 @@ def test_a_template_that_knows_tools_gets_objects(tokenizer, monkeypatch):
     }  # fmt: skip
 
 
-def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, monkeypatch):
+def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, changed):
     template = {
         "defaults": {"role": "assistant"},
         "start_anchor": "assistant: ",
@@ -85,8 +85,9 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
             "content": {"content": "text"},
         },
     }  # fmt: skip
-    monkeypatch.setattr(tokenizer, "response_template", template, raising=False)
-    reader = CallReader(tokenizer, "user: x\nassistant: ", [TOOL], forced=False)
+    reader = CallReader(
+        changed(tokenizer, response_template=template), "user: x\nassistant: ", [TOOL], forced=False
+    )
     call = json.dumps({"name": "f", "arguments": {"a": 1}})
     pieces = [f"well [[{call}]]", "[[{nonsense]]", None]
     parts = [part for piece in pieces for part in reader.read(piece)]

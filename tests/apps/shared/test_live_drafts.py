@@ -35,28 +35,12 @@ def test_every_text_comes_out_as_it_is_however_it_is_cut(tokenizer, text, cuts):
     assert streamed(tokenizer, text, cuts) == text + "\n"
 
 
-@given(st.lists(st.text("abcé", min_size=1, max_size=12), min_size=1, max_size=20))
-def test_lines_of_a_terminal_are_broken_between_words(tokenizer, words):
-    options = {"force_terminal": True, "color_system": None, "width": 20}
-    printed = streamed(tokenizer, " ".join(words), **options)
-    assert printed.split() == words
-    assert all(len(line) <= 20 for line in printed.splitlines())
-    full = [line for line in printed.splitlines()[:-1] if len(line) + 13 <= 20]
-    assert not full  # no line ends where another word would have fitted
-
-
-def test_indentation_and_empty_lines_of_code_stay(tokenizer):
+def test_code_stays_as_it_is_on_a_terminal_and_lines_of_a_picture_end_between_words(tokenizer):
     code = "def f():\n\n    return 1\n\tx"
-    printed = streamed(tokenizer, code, force_terminal=True, color_system=None, width=40)
-    assert printed == code.expandtabs(4) + "\n"
-
-
-def test_a_word_longer_than_a_line_does_not_wait_for_its_end(tokenizer):
-    printed = io.StringIO()
-    terminal = Terminal(file=printed, force_terminal=True, color_system=None, width=10)
-    stream = AnswerStream(terminal, tokenizer)
-    stream.put(tokenizer("x" * 30)["input_ids"], [None] * 30)
-    assert printed.getvalue().count("x") == 30
+    options = {"force_terminal": True, "color_system": None, "width": 20}
+    assert streamed(tokenizer, code, **options) == code.expandtabs(8) + "\n"
+    drawn = streamed(tokenizer, "the cat sat on the mat " * 2, record=True, **options)
+    assert drawn == "the cat sat on the \nmat the cat sat on \nthe mat \n"
 
 
 def test_control_characters_are_shown_and_not_obeyed(tokenizer):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import BertConfig, CLIPConfig, LlamaConfig, T5Config
 
-import hf_refspec as rs
 from hf_refspec.apps.shared import loading as module
 from hf_refspec.smollm2 import HUB_ID
 
@@ -48,24 +47,13 @@ def test_what_is_no_language_model_is_refused(tmp_path, config, kind):
             load(str(tmp_path / "other"))
 
 
-# Where it is placed
-
-
 @pytest.mark.parametrize("layers", ["cpu", "disk"])
-def test_a_model_in_parts_decodes_the_same_with_drafts(tmp_path, byte_llama, layers):
+def test_a_model_is_placed_in_parts(tmp_path, byte_llama, layers):
     byte_llama.save_pretrained(tmp_path)
-    parts = dict.fromkeys(
-        ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu"
-    )
-    model = module.load_model(str(tmp_path), {**parts, "model.layers": layers})
+    others = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    places = {**dict.fromkeys(others, "cpu"), "model.layers": layers}
+    model = module.load_model(str(tmp_path), places)
     assert any(each.is_meta for each in model.parameters()) == (layers == "disk")
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
-    expected = byte_llama.generate(ids, max_new_tokens=20)
-    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    drafted = model.generate(
-        ids.to(model.device), max_new_tokens=20, candidate_generator=drafter, max_draft_tokens=8
-    )
-    assert torch.equal(drafted, expected) and drafter.stats.accepted > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -56,8 +56,8 @@ def test_texts_are_shown_as_they_are_and_never_run(run, text):
 
 
 def test_a_preset_with_a_second_message_offers_it_after_the_first():
-    offered = [following(message) for preset in PRESETS for message in preset.messages]
-    later = [message for preset in PRESETS for message in preset.messages[1:]]
+    offered = [following(message) for preset in PRESETS for message in preset.questions]
+    later = [message for preset in PRESETS for message in preset.questions[1:]]
     assert [message for message in offered if message] == later
     assert following("nonsense") == ""
 
@@ -76,7 +76,7 @@ def steps(draw) -> Step:
         node = parents[node]
     arrays = np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
     tree = DraftTree(*arrays)
-    return Step([*reversed(path), 9], tree, [tree])
+    return Step([*reversed(path), 9], [*(0 for _ in path), None], tree)
 
 
 def drawn(step: Step, tokenizer) -> ElementTree.Element:
@@ -106,7 +106,7 @@ def test_all_nodes_are_drawn_apart_from_each_other_and_the_path_is_straight(step
 
 def test_tokens_are_shown_as_text_with_visible_spaces(tokenizer):
     tokens = tokenizer("< \n\t\x1b&").input_ids
-    step = Step([tokens[0], tokens[-1]], DraftTree.chain(tokens[:-1]), [DraftTree.chain(tokens)])
+    step = Step([tokens[0], tokens[-1]], [0, None], DraftTree.chain(tokens[:-1]))
     texts = [text.text for text in drawn(step, tokenizer).iter("text") if text.text]
     assert texts == ["x", "<", "100", "&", "·", "100", "⏎", "100", "⇥", "100", "\ufffd", "100"]
 
