@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 # The part of the time that drafts may lose, beside what is granted in advance (`ADVANCE`): a call
 # of 100 tokens loses three of its plain steps at worst.
 _LOSS = 0.015
-# One pass may lose this part of what is left of that: more tries longer drafts, less leaves
-# something for others where the first ones fail.
+# One pass may lose this part of what is left of that, but the one over the fewest nodes all of it:
+# more tries longer drafts, less leaves something for others where the first ones fail.
 _STAKE = 0.5
 # After this number of drafts in a row that were not worth verifying, drafting takes this part of
 # the time. A smaller number saves time on text that repeats nothing, and misses the first
@@ -183,8 +183,7 @@ class AutoBudget(Budget):
         if self._widths is not None:
             widths = np.array(self._widths)
             tokens = each * widths[np.minimum(np.searchsorted(widths, 1 + nodes), len(widths) - 1)]
-        stake = _STAKE * self._affordable
-        return int(nodes[choose(going + sums[nodes], tokens, self._costs, stake)])
+        return int(nodes[choose(going + sums[nodes], tokens, self._costs, self._affordable)])
 
     def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
@@ -230,18 +229,21 @@ class AutoBudget(Budget):
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
 
-def choose(expected: np.ndarray, tokens: np.ndarray, costs: PassCosts, stake: float) -> int:
+def choose(expected: np.ndarray, tokens: np.ndarray, costs: PassCosts, affordable: float) -> int:
     """The index of the pass that yields the most expected tokens per second.
 
     Args:
         expected (`np.ndarray` of shape `(n,)`): The tokens that each pass is expected to yield.
         tokens (`np.ndarray` of shape `(n,)`): The tokens that it runs. The first has no draft.
         costs ([`PassCosts`]): Of the target model.
-        stake (`float`): How much longer than the first a pass may take, as a part of the first.
+        affordable (`float`): What may be lost now, in passes without a draft.
     """
     speed = expected / costs.seconds(tokens)
     speed[0] *= _MARGIN
-    speed[1:][costs.dearest(tokens)[1:] > 1 + stake] = 0.0
+    lost = costs.dearest(tokens)[1:] - 1
+    stakes = np.full(len(lost), _STAKE)
+    stakes[:1] = 1.0
+    speed[1:][lost > stakes * affordable] = 0.0
     return int(speed.argmax())
 
 

@@ -50,7 +50,7 @@ _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A size whose cost is uncertain is assumed cheaper by this many standard deviations, so that it is
 # tried where it may be the best: more explores more, less keeps to sizes that were measured. What
 # is affordable is asked of a cost that is higher by `_CAUTION` of them.
-_OPTIMISM, _CAUTION = 0.5, 1.0
+_OPTIMISM, _CAUTION = 0.5, 0.5
 # A plain step costs the median of the last `_PLAIN_STEPS` at texts of a similar length, once this
 # many are known. One in `_AGAIN` passes is measured again where the others say that it costs this
 # much more or less now.
