@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 # The part of the time that drafts may lose, beside what is granted in advance (`ADVANCE`): a call
 # of 100 tokens loses three of its plain steps at worst.
 _LOSS = 0.015
+# A call may always lose this part of a plain step, so that one that fails does not end drafting.
+_LEAST_ADVANCE = 0.5
+# A pass counts as at most so many times its usual cost.
+_DISTURBED = 2.0
 # One pass may lose this part of what is left of that, but the one over the fewest nodes all of it:
 # more tries longer drafts, less leaves something for others where the first ones fail.
 _STAKE = 0.5
@@ -34,7 +38,7 @@ _STAKE = 0.5
 _PATIENCE, _DRAFTING_FRACTION = 8, 0.005
 # A draft is booked with this part of a plain step at most: an assistant reads the prompt for its
 # first one, which is no reason to give up what comes of it, and has a ledger of its own.
-_DEAREST_DRAFT = 0.25
+_DEAREST_DRAFT = 0.05
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.05
@@ -195,12 +199,14 @@ class AutoBudget(Budget):
         self._costs.record(pass_tokens, seconds, self._length)
         gained = _LOSS * seconds - drafting_seconds
         if any(len(row.verified) for row in rows):
-            gained += emitted / going * self._plain - seconds
+            # A pass that was disturbed is not the draft's fault.
+            [usual] = self._costs.seconds(np.array([pass_tokens]))
+            gained += emitted / going * self._plain - min(seconds, _DISTURBED * float(usual))
         else:
             self._costs.record_plain_step(going, self._length, seconds)
         if self._plain > 0:
             self._affordable += gained / self._plain
-            self._costs.allowance = min(max(self._affordable, 0.0), ADVANCE)
+            self._costs.allowance = min(max(self._affordable, _LEAST_ADVANCE), ADVANCE)
         self._spared += _DRAFTING_FRACTION * seconds
         self._seconds = _RECENT * self._seconds + seconds + drafting_seconds
         self._emitted = _RECENT * self._emitted + emitted

@@ -405,14 +405,14 @@ def test_a_given_number_of_nodes_never_changes():
 
 
 def test_a_token_is_worth_what_it_takes_at_present():
-    """Of a pass that takes 1 second with 4 tokens and 0.25 to draft them."""
+    """Of a pass that takes 1 second with 4 tokens and 0.05 to draft them."""
     budget = budget_at(lambda tokens: 1 + 0.1 * (tokens - 1))
     assert budget.budget.prices() == Prices(0.0)
     for _ in range(3):
-        budget.trim(DraftTree.chain([1, 2, 3]), drafting_seconds=0.25)
+        budget.trim(DraftTree.chain([1, 2, 3]), drafting_seconds=0.05)
         budget.record(DraftTree.chain([1, 2, 3]), [1, 2, 3, 4], seconds=1.0)
     prices = budget.budget.prices()
-    assert prices.token_seconds == pytest.approx(1.25 / 4)
+    assert prices.token_seconds == pytest.approx(1.05 / 4)
     taken = np.interp([1, 2, 4], prices.tokens, prices.pass_seconds)
     assert taken == pytest.approx([1.0, 1.1, 1.3])
     assert prices.others == 0

@@ -56,7 +56,10 @@ def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
     done = run("store info ./missing", "store extend ./missing texts", build, cwd=tmp_path)
     assert "torch" not in done.stdout and "transformers" in done.stdout
     errors = done.stderr.splitlines()
-    assert ["missing" in each and "does not exist" in each for each in errors] == [True] * 3
+    missing = ("does not exist", "is not a datastore: it has no config.json", "does not exist")
+    assert ["missing" in e and why in e for e, why in zip(errors, missing, strict=True)] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize(
