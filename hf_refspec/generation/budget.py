@@ -22,8 +22,8 @@ from .row import Row
 
 logger = logging.getLogger(__name__)
 
-# The part of the time that drafts may lose, beside what is granted in advance (`ADVANCE`): a call
-# of 100 tokens loses three of its plain steps at worst.
+# The part of the time that drafts may lose, beside what is granted in advance (`ADVANCE`): together
+# about three plain steps of a call of 100 tokens. A call that ends early loses a larger part.
 _LOSS = 0.015
 # A call may always lose this part of a plain step, so that one that fails does not end drafting.
 _LEAST_ADVANCE = 0.5

@@ -125,7 +125,7 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | No
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Looks the standard error up at each record: whoever replaces it may close it."""
+    """Writes each record to the present standard error: an earlier one may have been closed."""
 
     stream = property(lambda _: sys.stderr, lambda *_: None)
 
