@@ -45,7 +45,7 @@ class BatchCriteria:
     the streamer that gets a token of each row, the padding too.
 
     A row that has ended is padded with `pad_id` where the call `pads`. Otherwise it goes on until
-    it is as long as the longest. What the first of the `ranks` is answered counts.
+    it is as long as the longest. The answers that the first of the `ranks` gets count.
     """
 
     criteria: StoppingCriteriaList

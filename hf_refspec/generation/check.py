@@ -1,4 +1,4 @@
-"""What a model's drafts will be verified by, and what they cost: [`check`]."""
+"""How drafts of a model will be verified, and what they cost: [`check`]."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROUNDS = 5  # of plain steps and passes of each size; their medians count
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What [`check`] found; its `str` is a table.
+    """The findings of [`check`]; its `str` is a table.
 
     Attributes:
         model (`str`): The name of the model's class.

@@ -62,7 +62,7 @@ class Loop:
                 criteria.ask(all_rows)
             longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
-                # Those that need no more tokens, now or when others have become longer, leave.
+                # A row that needs no more tokens, now or when others have become longer, leaves.
                 ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
                 kept = [i for i, has_ended in enumerate(ended) if not has_ended]
                 if 0 < len(kept) < len(rows):

@@ -52,8 +52,8 @@ class RunningBatch:
     Args:
         model ([`PreTrainedModel`]): The target model.
         max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, in the
-            order in which they came. By default as many as half of the free memory can hold, of
-            4,096 tokens each: 16 at most on a CPU, 64 elsewhere.
+            order in which they came. By default the number that half of the free memory can
+            hold, of 4,096 tokens each: 16 at most on a CPU, 64 elsewhere.
         prefill_tokens (`int`, *optional*): The most tokens of prompts that run between two steps of
             the other texts. By default 128 on a CPU, 1024 elsewhere.
         prefix_tokens (`int`, *optional*, defaults to 4096): The most tokens of texts that have

@@ -93,7 +93,7 @@ def speculate(
             model from call to call. With `verification="reproducible"` `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
-            as many as pay for themselves, see [`~generation.budget.AutoBudget`]; a
+            those that pay for themselves, see [`~generation.budget.AutoBudget`]; a
             `CandidateGenerator` decides itself.
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
@@ -141,7 +141,7 @@ def speculate(
 
 @dataclass(frozen=True)
 class _Call:
-    """What `generate` hands over, and how it is decoded."""
+    """A call as `generate` hands it over, and how it is decoded."""
 
     model: PreTrainedModel
     input_ids: torch.Tensor

@@ -1,4 +1,4 @@
-"""What a call cannot do, refused before any forward pass with what to do instead.
+"""Refuses calls that cannot be lossless, before any forward pass, and says what to do instead.
 
 `caller` is what messages call the thing that was asked for: `candidate_generator`, `knn_lm`.
 """
@@ -56,8 +56,8 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
             "encoder-decoder model. Leave the argument out for it."
         )
-    # What the loop of this package replaces. It calls the other methods of generation itself, or
-    # `generate` has called them before.
+    # The loop of this package replaces transformers'; it calls the other methods of generation
+    # itself, or `generate` has called them before.
     if (name := foreign_loop(model)) is not None:
         raise RefusedCallError(
             f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
