@@ -17,10 +17,18 @@ from hf_refspec.apps.bench.prompts import Chat, read_chats
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
-# Hidden size, intermediate size, layers, attention heads, key-value heads. 8B has the shape of
-# Llama 3.1 8B; the embedding and output layers depend on the vocabulary. "tiny" is for replays of
-# MAT alone.
-SIZES = {"tiny": (16, 16, 1, 1, 1), "8B": (4096, 14336, 32, 32, 8)}
+# Hidden size, intermediate size, layers, attention heads, key-value heads, as SmolLM2-135M,
+# Qwen2.5-0.5B, Llama 3.2 1B and 3B, Llama 2 7B and Llama 3.1 8B have them; embedding and output
+# layers depend on the vocabulary. "tiny" is for replays of MAT alone.
+SIZES = {
+    "tiny": (16, 16, 1, 1, 1),
+    "0.1B": (576, 1536, 30, 9, 3),
+    "0.5B": (896, 4864, 24, 14, 2),
+    "1B": (2048, 8192, 16, 32, 8),
+    "3B": (3072, 8192, 28, 24, 8),
+    "7B": (4096, 11008, 32, 32, 32),
+    "8B": (4096, 14336, 32, 32, 8),
+}
 
 
 @dataclass(frozen=True)

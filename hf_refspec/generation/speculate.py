@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,6 @@ from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import default_drafter
 from .loop import Loop
-from .ranked_loop import RankedLoop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
@@ -183,7 +183,11 @@ class _Call:
             if verifier is None:
                 return self._decode_plainly(drafters, drafter.stats, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-            make_loop = Loop if self.ranks.alone else partial(RankedLoop, ranks=self.ranks)
+            make_loop: Callable[..., Loop] = Loop
+            if not self.ranks.alone:
+                from .ranked_loop import RankedLoop  # which other calls do not load
+
+                make_loop = partial(RankedLoop, ranks=self.ranks)
             loop = make_loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
