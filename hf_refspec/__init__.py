@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
 
-# Where each public name is.
+# The public names of each module.
 _MODULES = {
     "drafting.blend": ["Blend"],
     "drafting.datastore_drafts": ["DatastoreDrafts"],

@@ -1,4 +1,4 @@
-"""Checking an option that counts something."""
+"""Checks of options that count something."""
 
 from __future__ import annotations
 

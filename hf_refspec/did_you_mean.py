@@ -1,4 +1,4 @@
-"""A hint for names that are misspelt."""
+"""A hint for misspelt names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """What to add to a message about an unknown name: the known one that is close to it, if any."""
+    """The end of a message about an unknown name: a known one that is close to it, if any."""
     close = get_close_matches(given, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

