@@ -29,8 +29,8 @@ _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
 
 WINDOW = 5  # verifications that count in full, the last ones
 GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
-# Pseudo-counts of right and wrong steps with a lag of 1. Steps of each further group are taken to be
-# wrong 1.5 times as often.
+# Pseudo-counts of right and wrong steps with a lag of 1; those of each further group are
+# expected to be wrong 1.5 times as often.
 _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
 # With every verification the counts from before the window shrink by this factor. Earlier requests
 # count as at most 30 steps of each group.

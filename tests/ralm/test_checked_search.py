@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from walks import Vectors, Walk, assert_no_search_goes_on, generated
@@ -38,18 +36,6 @@ def test_a_search_that_fails_is_named_and_leaves_what_is_verified(speculation, a
     assert isinstance(e.value.__cause__, ConnectionError)
     assert text.steps == text.committed == plain[: len(text.steps)]
     assert_no_search_goes_on()
-
-
-class FailingScore(Vectors):
-    def score(self, query, ids):
-        if not threading.current_thread().name.startswith("retrieval"):
-            raise KeyError("unknown id")
-        return super().score(query, ids)
-
-
-def test_a_score_that_fails_is_named():
-    with pytest.raises(RetrievalError, match=r"FailingScore.score raised KeyError"):
-        generated(Speculation(), FailingScore())
 
 
 def one(ids, scores):
