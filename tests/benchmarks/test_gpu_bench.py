@@ -1,4 +1,4 @@
-"""scripts/gpu_bench: what it measures, in small."""
+"""scripts/gpu_bench with tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retriever that fails or returns what it may not is one clear error."""
+"""A retriever that fails, or returns something invalid, raises one clear error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_refspec.retrieval.retriever import Retrieved
 
 
 class Failing(Vectors):
-    """Its n-th search fails."""
+    """A retriever whose n-th search fails."""
 
     def __init__(self, at: int):
         super().__init__()

@@ -95,7 +95,7 @@ def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
 
 
 class TellsQueriesApart:
-    """What sentence-transformers have in common."""
+    """An encoder with the methods of a SentenceTransformer."""
 
     def encode_document(self, texts, show_progress_bar, convert_to_numpy):
         return bag_of_words(texts)

@@ -26,7 +26,7 @@ def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
 
 
 def rewrite(base, file, **changes):
-    """Changes arrays of a file, for which config.json vouches then."""
+    """Changes arrays of a file, and config.json with them."""
     path = base.path / f"{file}.safetensors"
     entry = write_arrays(path, load_file(path) | changes)
     replace(base.config, **{f"{file}_file": entry}).write(base.path)
