@@ -62,7 +62,7 @@ def by_definition(model, retriever, prompt, new_tokens, stride=4, query_length=8
 
 @pytest.mark.parametrize(
     "model_type",
-    # Trees, ALiBi, a sliding window, running states, passes over several tokens not exact, no cache.
+    # Trees, ALiBi, a sliding window, running states, inexact passes over several tokens, no cache.
     ["llama", "gpt2", "bloom", "mistral", "mamba2", "lfm2", "mamba", "rwkv"],
 )
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:, 1:]], ids=["bos", "no bos"])
