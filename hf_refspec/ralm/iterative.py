@@ -97,9 +97,9 @@ def iterative_ralm(
     """
     speculation = Speculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
-    # Without drafts while the kernels are being compiled in the background.
     drafts = drafter is not None and drafting_kernels.ready()
-    drafter = drafter if drafts else Drafter()
+    if drafter is None or not drafts:  # the kernels are being compiled in the background
+        drafter = Drafter()
     check_call(
         *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
     )
