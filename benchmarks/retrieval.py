@@ -39,7 +39,6 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.pq_index import PQIndex
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
@@ -109,7 +108,6 @@ class PaddedKnnDatastore(KnnDatastore):
             others = keys[near[np.arange(len(copies)), rng.integers(0, 16, len(copies))]]
             copies += rng.uniform(0, 0.5, (len(copies), 1)).astype(np.float32) * (others - copies)
         self._index = index_type("flat")(self.keys, squared_lengths(self.keys), "l2")
-        self.pq_index = PQIndex.build(self.keys)
 
     def __len__(self) -> int:
         return len(self.keys)

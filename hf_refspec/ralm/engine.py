@@ -66,7 +66,6 @@ def generate_speculatively(
     speculation: Speculation | None,
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
-    candidates: Callable[[Any], np.ndarray] | None = None,
     stats: RetrievalStats | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> RetrievalStats:
@@ -81,8 +80,6 @@ def generate_speculatively(
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones for the request cache (spatial locality; section 5.3).
-        candidates (callable, *optional*): Maps a query to ids (int64 of shape `(n,)`) that
-            probably include the best; they take the place of the request cache.
         stats ([`RetrievalStats`], *optional*): Is cleared, filled and returned.
     """
     stats = RetrievalStats() if stats is None else stats
@@ -95,7 +92,7 @@ def generate_speculatively(
         learned: dict[tuple, StrideScheduler] = {}  # as published: of this request alone
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
             learned = vars(retriever).setdefault(_LEARNED, {})
-        setting = (k, speculation.prefetch, speculation.asynchronous, candidates is not None)
+        setting = (k, speculation.prefetch, speculation.asynchronous)
         scheduler = deepcopy(learned.get(setting))
         if scheduler is None:
             most = speculation.max_gamma
@@ -104,7 +101,7 @@ def generate_speculatively(
             scheduler = StrideScheduler(gamma, ahead)
         scheduler.begin_request()
         _SpeculativeRequest(
-            *(text, checked, k, stats, clock, speculation, scheduler, neighbours, candidates)
+            *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
         ).run()
         learned[setting] = scheduler
     return stats
@@ -193,7 +190,6 @@ class _SpeculativeRequest(_Request):
     _speculation: Speculation
     _scheduler: StrideScheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
-    _candidates: Callable[[Any], np.ndarray] | None
 
     def __post_init__(self) -> None:
         self._count = max(self._k, self._speculation.prefetch)  # passages of each search
@@ -225,8 +221,6 @@ class _SpeculativeRequest(_Request):
             raise
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
-        if self._candidates is not None:
-            return
         began = self._clock()
         ids = np.concatenate([truth.ids for truth in truths])
         if self._neighbours is not None:
@@ -239,7 +233,7 @@ class _SpeculativeRequest(_Request):
         began = self._clock()
         query = self._text.query()
         encoded = self._clock()
-        ids = self._cache.ids if self._candidates is None else self._candidates(query)
+        ids = self._cache.ids
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         guessed = self._clock()
         step = self._text.step(found)
@@ -337,13 +331,13 @@ def decode(
     k: int,
     stats: RetrievalStats | None,
     streamer: BaseStreamer | None,
-    **sources: Any,
+    neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
     """Generates a text; a `RetrievalError` carries the verified part of the row."""
     if streamer is not None:
         streamer.put(row.ids.cpu())
     try:
-        generate_speculatively(text, retriever, speculation, k, **sources, stats=stats)
+        generate_speculatively(text, retriever, speculation, k, neighbours, stats)
     except RetrievalError as error:
         error.text_ids = row.ids[0].tolist()
         raise

@@ -7,7 +7,6 @@ Memorization" (arXiv 1911.00172).
                             norms   float32, the squared length of each key
                             values  int32, the next token
                             probe   float32, the model's hidden state after a fixed text
-    pq_index.safetensors    in larger datastores, see [`ralm.pq_index`]
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -29,7 +26,6 @@ from ..check_count import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
-from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
@@ -38,13 +34,11 @@ from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
-from .pq_index import LEAST_ROWS, PQIndex, axes_of
 
 _NEXT_ENTRIES = 10
 # The largest relative difference of probes; those of two number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = re.compile(r"entries\.safetensors")
-PQ_INDEX = re.compile(r"pq_index\.safetensors")
 _COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
 
@@ -56,7 +50,7 @@ class KnnConfig(FolderConfig):
 
     NOUN = "kNN datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
-    FILES = (ENTRIES, PQ_INDEX)
+    FILES = (ENTRIES,)
     TEMPLATE = "knn_datastore.md"
 
     model: str
@@ -66,10 +60,6 @@ class KnnConfig(FolderConfig):
     dimension: Annotated[int, _COUNT]
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
-    pq_index: Annotated[FileEntry, PQ_INDEX] | None = None
-
-    def card_texts(self) -> dict[str, str]:
-        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -141,7 +131,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
-        pq_index: bool | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
@@ -159,17 +148,13 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
                 of the stored keys; float16 takes half the space.
             max_entries (`int`, *optional*): The most entries.
-            pq_index (`bool`, *optional*): Whether to add a product-quantised index, 32 bytes an
-                entry, in which speculation looks for few neighbours (FAISS, extra `retrieval`). By
-                default from 65,536 entries on, if FAISS is installed.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
-                are not finite, or there are fewer than 16 for a PQ index.
+            ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
+                states are not finite.
             FileExistsError: If there is something at `path`.
-            ImportError: If FAISS is needed and not installed.
         """
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
@@ -180,9 +165,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
             entries, dimension = keys.shape
-            if pq_index is None:
-                large = entries >= LEAST_ROWS and axes_of(dimension) > 0
-                pq_index = large and find_spec("faiss") is not None
             stored = keys.astype(key_dtype, copy=False)
             norms = squared_lengths(stored)
             if not np.isfinite(norms).all():
@@ -201,24 +183,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 dimension=dimension,
                 key_dtype=key_dtype,
                 file=write_arrays(folder / "entries.safetensors", arrays),
-                pq_index=PQIndex.build(keys).write(folder) if pq_index else None,
             ).write(folder)
         return cls(path)
-
-    @cached_property
-    def pq_index(self) -> PQIndex | None:
-        """The PQ index, `None` if there is none, without FAISS, or with a graph, which is as fast.
-
-        It is read on first use. Its codes are not checked, since wrong ones only give wrong guesses
-        and thus the same text more slowly. [`~KnnDatastore.verify`] checks them.
-
-        Raises:
-            DatastoreError: If its file is damaged as far as sizes and headers tell.
-        """
-        if self.config.pq_index is None or self.index != "flat" or find_spec("faiss") is None:
-            return None
-        shape = (self.config.entries, self.config.dimension)
-        return PQIndex.read(self.path, self.config.pq_index, shape)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuses any model but the one that computed the keys.

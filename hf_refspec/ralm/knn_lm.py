@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -41,8 +40,8 @@ from .options import Speculation
 from .stats import RetrievalStats
 
 DEFAULT_K, DEFAULT_LAMBDA, DEFAULT_TEMPERATURE = 1024, 0.25, 1.0
-# With more neighbours the request cache is right nearly always: the entries after each, or the
-# candidates of a PQ index, would take more time than they save.
+# With more neighbours the request cache is right nearly always: the entries after each would take
+# more time than they save.
 _FEW_NEIGHBOURS = 128
 
 
@@ -100,16 +99,13 @@ def knn_lm(
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
     retriever = cast(Retriever, store)  # the engine only searches and scores
-    sources: dict[str, Any] = {}
-    if speculation is not None:  # where guesses come from beside what was retrieved
-        published, few = speculation.max_gamma is not None, mixture.k <= _FEW_NEIGHBOURS
-        if few and not published and store.pq_index is not None:
-            sources = {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
-        elif few or published:
-            sources = {"neighbours": store.next_entries}
+    published = speculation is not None and speculation.max_gamma is not None
+    neighbours = store.next_entries if published or mixture.k <= _FEW_NEIGHBOURS else None
     with recorded(model, store.config.layer) as hidden:
         text = KnnText(row, verifier, hidden, mixture, streamer)
-        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
+        decode(
+            *(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer), neighbours
+        )
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.cache)

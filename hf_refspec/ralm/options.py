@@ -33,8 +33,7 @@ class Speculation:
             request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
             (`None`) gamma is estimated by lag and may come close to 1, all steps that pay are
             speculated beside a verification, and the next call of a retriever begins with what was
-            learned of it. A kNN-LM with at most 128 neighbours then takes its guesses from the
-            datastore's PQ index or, without one, from the next entries; with more, from neither.
+            learned of it; a kNN-LM then takes the next entries with at most 128 neighbours.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -32,16 +32,13 @@ speculations = st.builds(
     k=st.sampled_from([1, 4]),
     length=st.integers(0, 30),
     nearby=st.booleans(),
-    indexed=st.booleans(),
 )
-def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby, indexed):
+def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby):
     retriever = Vectors(seed)
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    candidates = (lambda query: np.arange(0, ENTRIES, 3)) if indexed else None
-    beside_cache = {"neighbours": neighbours, "candidates": candidates}
-    steps, stats = generated(speculation, retriever, *args, **beside_cache)
+    steps, stats = generated(speculation, retriever, *args, neighbours=neighbours)
     assert steps == plain
     assert stats.best_ids == plain_stats.best_ids == [ids[0] for ids in plain]
     assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
@@ -170,12 +167,6 @@ def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
     first = retriever.generated(published)
     assert retriever.generated(PS).strides == Timed(jumps=0.0).generated(PS).strides
     assert retriever.generated(published).strides == first.strides
-
-
-def test_candidates_take_the_place_of_the_request_cache():
-    retriever = Timed(jumps=0.3)
-    right = retriever.generated(PS, candidates=lambda query: retriever.answers[query][None])
-    assert right.gamma == 1 > Timed(jumps=0.3).generated(PS).gamma
 
 
 def test_all_is_measured_by_the_clock_that_is_given():
