@@ -60,18 +60,6 @@ def test_a_long_document_is_cut_into_passages_of_about_the_same_length(tmp_path,
     assert "".join(base.text(i) for i in range(len(base))) == "".join(texts)
 
 
-def test_documents_come_from_lists_iterators_datasets_and_files(tmp_path, tokenizer):
-    texts = some_texts(5)
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for number, text in enumerate(texts):
-        (folder / f"{number}.txt").write_text(text)
-    sources = [texts, iter(texts), Dataset.from_dict({"text": texts}), folder]
-    for number, source in enumerate(sources):
-        base = build(tmp_path / f"base{number}", tokenizer, source)
-        assert [base.text(i) for i in range(len(base))] == texts
-
-
 def test_a_passage_knows_its_file_as_it_was_named_and_its_line(tmp_path, tokenizer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "more").mkdir(parents=True)
