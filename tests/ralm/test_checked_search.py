@@ -74,7 +74,7 @@ def test_too_few_passages_are_named_where_there_are_more():
             found = super().search(queries, k)
             return [Retrieved(f.ids[:n], f.scores[:n]) for f in found for n in [5 - self.searches]]
 
-    with pytest.raises(RetrievalError, match="3 of 4 passages"):
+    with pytest.raises(RetrievalError, match="3 of the 4 passages"):
         generated(Speculation(stride=2), Few(), k=4)
     small = Vectors(entries=3)  # which has no more
     assert generated(Speculation(), small, k=5)[0] == generated(None, small, k=5)[0]
