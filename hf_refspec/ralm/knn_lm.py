@@ -99,13 +99,14 @@ def knn_lm(
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
     retriever = cast(Retriever, store)  # the engine only searches and scores
-    published = speculation is not None and speculation.max_gamma is not None
-    neighbours = store.next_entries if published or mixture.k <= _FEW_NEIGHBOURS else None
+    sources: dict[str, Any] = {}
+    if speculation is not None:  # where guesses come from beside what was retrieved
+        published, few = speculation.max_gamma is not None, mixture.k <= _FEW_NEIGHBOURS
+        if few or published:
+            sources = {"neighbours": store.next_entries}
     with recorded(model, store.config.layer) as hidden:
         text = KnnText(row, verifier, hidden, mixture, streamer)
-        decode(
-            *(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer), neighbours
-        )
+        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.cache)
