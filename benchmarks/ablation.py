@@ -33,9 +33,9 @@ CREST_NAME, COMPACT = "compact, CREST", "compact, mixed"
 def _drafters(
     store: Datastore, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[str, str, int, Drafter]]:
-    """The form, its setting, its size in bytes and a drafter, for each size of each form."""
+    """The form, its setting, its size in bytes, and a drafter, for each size of each form."""
     documents = list(store.iter_documents())
-    # Shuffled, as the first documents may all be alike.
+    # Shuffled, since the first documents may all be alike.
     order = np.random.default_rng(0).permutation(len(documents))
     for fraction in FRACTIONS:
         part = [documents[i] for i in order[: max(int(fraction * len(order)), 1)]]

@@ -2,8 +2,8 @@
 
     python benchmarks/batches.py --data DATA [--rows 2 4 8 16] [--nodes auto 1 4]
 
-A batch is questions of one of Spec-Bench's categories, padded on the left. Plain decoding and each
-of `--nodes` answer it by turns; every category is a batch, and drafters are kept from batch to
+A batch has questions of one of Spec-Bench's categories, padded on the left. Plain decoding and each
+of `--nodes` answer it by turns. Every category is a batch, and drafters are kept from batch to
 batch, as in a process that goes on.
 """
 
@@ -30,8 +30,8 @@ LONGEST = 700
 def batches(
     questions: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, rows: int
 ) -> dict[str, BatchEncoding]:
-    """The first `rows` questions of each category that has as many whose prompts have at most
-    `LONGEST` tokens."""
+    """The first `rows` questions with prompts of at most `LONGEST` tokens, of each category that
+    has enough of them."""
     chosen: dict[str, list[str]] = {}
     for question in questions:
         texts = chosen.setdefault(question.category, [])

@@ -2,11 +2,11 @@
 
     python benchmarks/distill.py --out FOLDER [--model MODEL] [--layers N] [--minutes M]
 
-The model writes questions (sampled, behind the beginning of its chat template) and answers them
-greedily, for half of the time. A model of a few of its layers, with its embeddings, final norm and
-output layer, then learns to give the same answers. It drafts the most frequent of their tokens
-alone, which `vocabulary.npy` lists: `DraftModel(assistant, vocabulary=...)`. On a CPU an hour makes
-a draft model of SmolLM2-135M-Instruct.
+For half of the time the model writes questions (sampled, behind the beginning of its chat template)
+and answers them greedily. A model of a few of its layers, with its embeddings, final norm and
+output layer, then learns to give the same answers. It drafts only their most frequent tokens, which
+`vocabulary.npy` lists: `DraftModel(assistant, vocabulary=...)`. An hour on a CPU is enough for
+SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def frequent_tokens(texts: list[Text], count: int) -> torch.Tensor:
 
 
 def student_of(model: Any, layers: int) -> PreTrainedModel:
-    """A model of layers from the first to the last, evenly, of which these alone will learn."""
+    """A model of evenly chosen layers, which learn together with the norm and nothing else."""
     last = model.config.num_hidden_layers - 1
     places = torch.linspace(0, last, layers).round().int().tolist()
     student = copy.deepcopy(with_layers(model, places))
@@ -85,7 +85,7 @@ def student_of(model: Any, layers: int) -> PreTrainedModel:
 
 
 def train(student: Any, texts: list[Text], vocabulary: torch.Tensor, seconds: float) -> None:
-    """Lets the student learn the answers, as far as they are of the vocabulary."""
+    """Lets the student learn those tokens of the answers that the vocabulary has."""
     learning = [each for each in student.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=LEARNING_RATE)
     head = student.lm_head.weight[vocabulary]

@@ -3,10 +3,10 @@
     python benchmarks/draft_models.py --prompts FILE [--assistants NAME ...]
 
 answers prompts (as `hf-refspec bench` reads them) by turns: plainly, by look-up, and for each
-assistant by transformers' own assisted generation, `DraftModel` alone, and blended with look-up. An
-assistant is `layers-N`, the model's own first N layers as early exit; `bfloat16`, the model itself
-in that type; or a folder or a Hub id of a model with the same tokenizer. Of a folder that
-`distill.py` made, `DraftModel` drafts the tokens of `vocabulary.npy` alone.
+assistant by transformers' own assisted generation, `DraftModel` alone, and `DraftModel` with
+look-up. An assistant is `layers-N`, the model's own first N layers as early exit; `bfloat16`, the
+model itself in that type; or a folder or a Hub id of a model with the same tokenizer. With a folder
+of `distill.py`, `DraftModel` drafts the tokens of `vocabulary.npy` alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")
 
 
 def with_layers(model: LlamaForCausalLM, layers: Sequence[int]) -> LlamaForCausalLM:
-    """The model with these layers alone, before its final norm and output layer: with the first
-    ones, an early exit. The weights are the model's own."""
+    """The model with these layers alone, and its own weights: with the first layers, an early
+    exit."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None) is not None:

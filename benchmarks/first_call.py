@@ -2,8 +2,8 @@
 
     python benchmarks/first_call.py [--model NAME] [--repeats N]
 
-Each call runs in a process of its own. The first processes find no compiled kernels (numba's cache
-is a new folder), the second ones find all of them.
+Each call runs in a process of its own. The first processes find no compiled kernels, since numba's
+cache is a new folder; the second ones find all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEW_TOKENS = 160
 
 
 def call(model_name: str, drafted: bool) -> dict[str, float]:
-    """One call; seconds since it began."""
+    """Makes one call; returns the seconds from its begin to its first and its last token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation import BaseStreamer
 
@@ -82,7 +82,7 @@ def main() -> None:
                     given = "--model", name, "--call", str(int(drafted))
                     line = in_a_process(cache, __file__, *given).splitlines()[-1]
                     results.setdefault((process, drafted), []).append(json.loads(line))
-                # what was not compiled beside the first process
+                # Compiles what the first processes have left.
                 in_a_process(cache, "-c", "import hf_refspec; hf_refspec.warmup()")
     rows = [
         [process, "drafted" if drafted else "plain"]

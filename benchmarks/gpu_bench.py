@@ -1,7 +1,7 @@
-"""What drafts are worth on one GPU, eager and compiled: `scripts/gpu_bench`.
+"""What drafts gain on one GPU, eager and compiled: `scripts/gpu_bench`.
 
 A Llama of the shape of Llama 3.1 8B with random weights in bfloat16 writes recorded answers; then a
-trained model writes freely, where one is at hand, one text at a time and four at a time.
+trained model, if there is one, writes freely, one text and four texts at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -46,25 +46,19 @@ from hf_refspec.generation.warmup import warmup
 from hf_refspec.smollm2 import default_model
 
 VOCABULARY = 128_256  # of Llama 3.1
-# Shorter answers are left out, as the first passes of a call say little.
+# Shorter answers are left out: the first passes of a call say little.
 NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
 BATCHES = 8  # of a suite, at most
-COLUMNS = ("texts", "method", "tokens/s", "speed-up", "MAT", "equal texts")
+COLUMNS = ["texts", "method", "tokens/s", "speed-up", "MAT", "equal texts"]
+Texts: TypeAlias = dict[str, list[RecordedAnswer]]  # of each suite
 SECONDS = 420  # for all texts but the first of each suite
-
-
-class Text(NamedTuple):
-    """A prompt, and what the model is forced to write; `None` where it writes freely."""
-
-    prompt_ids: list[int]
-    answer_ids: list[int] | None = None
 
 
 class ForcedLlama(LlamaForCausalLM):
     """A Llama that writes the text that it is given, whatever its weights.
 
-    With a logits processor, see [`~suites.ForcedText`], tokens are chosen one by one, each with a
-    wait for the GPU: here `generate` is as fast as with a trained model.
+    A logits processor, see [`~suites.ForcedText`], would have tokens chosen one by one, each with a
+    wait for the GPU. Here `generate` is as fast as with a trained model.
     """
 
     MOST_TOKENS = 8192
@@ -144,9 +138,9 @@ def gpu_methods(static: dict[str, Any], rows: int = 1) -> dict[str, dict[str, An
     }
 
 
-def batch_of(model: Any, texts: list[Text]) -> tuple[BatchEncoding, dict[str, Any]]:
-    """The inputs of a call for some texts, padded on the left, and its options; a [`ForcedLlama`]
-    writes the answer of the only one."""
+def batch_of(model: Any, texts: list[RecordedAnswer]) -> tuple[BatchEncoding, dict[str, Any]]:
+    """The inputs of a call for some prompts, padded on the left, and its options. A [`ForcedLlama`]
+    writes the answer to the only one; other models write freely."""
     longest = max(len(text.prompt_ids) for text in texts)
     padding = [longest - len(text.prompt_ids) for text in texts]
     ids = [[0] * most + text.prompt_ids for most, text in zip(padding, texts, strict=True)]
@@ -155,8 +149,8 @@ def batch_of(model: Any, texts: list[Text]) -> tuple[BatchEncoding, dict[str, An
     options = {"max_new_tokens": NEW_TOKENS}
     if isinstance(model, ForcedLlama):
         [text] = texts
-        model.force([*text.prompt_ids, *(text.answer_ids or ())])
-        new_tokens = min(NEW_TOKENS, len(text.answer_ids or ()))
+        model.force(text.prompt_ids + text.answer_ids)
+        new_tokens = min(NEW_TOKENS, len(text.answer_ids))
         options = {"max_new_tokens": new_tokens, "eos_token_id": None}
     return BatchEncoding(inputs).to(model.device), options
 
@@ -164,14 +158,14 @@ def batch_of(model: Any, texts: list[Text]) -> tuple[BatchEncoding, dict[str, An
 def warm_up(
     model: Any, methods: dict[str, dict[str, Any]], rows: int, longest: int, end: float
 ) -> tuple[list[str], list[str]]:
-    """Calls each method until nothing is compiled or captured any more; returns the names of those
-    that work, and why others are left out. After `end` no method is begun but the first."""
+    """Calls each method until nothing is compiled or captured any more. Returns the names of the
+    methods that work, and why others are left out; after `end` only the first is begun."""
     vocab_size = model.config.vocab_size
-    # As long as the longest text, of tokens from which no table learns anything about others.
+    # A text as long as the longest one, of tokens that teach no table anything about others.
     generator = torch.Generator().manual_seed(0)
     half = torch.randint(vocab_size // 2, vocab_size, (longest // 2 + 1,), generator=generator)
     ids = half.repeat(3)[: longest + WARM_UP_TOKENS].tolist()
-    inputs, options = batch_of(model, [Text(ids[:longest], ids[longest:])] * rows)
+    inputs, options = batch_of(model, [RecordedAnswer(ids[:longest], ids[longest:])] * rows)
     names: list[str] = []
     left_out: list[str] = []
     for name, given in methods.items():
@@ -180,14 +174,12 @@ def warm_up(
             continue
         try:
             if "candidate_generator" in given and "max_cache_len" in given:
-                static = {
-                    key: value for key, value in given.items() if key != "candidate_generator"
-                }
-                static.pop("max_draft_tokens")
+                static = dict(given)
+                del static["candidate_generator"], static["max_draft_tokens"]
                 warmup(model, longest + NEW_TOKENS, rows, **static)
             for _ in range(2):
                 decode(model, inputs, **options, **given, do_sample=False)
-        except Exception as error:  # of a compiler or driver, say: the others are still measured
+        except Exception as error:  # a compiler's or driver's, say: the others are still measured
             line = str(error).strip().partition("\n")[0]
             left_out.append(f"{name}: {type(error).__name__}: {line}")
         else:
@@ -195,11 +187,9 @@ def warm_up(
     return names, left_out
 
 
-def measure(
-    model: Any, texts: dict[str, list[Text]], rows: int, end: float
-) -> tuple[list[list[Any]], list[str]]:
-    """Measures texts of each suite in batches until `end`, each suite for as long as the others;
-    returns the rows of a table, and what was left out."""
+def measure(model: Any, texts: Texts, rows: int, end: float) -> tuple[list[list[Any]], list[str]]:
+    """Measures texts of each suite in batches until `end`, every suite for the same time. Returns
+    the rows of a table, and what was left out."""
     starts = {name: range(0, len(each) - rows + 1, rows)[:BATCHES] for name, each in texts.items()}
     batches = {
         name: [texts[name][start : start + rows] for start in of_suite]
@@ -235,12 +225,12 @@ def measure(
     return cells, left_out
 
 
-def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Text]]:
+def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> Texts:
     """The recorded answers of each suite that are long enough."""
     questions = taking_turns(
         [q for q in spec_bench(data / "spec_bench_questions.jsonl") if q.answers]
     )
-    answers: dict[str, list[RecordedAnswer]] = {
+    answers: Texts = {
         "rag": llma_rag(data / "llma_rag.jsonl", tokenizer),
         "humaneval": humaneval(data / "HumanEval.jsonl.gz", tokenizer),
         "no-overlap": random_texts(tokenizer),
@@ -249,7 +239,7 @@ def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
     return {
         # Without the end of the text.
         name: [
-            Text(each.prompt_ids, each.answer_ids[:-1])
+            RecordedAnswer(each.prompt_ids, each.answer_ids[:-1])
             for each in of_suite
             if len(each.answer_ids) > FEWEST_TOKENS
         ]
@@ -257,12 +247,12 @@ def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
     }
 
 
-def free_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Text]]:
+def free_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> Texts:
     """Prompts that a trained model answers."""
     asked = taking_turns(spec_bench(data / "spec_bench_questions.jsonl"))
     return {
-        "rag": [Text(each.prompt_ids) for each in llma_rag(data / "llma_rag.jsonl", tokenizer)],
-        "spec-bench": [Text(chat_ids(each.until(0, []), tokenizer)) for each in asked],
+        "rag": llma_rag(data / "llma_rag.jsonl", tokenizer),
+        "spec-bench": [RecordedAnswer(chat_ids(q.until(0, []), tokenizer), []) for q in asked],
     }
 
 
@@ -297,20 +287,10 @@ def main(arguments: list[str] | None = None) -> int:
     vocab_size = len(tokenizer) if args.small else max(VOCABULARY, len(tokenizer))
     sections: list[str] = []
 
-    def section(
-        model: Any, about: str, texts: dict[str, list[Text]], rows: int, part: float
-    ) -> None:
+    def section(model: Any, about: str, texts: Texts, rows: int, part: float) -> None:
         cells, left_out = measure(model, texts, rows, began + part * SECONDS)
         title = f"## {about}, {rows} {'texts' if rows > 1 else 'text'} at a time\n"
-        sections.append(
-            "\n".join(
-                [
-                    title,
-                    table(list(COLUMNS), cells),
-                    *left_out,
-                ]
-            )
-        )
+        sections.append("\n".join([title, table(COLUMNS, cells), *left_out]))
 
     try:
         model = random_model(size, vocab_size, device, dtype, ForcedLlama)

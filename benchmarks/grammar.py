@@ -2,12 +2,11 @@
 
     python benchmarks/grammar.py [--limit N] [--dtype float32 bfloat16] [--sampled] [--nodes N]
 
-Five schemas (small, nested, enums, arrays, a call of one of 20 tools) with 40 texts each. Every
-text is decoded by all methods in turn, all with the same logits processor: plainly, by
-transformers' prompt look-up, by the default drafter, and by the default drafter with the grammar.
-In float32 the ids of the last two must be those of the first, or the run stops. It prints MAT, the
-speed-up over the constrained plain call (of whole calls, the masks' cost included), and how many
-texts are equal.
+There are five schemas (small, nested, enums, arrays, a call of one of 20 tools) with 40 texts each.
+All methods decode each text by turns, with the same logits processor: plainly, by transformers'
+prompt look-up, by the default drafter, and by the default drafter with the grammar. In float32 the
+ids of the last two must be those of the first, or the run stops. It prints MAT, the speed-up over
+the constrained plain call (of whole calls, the masks' cost included), and how many texts are equal.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ FAULTS = [
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    """A schema of an object with all of these properties."""
+    """The schema of an object with all of these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -226,10 +225,10 @@ def main(arguments: list[str] | None = None) -> int:
     add("--device", default="cpu")
     add("--dtype", nargs="+", default=["float32", "bfloat16"], metavar="DTYPE")
     add("--schemas", nargs="+", default=[*SCHEMAS, "tools"], choices=[*SCHEMAS, "tools"])
-    add("--limit", type=positive, default=TEXTS, metavar="N", help="so many texts of each schema")
+    add("--limit", type=positive, default=TEXTS, metavar="N", help="how many texts of each schema")
     add("--max-new-tokens", type=positive, default=128, metavar="N")
     add("--sampled", action="store_true", help="sample, with a seed for each text")
-    add("--nodes", type=positive, metavar="N", help="draft nodes; default: as many as pay")
+    add("--nodes", type=positive, metavar="N", help="draft nodes; default: those that pay")
     args = parser.parse_args(arguments)
     args.nodes = args.nodes or "auto"
     name = args.model or rs.default_model()

@@ -1,7 +1,7 @@
 """Checks that MAT has not dropped and drafting has not become slower, on machines of any speed.
 
-MAT is measured by replays, which depend only on texts and code, and on what two models write in one
-thread; the cost of drafting as a multiple of a fixed calibration loop that runs beside it.
+MAT is measured by replays, which depend only on texts and code, and on texts that two models write
+in one thread. The cost of drafting is a multiple of a fixed calibration loop that runs beside it.
 guard.json has the baseline, and guard.jsonl the texts: edits and completions of this package's own
 code. The tests check the MAT of replays alone.
 
@@ -23,14 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from replay import replay
 from suites import (
     RecordedAnswer,
     chat_ids,
     humaneval,
     json_lines,
     llma_rag,
-    random_model,
     random_texts,
     recorded,
     recorded_turns,
@@ -43,6 +41,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
@@ -58,7 +57,7 @@ from hf_refspec.store.datastore import Datastore
 BASELINE = Path(__file__).with_name("guard.json")
 TEXTS = Path(__file__).with_name("guard.jsonl")
 LEAST_MAT = 0.99  # of the baseline
-# Other rounding, as another CPU has it, moves the MAT of what a model writes by 3 %.
+# Another CPU rounds otherwise, which moves the MAT of written texts by 3 %.
 LEAST_WRITTEN_MAT = 0.96
 MOST_COST = 1.5
 ROUNDS = 15
@@ -80,8 +79,8 @@ QUESTIONS = [
 
 @dataclass(frozen=True)
 class Case:
-    """Recorded answers, and the drafter that they are replayed with. If a model is given, it writes
-    answers of its own to the same prompts."""
+    """Recorded answers, and the drafter to replay them with. A model, if there is one, writes its
+    own answers to their prompts instead."""
 
     vocab_size: int
     answers: list[RecordedAnswer]
@@ -92,7 +91,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a case, of the replay but for the cost."""
+    """The figures of a case."""
 
     mat: float
     forward_passes: int
@@ -149,8 +148,8 @@ def data_cases(data: Path) -> dict[str, Case]:
 
 
 def written_cases() -> dict[str, Case]:
-    """The cases of a trained model, and of one with random weights that has another shape: a
-    sliding window, and a vocabulary of 262,144."""
+    """The cases of a trained model, and of one with random weights and another shape: a sliding
+    window, and a vocabulary of 262,144."""
     trained, tokenizer = load_model(device_map="cpu", dtype=torch.float32), load_tokenizer()
     torch.manual_seed(0)
     config = Gemma3TextConfig(
@@ -186,7 +185,7 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
     """Replays a case, and times its drafter beside the calibration loop.
 
     A cost that is too high against the baseline `before` is measured again: other processes slow
-    drafting down for a while, worse code does so each time.
+    drafting down for a while, worse code does every time.
     """
     if case.model is not None:
         stats = _written(case, case.model)
@@ -202,7 +201,8 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
 
 def replay_case(case: Case) -> SpeculationStats:
     """Replays a case."""
-    return replay(case.answers, case.drafter, random_model("tiny", case.vocab_size), case.nodes)
+    answers = [(each.prompt_ids, each.answer_ids) for each in case.answers]
+    return replay(answers, case.drafter, case.vocab_size, case.nodes)
 
 
 def _written(case: Case, model: PreTrainedModel) -> SpeculationStats:
@@ -247,7 +247,7 @@ def _step_seconds(case: Case) -> list[float]:
 
 
 def _calibration_seconds() -> float:
-    """The time of a loop that resembles drafting: small arrays, sorted and joined."""
+    """The time of a loop that resembles drafting: it sorts and joins small arrays."""
     began = perf_counter()
     numbers = np.arange(256, dtype=np.int64) * 7919 % 257
     for _ in range(10):
@@ -258,7 +258,7 @@ def _calibration_seconds() -> float:
 
 
 def failures(measured: dict[str, Figures], baseline: dict[str, Any]) -> list[str]:
-    """A line for each figure that has become worse, by case."""
+    """A line for each figure that has become worse."""
     lines = []
     for name, figures in measured.items():
         if name not in baseline:

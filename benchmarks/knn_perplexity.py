@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from suites import table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec.apps.shared.loading import load
@@ -27,14 +28,14 @@ TEMPERATURES = 2.0 ** np.arange(-8, 3, 2)  # in relation to the median distance 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model and its neighbours expect at n tokens."""
+    """The predictions of a model and of its neighbours for n tokens."""
 
-    log_lm: np.ndarray  # float64 of shape (n,): each token's log-probability by the model
+    log_lm: np.ndarray  # float64 of shape (n,): the model's log-probability of each token
     scores: np.ndarray  # float32 of shape (n, k): minus the neighbours' squared distances
     right: np.ndarray  # bool of shape (n, k): which neighbours were followed by the token
 
     def perplexity(self, lambda_: float, temperature: float = 1.0) -> float:
-        """That of the kNN-LM (Khandelwal et al. 2020, equations 2 and 3)."""
+        """The perplexity of the kNN-LM (Khandelwal et al. 2020, equations 2 and 3)."""
         weights = np.exp((self.scores - self.scores[:, :1]).astype(np.float64) / temperature)
         knn = (weights * self.right).sum(axis=1) / weights.sum(axis=1)
         mixed = (1 - lambda_) * np.exp(self.log_lm) + lambda_ * knn
@@ -57,7 +58,6 @@ def read(
     with recorded(model, store.config.layer) as hidden:
         for windows, ids in read_windows(model, tokenizer, texts):
             log_probs = model(ids, use_cache=False).logits.double().log_softmax(dim=-1)
-            assert hidden.states is not None
             for row, window in enumerate(windows):
                 places = torch.from_numpy(window.targets).to(ids.device)[:, None]
                 of_targets = log_probs[row, window.predicted].gather(1, places)[:, 0]
@@ -89,11 +89,11 @@ def main(arguments: list[str] | None = None) -> None:
     temperatures = -float(np.median(reading.scores)) * TEMPERATURES
     print(f"{len(reading.log_lm):,} tokens, k={reading.scores.shape[1]:,}")
     print(f"alone: {reading.perplexity(0):.2f}")
-    print("| lambda | " + " | ".join(f"temperature {each:.3g}" for each in temperatures) + " |")
-    print("| --- |" + " ---: |" * len(temperatures))
-    for lambda_ in LAMBDAS:
-        row = [f"{reading.perplexity(lambda_, each):.2f}" for each in temperatures]
-        print(f"| {lambda_} | " + " | ".join(row) + " |")
+    rows = [
+        [lambda_, *(f"{reading.perplexity(lambda_, each):.2f}" for each in temperatures)]
+        for lambda_ in LAMBDAS
+    ]
+    print(table(["lambda", *(f"temperature {each:.3g}" for each in temperatures)], rows))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
     python benchmarks/retrieval.py knn KNN [--prompts FILE] ...
     python benchmarks/retrieval.py latency BASE [--encoder ENCODER] ...
 
-`ralm` answers questions with a knowledge base (iterative RaLM), `knn` continues texts with a kNN
-datastore (kNN-LM), by default files of the standard library. Every method answers each prompt by
-turns, after one call that is not counted. Ids and passages must be those of the baseline. Seconds
-are those of generation (G) and of retrieval (R: queries, request cache, waiting), as in its Figure
-4. `latency` prints the time of a search against the queries in it, as its Figure 6.
+`ralm` answers questions with a knowledge base (iterative RaLM); `knn` continues texts, by default
+files of the standard library, with a kNN datastore (kNN-LM). All methods answer each prompt by
+turns, after one call that does not count. Ids and passages must be those of the baseline. Seconds
+are those of generation (G) and of retrieval (R: queries, request cache, waiting), as in the paper's
+Figure 4. `latency` prints the time of a search against the number of its queries, as in Figure 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.pq_index import PQIndex
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
@@ -56,7 +55,7 @@ BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
 LARGE_PREFETCH = 256
 NEIGHBOURS, SWEPT = (1, 1024), (1, 4, 16, 64, 256, 1024)
 PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
-EVERY = 10  # file of the library is one to continue; the others are for the datastore
+EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA, TEMPERATURE = 0.25, 10.0
 BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
 
@@ -64,8 +63,8 @@ BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
 class PaddedKnowledgeBase(KnowledgeBase):
     """A knowledge base with random embeddings added, so that exact searches take longer.
 
-    In hundreds of dimensions random directions are nearly orthogonal to every query: searches
-    compare them with it, but hardly ever return them.
+    In hundreds of dimensions random directions are nearly orthogonal to every query, so that
+    searches compare them with it but hardly ever return them.
     """
 
     def __init__(self, path: Any, tokenizer: PreTrainedTokenizerBase, distractors: int) -> None:
@@ -84,17 +83,18 @@ class PaddedKnowledgeBase(KnowledgeBase):
         return len(self.embeddings)
 
     def passage(self, passage_id: int) -> np.ndarray:
-        """The tokens of a passage; of a distractor, the first tokens of passage 0."""
+        """The tokens of a passage, and for a distractor the first tokens of passage 0."""
         if self.config.passages <= passage_id < len(self):
             return super().passage(0)[:4]
         return super().passage(passage_id)
 
 
 class PaddedKnnDatastore(KnnDatastore):
-    """A kNN datastore with entries added, so that searches take as long as those of a large one.
+    """A kNN datastore with entries added, so that searches take as long as in a large one.
 
-    Each is between an entry of the datastore and one of its 16 nearest, closer to the former, whose
-    next token it has. They are in its order, so that a text goes on in them as well.
+    Each added entry lies between an entry of the datastore and one of its 16 nearest, closer to the
+    former, and has its next token. They repeat the datastore's order, so that the next entries of a
+    text follow each other in them as well.
     """
 
     def __init__(self, path: Path, added: int) -> None:
@@ -108,7 +108,6 @@ class PaddedKnnDatastore(KnnDatastore):
             others = keys[near[np.arange(len(copies)), rng.integers(0, 16, len(copies))]]
             copies += rng.uniform(0, 0.5, (len(copies), 1)).astype(np.float32) * (others - copies)
         self._index = index_type("flat")(self.keys, squared_lengths(self.keys), "l2")
-        self.pq_index = PQIndex.build(self.keys)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -143,7 +142,7 @@ def retrievers(
         searched = base
         if args.distractors:
             searched = PaddedKnowledgeBase(base.path, tokenizer, args.distractors)
-        # To ablate, a graph walks as many for the baseline too.
+        # With --ablate, a graph walks the largest number for the baseline too.
         walked = LARGE_PREFETCH if args.ablate else LEAST_WALKED
         found[f"flat, {len(searched):,}"] = partial(DenseRetriever, searched, encoder)
         found[f"hnsw, {len(base):,}"] = partial(DenseRetriever, base, encoder, "hnsw", walked)
@@ -161,8 +160,8 @@ def compare(
     forced: bool = False,
     **options: Any,
 ) -> list[list[Any]]:
-    """A row for each setting. `options` are for `generate`; with `forced` the model is made to
-    write the recorded answers."""
+    """A row for each setting. `options` are for `generate`; with `forced` the model has to write
+    the recorded answers."""
     stats = {name: RetrievalStats() for name in settings}
 
     def methods() -> dict[str, dict[str, Any]]:

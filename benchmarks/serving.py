@@ -1,11 +1,11 @@
-"""Tokens per second and seconds to the first token of servers with several clients.
+"""Tokens per second and seconds to the first token of servers that have several clients.
 
     python benchmarks/serving.py --data DATA [--clients 1 4 8 16 50] [--servers rows one ...]
 
-Each client is OpenAI's own and streams the answer to one of Spec-Bench's questions, of 16 to 96
-tokens; every third one leaves after 8 pieces. `rows` is `hf-refspec serve`, `one` the same with
-`--max-rows 1`, `transformers` is `transformers serve`, `continuous` the same with
-`--continuous-batching`. Every server runs in a process of its own, one after another.
+Each client is OpenAI's own and streams an answer of 16 to 96 tokens to one of Spec-Bench's
+questions; every third client leaves after 8 pieces. `rows` is `hf-refspec serve`, and `one` is that
+with `--max-rows 1`; `transformers` is `transformers serve`, and `continuous` is that with
+`--continuous-batching`. Servers run one after another, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +27,9 @@ from suites import spec_bench, table
 
 from hf_refspec import default_model
 
-LENGTHS = (16, 32, 64, 96)  # tokens of the answers, in turns
+LENGTHS = (16, 32, 64, 96)  # tokens of the answers, by turns
 LEAVES_AFTER = 8  # pieces
-LONGEST_QUESTION = 800  # characters: what is measured is decoding, more than reading
+LONGEST_QUESTION = 800  # characters: decoding is to be measured more than reading
 
 _OURS = ("-m", "hf_refspec", "serve", "--dtype", "float32")
 _THEIRS = ("-m", "transformers.cli.transformers", "serve", "--dtype", "float32", "--device", "cpu")
@@ -42,16 +41,9 @@ SERVERS = {
 }
 
 
-@dataclass
-class Answer:
-    """What one client saw."""
-
-    first: float  # seconds to the first piece
-    pieces: int  # about as many as tokens
-
-
-def ask(url: str, model: str, question: str, number: int) -> Answer:
-    """One client."""
+def ask(url: str, model: str, question: str, number: int) -> tuple[float, int]:
+    """Asks as one client. Returns the seconds to the first piece of the answer, and the number of
+    pieces, which is about that of tokens."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=1200)
     began, first, pieces = time.perf_counter(), float("nan"), 0
     chunks = client.chat.completions.create(
@@ -70,12 +62,12 @@ def ask(url: str, model: str, question: str, number: int) -> Answer:
         if number % 3 == 2 and pieces == LEAVES_AFTER:
             chunks.close()
             break
-    return Answer(first, pieces)
+    return first, pieces
 
 
 @contextmanager
 def serving(arguments: tuple[str, ...], model: str) -> Iterator[str]:
-    """A server in a process of its own; where it answers."""
+    """Runs a server in a process of its own; yields its address once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,25 +94,23 @@ def _answers(url: str) -> bool:
 
 
 def _served(url: str) -> str:
-    """The name by which clients call our server's model."""
+    """The name that our server gives its model."""
     [model] = openai.OpenAI(base_url=f"{url}/v1", api_key="-").models.list().data
     return model.id
 
 
 def measured(url: str, model: str, questions: list[str], clients: int) -> list[str]:
-    """A row of the table: so many clients at once."""
+    """The figures of a row: this number of clients at once."""
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         calls = [
             pool.submit(ask, url, model, questions[n % len(questions)], n) for n in range(clients)
         ]
-        answers = [call.result() for call in calls]
+        firsts, pieces = zip(*(call.result() for call in calls), strict=True)
     seconds = time.perf_counter() - began
-    firsts = np.array([answer.first for answer in answers])
-    pieces = sum(answer.pieces for answer in answers)
     return [
         f"{seconds:.1f}",
-        f"{pieces / seconds:.1f}",
+        f"{sum(pieces) / seconds:.1f}",
         *(f"{np.nanpercentile(firsts, each):.1f}" for each in (50, 95)),
     ]
 
@@ -139,7 +129,7 @@ def main() -> None:
     for name in args.servers:
         with serving(SERVERS[name], model) as url:
             served = _served(url) if SERVERS[name][:3] == _OURS[:3] else model
-            ask(url, served, questions[-1], 1)  # what only a first request does
+            ask(url, served, questions[-1], 1)  # does what only a first request needs
             for clients in args.clients:
                 rows.append([name, clients, *measured(url, served, questions, clients)])
                 print(*rows[-1], flush=True)

@@ -1,4 +1,4 @@
-"""What benchmarks have in common: recorded answers of published files, random models, tables."""
+"""Shared by benchmarks: recorded answers of published files, random models, tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_refspec.apps.shared.prompts import chat_inputs, user
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 # Hidden size, intermediate size, layers, attention heads, key-value heads, as SmolLM2-135M,
 # Qwen2.5-0.5B, Llama 3.2 1B and 3B, Llama 2 7B and Llama 3.1 8B have them; embedding and output
-# layers depend on the vocabulary. "tiny" is for replays of MAT alone.
+# layers depend on the vocabulary. "tiny" is for forced texts.
 SIZES = {
     "tiny": (16, 16, 1, 1, 1),
     "0.1B": (576, 1536, 30, 9, 3),
@@ -33,8 +33,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """A prompt and the recorded answer to it, as token ids; the answer ends with EOS. The documents
-    that the prompt contains are its `references`."""
+    """A prompt and the recorded answer to it, as token ids. The answer ends with EOS; `references`
+    are the documents that the prompt contains."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -89,8 +89,8 @@ def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> Re
 
 
 def spec_bench(path: Path) -> list[Chat]:
-    """The questions of Spec-Bench (arXiv 2401.07851); `answers` are empty where not every turn has
-    a reference, which is taken as one."""
+    """The questions of Spec-Bench (arXiv 2401.07851), with its references as `answers`, or none if
+    a turn has no reference."""
     return [
         chat
         if len(chat.answers) == len(chat.turns) and all(map(str.strip, chat.answers))
@@ -100,7 +100,7 @@ def spec_bench(path: Path) -> list[Chat]:
 
 
 def recorded_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    """Each turn, after the earlier ones and their recorded answers."""
+    """Each turn, behind the earlier ones and their recorded answers."""
     return [
         RecordedAnswer(
             chat_ids(chat.until(turn, chat.answers), tokenizer), answer_ids(text, tokenizer)
@@ -110,7 +110,7 @@ def recorded_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> list[Recor
 
 
 def chat_ids(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a chat, for the model to continue."""
+    """The ids of a chat up to where the model answers."""
     if tokenizer.chat_template is None:
         return tokenizer("".join(f"{each['content']}\n\n" for each in messages))["input_ids"]
     return chat_inputs(tokenizer, messages)["input_ids"][0].tolist()
@@ -137,7 +137,7 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     kind: type[LlamaForCausalLM] = LlamaForCausalLM,
 ) -> Any:
-    """A Llama of one of [`SIZES`] with random weights, created on its device; always the same."""
+    """A Llama of one of [`SIZES`] with random weights, always the same, created on its device."""
     hidden, intermediate, layers, heads, key_value_heads = SIZES[size]
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -154,9 +154,9 @@ def random_model(
 
 
 class ForcedText(LogitsProcessor):
-    """Forces a text, `(length,)` ids of prompt and answer: its token scores highest at each place.
+    """Forces a text, `(length,)` ids of prompt and answer: at each place its token scores highest.
 
-    The other tokens keep their scores: if they were forbidden, transformers' prompt look-up, which
+    The other tokens keep their scores. If they were forbidden, transformers' prompt look-up, which
     calls the logits processors before it drafts, would learn the text from them.
     """
 

@@ -24,7 +24,7 @@ class RetrievalError(RuntimeError):
 
 
 def call(retriever: Retriever, method: str, *args: Any) -> Any:
-    """Calls a retriever's method; a `RetrievalError` names it if it fails."""
+    """Calls a retriever's method; if it fails, a `RetrievalError` names it."""
     try:
         return getattr(retriever, method)(*args)
     except Exception as error:
@@ -40,14 +40,14 @@ class RunningSearch:
     queries: Sequence[Any]
     count: int
     began: float
-    answer: Future[tuple[Any, float]]  # of the retriever, with the seconds that it took
+    answer: Future[tuple[Any, float]]  # the retriever's, with the seconds that it took
 
 
 class CheckedRetriever:
     """Searches in a thread of its own, and checks every answer.
 
-    The thread ends with `close`, or when the retriever returns. An answer may have fewer passages
-    than the `k` that a step needs only where there are no more.
+    The thread ends with `close`, or when the retriever returns. An answer may have fewer than the
+    `k` passages that a step needs only if there are no more.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CheckedRetriever:
         return found, self._clock() - began
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        """Waits for a search; returns the passages of each query, and its seconds."""
+        """Waits for a search; returns the passages for each query, and the search's seconds."""
         answer, seconds = search.answer.result()
         try:
             answers = list(answer)
@@ -90,8 +90,8 @@ class CheckedRetriever:
         for answer in checked:
             if len(answer) < min(self._k, self._most_known):
                 raise RetrievalError(
-                    f"{self._name}.search returned {len(answer)} of {self._k} passages that a step "
-                    f"needs, though it has {self._most_known} or more."
+                    f"{self._name}.search returned {len(answer)} of the {self._k} passages that a "
+                    f"step needs, though there are {self._most_known} or more."
                 )
         return checked, seconds
 
@@ -111,12 +111,12 @@ class CheckedRetriever:
             ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
         except AttributeError:
             raise RetrievalError(
-                f"{self._name}.search must return a list of Retrieved, but {answer!r} is in it."
+                f"{self._name}.search must return a list of Retrieved, but one is {answer!r}."
             ) from None
         if ids.ndim != 1 or ids.shape != scores.shape:
             raise RetrievalError(
                 f"{self._name}.search returned ids of shape {ids.shape} with scores of shape "
-                f"{scores.shape}; both must be one-dimensional and of one length."
+                f"{scores.shape}; both must be one-dimensional and equally long."
             )
         if len(ids) == 0:
             raise RetrievalError(
@@ -125,7 +125,7 @@ class CheckedRetriever:
         if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
             raise RetrievalError(
                 f"{self._name}.search returned ids that are no passage's: {ids[:5]} (dtype "
-                f"{ids.dtype}). They must be integers from 0 on."
+                f"{ids.dtype}). They must be integers of at least 0."
             )
         if len(np.unique(ids)) < len(ids):
             raise RetrievalError(f"{self._name}.search returned the same passage twice: {ids[:20]}")
@@ -135,6 +135,6 @@ class CheckedRetriever:
     def _check_finite(self, method: str, scores: np.ndarray) -> None:
         if not np.isfinite(scores).all():
             raise RetrievalError(
-                f"{self._name}.{method} returned scores that are not finite. Are there NaN among "
-                "its embeddings, or those of the query?"
+                f"{self._name}.{method} returned scores that are not finite. Does an embedding, of "
+                "a passage or of the query, have NaN?"
             )

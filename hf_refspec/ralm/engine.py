@@ -1,11 +1,11 @@
 """Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1).
 
-A step generates with what a query found, until the next query. Without speculation, every step
+A step generates with the result of a query, until the next query. Without speculation, every step
 waits for the retriever. Here a request cache answers instead, and one batched search verifies
 several speculated steps. The first step that would have been different with the search's answer is
 undone, with all later ones, and repeated with that answer. The text is the same as without
-speculation, provided that what a query finds does not depend on the batch, and that its best k are
-the first k of any larger number.
+speculation, provided that the result of a query does not depend on the batch, and that its best k
+are the first k of any larger number.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .options import Speculation
-from .os3 import LONGEST_STRIDE, GammaByLag, PublishedGamma, StrideScheduler
+from .os3 import GammaByLag, PublishedGamma, StrideScheduler
 from .stats import RetrievalStats
 
-# Where a retriever keeps what was learned of it: an entry of its `__dict__`.
+# The entry of a retriever's `__dict__` that keeps what was learned of it.
 _LEARNED = "_learned_by_speculation"
-# The most ids of a request cache: scoring more would take longer than the search that it saves.
+# The most ids of a request cache. Scoring more would take longer than the search that it saves.
 _MOST_HELD = 1 << 14
 
 
 class RetrievalAugmentedGeneration(Protocol):
-    """A text that is generated step by step, each with what a query found, and can go back."""
+    """A text generated step by step, each with the result of a query, that can be rolled back."""
 
     @property
     def finished(self) -> bool:
-        """Whether the last step, speculated or not, has ended it."""
+        """Whether the last step, speculated or not, has ended the text."""
 
     def query(self) -> Any:
         """The query of the next step."""
 
     def step(self, found: Retrieved) -> Any:
-        """Generates with `found` until the next retrieval; returns what the methods below need."""
+        """Generates with `found` until the next query; returns what the methods below take."""
 
     def agrees(self, step: Any, truth: Retrieved) -> bool:
-        """Whether the step would have been the same with `truth`."""
+        """Whether the step would have generated the same with `truth`."""
 
     def roll_back(self, step: Any) -> None:
         """Undoes a step and all later ones."""
@@ -66,13 +66,12 @@ def generate_speculatively(
     speculation: Speculation | None,
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
-    candidates: Callable[[Any], np.ndarray] | None = None,
     stats: RetrievalStats | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> RetrievalStats:
     """Generates until the text is finished and every step of it is verified.
 
-    A `RetrievalError` leaves the text where everything is verified. The retriever is searched in
+    A `RetrievalError` leaves the text with its verified steps alone. The retriever is searched in
     another thread, and keeps what was learned of it for the next call.
 
     Args:
@@ -81,8 +80,6 @@ def generate_speculatively(
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones for the request cache (spatial locality; section 5.3).
-        candidates (callable, *optional*): Maps a query to ids (int64 of shape `(n,)`) among which
-            the best probably are; they take the place of the request cache.
         stats ([`RetrievalStats`], *optional*): Is cleared, filled and returned.
     """
     stats = RetrievalStats() if stats is None else stats
@@ -92,26 +89,26 @@ def generate_speculatively(
             _Request(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned: dict[tuple, StrideScheduler] = {}  # as published, nothing of earlier requests
+        learned: dict[tuple, StrideScheduler] = {}  # as published: of this request alone
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
             learned = vars(retriever).setdefault(_LEARNED, {})
-        setting = (k, speculation.prefetch, speculation.asynchronous, candidates is not None)
+        setting = (k, speculation.prefetch, speculation.asynchronous)
         scheduler = deepcopy(learned.get(setting))
         if scheduler is None:
             most = speculation.max_gamma
             gamma = PublishedGamma(most) if most else GammaByLag()
-            ahead = 1 if most else None
-            scheduler = StrideScheduler(gamma, ahead if speculation.asynchronous else 0)
+            ahead = (1 if most else None) if speculation.asynchronous else 0
+            scheduler = StrideScheduler(gamma, ahead)
         scheduler.begin_request()
         _SpeculativeRequest(
-            *(text, checked, k, stats, clock, speculation, scheduler, neighbours, candidates)
+            *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
         ).run()
         learned[setting] = scheduler
     return stats
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
-    """Refuses more passages than a graph walks anyway: with more, it may find another best one."""
+    """Refuses more passages than a graph walks anyway, since with more it may find a better one."""
     index = getattr(retriever, "index", None)
     most = max(k, getattr(retriever, "ef_search", LEAST_WALKED))
     if isinstance(index, str) and index == "hnsw" and speculation.prefetch > most:
@@ -123,7 +120,7 @@ def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
 
 @dataclass
 class _Request:
-    """A text that waits for a search before every step: the baseline, RaLMSeq."""
+    """The baseline, RaLMSeq: waits for a search before every step."""
 
     _text: RetrievalAugmentedGeneration
     _retriever: CheckedRetriever
@@ -153,7 +150,7 @@ class _Request:
         return truths, seconds
 
     def _take(self, truth: Retrieved) -> None:
-        """One step with what the retriever found."""
+        """Generates one step with what the retriever found."""
         began = self._clock()
         self._text.commit([self._text.step(truth.first(self._k))])
         self._stats.model_seconds += self._clock() - began
@@ -162,8 +159,8 @@ class _Request:
 
 
 class RequestCache:
-    """The ids (int64, ascending) that one request retrieved, which speculation retrieves from
-    (section 3): the latest, at most `most` or as many as were added last."""
+    """The ids (int64, ascending) that one request retrieved, from which it speculates (section 3).
+    Beyond `most` the oldest are dropped, but none of those added last."""
 
     def __init__(self, most: int = _MOST_HELD) -> None:
         self._most = most
@@ -183,7 +180,7 @@ class _Speculated:
 
     query: Any
     step: Any
-    lag: int  # steps since the last one whose search is in the cache, itself included
+    lag: int  # steps since the last one whose search is in the cache, counting this one
 
 
 @dataclass
@@ -193,12 +190,11 @@ class _SpeculativeRequest(_Request):
     _speculation: Speculation
     _scheduler: StrideScheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
-    _candidates: Callable[[Any], np.ndarray] | None
 
     def __post_init__(self) -> None:
-        self._count = max(self._k, self._speculation.prefetch)  # passages to search for
+        self._count = max(self._k, self._speculation.prefetch)  # passages of each search
         self._cache = RequestCache()
-        # Steps of the text, in order: those that a search is verifying, and those after them.
+        # Steps in the order of the text: those that a search is verifying, then those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
 
@@ -225,8 +221,6 @@ class _SpeculativeRequest(_Request):
             raise
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
-        if self._candidates is not None:
-            return
         began = self._clock()
         ids = np.concatenate([truth.ids for truth in truths])
         if self._neighbours is not None:
@@ -235,11 +229,11 @@ class _SpeculativeRequest(_Request):
         self._stats.cache_seconds += self._clock() - began
 
     def _speculate(self, beside_search: bool = False) -> None:
-        """Generates one step with a guess at what the retriever would find."""
+        """Generates one step with a guess of what the retriever would find."""
         began = self._clock()
         query = self._text.query()
         encoded = self._clock()
-        ids = self._cache.ids if self._candidates is None else self._candidates(query)
+        ids = self._cache.ids
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         guessed = self._clock()
         step = self._text.step(found)
@@ -253,7 +247,7 @@ class _SpeculativeRequest(_Request):
         self._stats.model_seconds += stepped - guessed
 
     def _verify(self) -> Retrieved | None:
-        """Searches with the queries of the pending steps, and keeps those that guessed right.
+        """Searches with the queries of the pending steps, and keeps the steps that guessed right.
 
         Returns what to repeat the first wrong step with, or `None` if all were right.
         """
@@ -262,8 +256,14 @@ class _SpeculativeRequest(_Request):
         queries = [speculated.query for speculated in self._in_flight]
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
-        if self._speculation.asynchronous:
-            self._speculate_beside(search)
+        while (
+            not search.answer.done()
+            and not self._text.finished
+            and self._scheduler.one_more_pays(
+                _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
+            )
+        ):
+            self._speculate(beside_search=True)
         went_on = self._clock() - began
         truths, search_seconds = self._finish(search)
         self._scheduler.search_seconds.record(len(queries), search_seconds)
@@ -272,16 +272,6 @@ class _SpeculativeRequest(_Request):
         overhead = self._clock() - began - max(went_on, search_seconds)
         self._scheduler.record_overhead(max(overhead, 0.0))
         return corrected
-
-    def _speculate_beside(self, search: RunningSearch) -> None:
-        published = self._speculation.max_gamma is not None  # its one step is unconditional
-        most = 1 if published else LONGEST_STRIDE
-        while len(self._pending) < most and not search.answer.done() and not self._text.finished:
-            if not published and not self._scheduler.one_more_pays(
-                _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
-            ):
-                break
-            self._speculate(beside_search=True)
 
     def _keep_right(self, truths: list[Retrieved]) -> Retrieved | None:
         """Commits the steps before the first wrong one, undoes the others; returns as `_verify`."""
@@ -318,7 +308,7 @@ def check_call(
     stats: Any,
     caller: str,
 ) -> None:
-    """Refuses calls that `caller` cannot do, from the arguments as `generate` has prepared them."""
+    """Refuses what `caller` cannot do; the arguments are as `generate` has prepared them."""
     if stats is not None and not isinstance(stats, RetrievalStats):
         raise TypeError(
             "`retrieval_stats` must be a `hf_refspec.RetrievalStats()` to be filled, or None, but "
@@ -341,13 +331,13 @@ def decode(
     k: int,
     stats: RetrievalStats | None,
     streamer: BaseStreamer | None,
-    **sources: Any,
+    neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """Generates a text; a `RetrievalError` carries the part of the row that is verified."""
+    """Generates a text; a `RetrievalError` carries the verified part of the row."""
     if streamer is not None:
         streamer.put(row.ids.cpu())
     try:
-        generate_speculatively(text, retriever, speculation, k, **sources, stats=stats)
+        generate_speculatively(text, retriever, speculation, k, neighbours, stats)
     except RetrievalError as error:
         error.text_ids = row.ids[0].tolist()
         raise

@@ -1,12 +1,11 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
-The passage stands before the prompt, in place of the one before it. With speculation the passage
-comes from the request cache, see `engine.py`; the text is that of `iterative_text.py`.
+The passage stands before the prompt, and the next one takes its place. With speculation passages
+come from the request cache, see `engine.py`; `iterative_text.py` has the text.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from .options import Speculation
 from .passage_contexts import PassageContexts
 from .stats import RetrievalStats
 
-# Arguments that `generate` prepares, and that are prepared again for each passage.
+# Arguments that `generate` prepares, and that are prepared anew for each passage.
 _PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _PREPARED |= {*CACHE_NAMES, *FURTHER_OUTPUTS}
 
@@ -65,23 +64,24 @@ def iterative_ralm(
     """Retrieval-augmented generation for
     `model.generate(..., custom_generate=hf_refspec.iterative_ralm, retriever=retriever)`.
 
-    Every few tokens, the last tokens of prompt and output retrieve the best passage, which stands
-    before the prompt (behind its BOS token) in place of the last one. The ids are the same with
-    every `speculation`; what is streamed is verified. `generate` prepares all arguments but these:
+    Every few tokens, the last tokens of prompt and output retrieve the best passage, which takes
+    the place of the earlier one before the prompt (behind its BOS token). The ids are the same with
+    every `speculation`, and only verified tokens are streamed. `generate` prepares all arguments
+    but these:
 
     Args:
-        retriever ([`Retriever`]): Where the passages come from. Their ids are those of the model's
+        retriever ([`Retriever`]): Finds the passages, whose tokens are those of the model's
             tokenizer. A passage that is too long for the context is cut at its end.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's. It says which token is BOS,
-            which the generation config says otherwise; `stop_strings` need it.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, needed for `stop_strings`.
+            Without it the generation config tells which token is BOS.
         generation_stride (`int`, *optional*, defaults to 4): Tokens between two retrievals.
         query_length (`int`, *optional*, defaults to 32): The last tokens that form a query.
         speculation (`str`, `Speculation`, *optional*, defaults to `"psa"`): See
             [`Speculation.parse`]; `None` for the baseline, which waits for every retrieval.
         drafter ([`Drafter`], *optional*): Drafts tokens from the passage, the prompt and the output
-            within a step, [`ReferenceCopy`] for example. Fewer forward passes, the same ids.
-        retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was retrieved and how
-            long it took.
+            within a step, [`ReferenceCopy`] for example. The ids stay the same.
+        retrieval_stats ([`RetrievalStats`], *optional*): Receives what was retrieved and how
+            long that took.
 
     Returns:
         What `generate` returns, without any passage: ids `(1, length)`, or a
@@ -97,8 +97,9 @@ def iterative_ralm(
     """
     speculation = Speculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
-    if drafter is not None and not drafting_kernels.ready():
-        drafter = None  # they are being compiled in the background
+    drafts = drafter is not None and drafting_kernels.ready()
+    if drafter is None or not drafts:  # the kernels are being compiled in the background
+        drafter = Drafter()
     check_call(
         *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
     )
@@ -116,28 +117,25 @@ def iterative_ralm(
         model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
     )
     kind, budget = contexts.kind, Budget(0)
-    if drafter is not None and kind.takes_several_tokens:
+    if drafts and kind.takes_several_tokens:
         budget = make_budget("auto", drafter, model, kind.name)
     limits = DraftLimits(kind, model, 1, model_kwargs)
-    drafts_from = Drafter() if drafter is None else drafter
     text = IterativeText(
-        *(row, contexts, passages, limits, budget, drafts_from),
+        *(row, contexts, passages, limits, budget, drafter),
         *(prompt, generation_stride, query_length, streamer),
     )
-    sampling = Sampling.of(generation_config)
-    drafts = None if drafter is None else drafter_call(drafter, [prompt], vocab_size, sampling)
-    with drafts or nullcontext():
+    with drafter_call(drafter, [prompt], vocab_size, Sampling.of(generation_config)):
         decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)
-        if drafter is not None:  # a session cache remembers the whole text without passages
-            drafter.begin(prompt, vocab_size)
-            drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
+        # A session cache remembers the whole text without passages.
+        drafter.begin(prompt, vocab_size)
+        drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, None, row.scores, row.logits)
 
 
 def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
-    """The most tokens that a passage may have, `None` where the model sets no limit."""
+    """The most tokens that a passage may have, `None` if the model sets no limit."""
     longest = context_length(model)
     if longest is None or row.max_length is None:
         return None
@@ -170,8 +168,8 @@ def _check_options(retriever: Any, generation_stride: Any, query_length: Any, dr
 def _check_prepared(model_kwargs: dict[str, Any]) -> None:
     if belongs_to_caller(find_cache(model_kwargs)):
         raise ValueError(
-            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: passages stand before "
-            "the prompt, so that each needs a cache of its own. Leave it out."
+            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: each passage stands before "
+            "the prompt and needs a cache of its own. Leave it out."
         )
     for name, value in model_kwargs.items():
         if value is not None and name not in _PREPARED:

@@ -1,13 +1,12 @@
-"""The datastore of a kNN-LM: for every token of a corpus, the hidden state before it.
+"""The datastore of a kNN-LM: the hidden state before every token of a corpus, and that token.
 
-Entries are in the order of the corpus.
-Khandelwal et al. 2020, "Generalization through Memorization" (arXiv 1911.00172).
+Entries are in the order of the corpus. See Khandelwal et al. 2020, "Generalization through
+Memorization" (arXiv 1911.00172).
 
     entries.safetensors     keys    float32 or float16, the hidden state after a context
                             norms   float32, the squared length of each key
                             values  int32, the next token
                             probe   float32, the model's hidden state after a fixed text
-    pq_index.safetensors    of larger datastores, see [`ralm.pq_index`]
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -29,7 +26,6 @@ from ..check_count import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
-from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
@@ -38,25 +34,23 @@ from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
-from .pq_index import LEAST_ROWS, PQIndex, axes_of
 
 _NEXT_ENTRIES = 10
-# The largest relative difference of the probe: number formats differ by a percent or two.
+# The largest relative difference of probes; those of two number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = re.compile(r"entries\.safetensors")
-PQ_INDEX = re.compile(r"pq_index\.safetensors")
 _COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True)
 class KnnConfig(FolderConfig):
-    """The config.json of a kNN datastore: `layer` is the hidden state that a key is, `entries` and
-    `dimension` are the shape of the keys."""
+    """The config.json of a kNN datastore. A key is the hidden state `layer`; `entries` and
+    `dimension` are the shape of all keys."""
 
     NOUN = "kNN datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
-    FILES = (ENTRIES, PQ_INDEX)
+    FILES = (ENTRIES,)
     TEMPLATE = "knn_datastore.md"
 
     model: str
@@ -66,24 +60,20 @@ class KnnConfig(FolderConfig):
     dimension: Annotated[int, _COUNT]
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
-    pq_index: Annotated[FileEntry, PQ_INDEX] | None = None
-
-    def card_texts(self) -> dict[str, str]:
-        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
-    It is memory-mapped (float16 keys are converted to float32 in memory). Opening it reads only the
-    values, but builds an HNSW graph anew and copies the keys to GPUs.
+    It is memory-mapped, except that float16 keys are converted to float32 in memory. Opening it
+    reads no keys, unless it builds an HNSW graph or copies them to GPUs.
 
     Args:
         path (`str` or `Path`): The folder.
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, on GPUs if
             faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
-            graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries,
-            and memory for a copy of the keys.
+            graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries
+            and holds a copy of the keys.
 
     Attributes:
         path (`Path`): The folder.
@@ -92,7 +82,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         values (`np.ndarray`, int32 of shape `(entries,)`): The next tokens.
 
     Raises:
-        DatastoreError: If there is no datastore, or it is damaged, as far as sizes, headers and
+        DatastoreError: If there is no datastore, or it is damaged as far as sizes, headers and
             values tell; [`~KnnDatastore.verify`] reads all.
         ImportError: If FAISS is needed and not installed.
     """
@@ -141,35 +131,30 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
-        pq_index: bool | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
 
-        All keys are held in memory until they are written.
+        Memory must hold all keys until they are written.
 
         Args:
             model (`PreTrainedModel`): The model that will use the datastore.
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
-            corpus (`str` or iterable of them): Texts. A long one is read in overlapping windows.
+            corpus (`str` or iterable of `str`): Texts. A long one is read in overlapping windows.
             path (`str` or `Path`): The new folder.
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
                 hidden state that is the key: the input of the last layer's MLP, or the input of
                 the output embeddings.
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
-                of the stored keys; float16 takes half of the disk.
+                of the stored keys; float16 takes half the space.
             max_entries (`int`, *optional*): The most entries.
-            pq_index (`bool`, *optional*): Whether to add a product-quantised index, 32 bytes an
-                entry, in which speculation looks for few neighbours (FAISS, extra `retrieval`). By
-                default from 65,536 entries on, if FAISS is installed.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
-                are not finite, or there are fewer than 16 for a PQ index.
+            ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
+                states are not finite.
             FileExistsError: If there is something at `path`.
-            ImportError: If FAISS is needed and not installed.
         """
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
@@ -180,9 +165,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
             entries, dimension = keys.shape
-            if pq_index is None:
-                large = entries >= LEAST_ROWS and axes_of(dimension) > 0
-                pq_index = large and find_spec("faiss") is not None
             stored = keys.astype(key_dtype, copy=False)
             norms = squared_lengths(stored)
             if not np.isfinite(norms).all():
@@ -201,31 +183,14 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 dimension=dimension,
                 key_dtype=key_dtype,
                 file=write_arrays(folder / "entries.safetensors", arrays),
-                pq_index=PQIndex.build(keys).write(folder) if pq_index else None,
             ).write(folder)
         return cls(path)
 
-    @cached_property
-    def pq_index(self) -> PQIndex | None:
-        """The PQ index if there is one, FAISS is installed, and the index is flat (a graph is as
-        fast).
-
-        It is read on first use. Its codes are not checked: wrong ones give wrong guesses, and so
-        the same text more slowly. [`~KnnDatastore.verify`] checks them.
-
-        Raises:
-            DatastoreError: If its file is damaged, as far as sizes and headers tell.
-        """
-        if self.config.pq_index is None or self.index != "flat" or find_spec("faiss") is None:
-            return None
-        shape = (self.config.entries, self.config.dimension)
-        return PQIndex.read(self.path, self.config.pq_index, shape)
-
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuses a model other than the one that computed the keys.
+        """Refuses any model but the one that computed the keys.
 
         Raises:
-            ValueError: If its hidden state after a fixed text is not the stored one.
+            ValueError: If the model's hidden state after a fixed text is not the stored one.
         """
         if model in self._known:
             return
@@ -250,7 +215,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self._known[model] = True
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
-        """The `k` nearest entries of each query, or all where there are fewer.
+        """The `k` nearest entries of each query, or all if there are fewer.
 
         Args:
             queries (sequence of `np.ndarray`, float32 of shape `(dimension,)`): Hidden states.
@@ -260,7 +225,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             A list of [`Retrieved`]; the scores are negative squared distances.
 
         Raises:
-            ValueError: If a query is not finite or of another size.
+            ValueError: If a query is not finite or has another size.
             DatastoreError: If keys are not finite.
         """
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
@@ -281,13 +246,13 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return self._index.score(query, ids)
 
     def next_entries(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids`, as far as there are any (RaLMSpec, section 5.3:
-        a text that is like the corpus goes on like it)."""
+        """The next 10 entries after each of `ids`, as far as there are any: a text that resembles
+        the corpus goes on like it (RaLMSpec, section 5.3)."""
         following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of the neighbours of a hidden state (int64, ascending), and their
+        """The next tokens of a hidden state's neighbours (int64, ascending), and their
         probabilities (float64), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -47,8 +46,8 @@ from .options import Speculation
 from .stats import RetrievalStats
 
 DEFAULT_K, DEFAULT_LAMBDA, DEFAULT_TEMPERATURE = 1024, 0.25, 1.0
-# With more neighbours the request cache is right nearly always: the entries after each, or the
-# candidates of a PQ index, would take more time than they save.
+# With more neighbours the request cache is right nearly always: the entries after each would take
+# more time than they save.
 _FEW_NEIGHBOURS = 128
 
 
@@ -108,9 +107,7 @@ def knn_lm(
     sources: dict[str, Any] = {}
     if speculation is not None:  # where guesses come from beside what was retrieved
         published, few = speculation.max_gamma is not None, mixture.k <= _FEW_NEIGHBOURS
-        if few and not published and store.pq_index is not None:
-            sources = {"candidates": partial(store.pq_index.candidates, k=mixture.k)}
-        elif few or published:
+        if few or published:
             sources = {"neighbours": store.next_entries}
     with recorded(model, store.config.layer) as hidden:
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)

@@ -1,4 +1,4 @@
-"""How retrieval is speculated: what RaLMSpec calls P, S and A, and what is beyond the paper."""
+"""How retrieval is speculated: RaLMSpec's P, S and A, and options beyond the paper."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ class Speculation:
 
     Args:
         prefetch (`int`, *optional*, defaults to 20):
-            P: how many passages of each search the request cache takes, 1 for the best alone.
+            P: how many passages of each search the request cache takes; 1 for the best alone.
         stride (`int` or `"os3"`, *optional*, defaults to `"os3"`):
-            S: how many steps are speculated before they are verified. `"os3"` chooses what
-            maximises the expected verified steps per second.
+            S: how many steps are speculated before they are verified. `"os3"` chooses the number
+            that maximises the expected verified steps per second.
         asynchronous (`bool`, *optional*, defaults to `True`):
             A: whether speculation continues while a verification runs.
         max_gamma (`float`, *optional*):
-            The cap of gamma, the probability of a right step: 0.6 in the paper, whose scheduler it
-            stands for. Gamma is then estimated from the last five verifications of the call, at
-            most one step is speculated beside an asynchronous verification, and the request cache
-            of a kNN-LM takes the next 10 entries after each retrieved one. By default (`None`)
-            gamma is estimated by lag and may come close to 1, as many steps are speculated beside a
-            verification as pay, and the next call of a retriever begins with what was learned of
-            it. A kNN-LM with at most 128 neighbours then looks for its guesses in the datastore's
-            PQ index or, without one, takes the next entries; with more it takes neither.
+            The cap of gamma, the probability that a step is right: 0.6 in the paper. With a cap,
+            the scheduler is the paper's: it estimates gamma from the last five verifications of the
+            call, at most one step is speculated beside an asynchronous verification, and the
+            request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
+            (`None`) gamma is estimated by lag and may come close to 1, all steps that pay are
+            speculated beside a verification, and the next call of a retriever begins with what was
+            learned of it; a kNN-LM then takes the next entries with at most 128 neighbours.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -59,33 +58,32 @@ class Speculation:
 
     @classmethod
     def parse(cls, text: str | Speculation | None) -> Speculation | None:
-        """What the option `speculation` means: the letters of what is on, as in the paper's tables.
+        """Reads the option `speculation`: letters of what is on, as in the paper's tables.
 
         Args:
-            text (`str`, `Speculation`, *optional*): Of `"p"` (prefetching), `"s"` (stride
+            text (`str`, `Speculation`, *optional*): The letters `"p"` (prefetching), `"s"` (stride
                 scheduler) and `"a"` (asynchronous verification), in any order; `""` speculates
                 with a stride of 3 and nothing else. `None` is the baseline, which does not
                 speculate.
 
         Raises:
-            TypeError: If it is something else.
+            TypeError: If `text` is something else.
             ValueError: If it has other letters, or one twice.
         """
         return text if text is None or isinstance(text, Speculation) else cls(**_switched(text))
 
     @classmethod
     def published(cls, text: str) -> Speculation:
-        """The same letters with the paper's own settings: `max_gamma=0.6`. Its kNN-LM is `"s"`: the
-        next entries take the place of prefetching, and verification is not asynchronous. Arguments
-        and exceptions as of [`Speculation.parse`]."""
+        """The letters with the paper's own settings, `max_gamma=0.6`. Its kNN-LM is `"s"`: the next
+        entries take the place of prefetching, and verification is not asynchronous. Arguments and
+        exceptions are those of [`Speculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
 
 
 def _switched(text: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise TypeError(
-            'speculation must be a string like "psa", a Speculation, or None for none, but is '
-            f"{text!r}"
+            f'speculation must be a string like "psa", a Speculation, or None, but is {text!r}'
         )
     if not set(text) <= set("psa") or len(set(text)) < len(text):
         raise ValueError(

@@ -2,12 +2,12 @@
 
 The optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2) maximises the expected
 number of verified steps per second, given the measured cost of a step and of a verification, and
-gamma: how likely a speculated step is right.
+gamma, the probability that a speculated step is right.
 
-The paper takes gamma to be the same for every step. It is not: the further the text has moved on
-since the last query whose results the request cache holds, the less the cache knows. That distance
-is a step's lag: 1 for the first step after a verification, then 2, 3, and so on; beside a
-verification, the steps under verification count as well.
+The paper takes gamma to be the same for every step. But the further the text has moved on since the
+last query whose results the request cache holds, the less the cache knows. That distance is a
+step's lag: 1 for the first step after a verification, then 2, 3, and so on; beside a verification,
+the steps under verification count as well.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ import numpy as np
 
 LONGEST_STRIDE = 32
 _STEP_SAMPLES = 16
-# Steps with and without a concurrent search that contention is estimated from, and its limit.
+# The fewest steps with and without a concurrent search to estimate contention from, and its limit.
 _ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
 _SEARCH_SAMPLES = 24
 _STRIDES = np.arange(1, LONGEST_STRIDE + 1)
 _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
 
-WINDOW = 5  # the last verifications, which count in full
+WINDOW = 5  # verifications that count in full, the last ones
 GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
-# Pseudo-counts of right and wrong steps with a lag of 1; steps of the next group are expected to be
-# wrong 1.5 times as often.
+# Pseudo-counts of right and wrong steps with a lag of 1; those of each further group are
+# expected to be wrong 1.5 times as often.
 _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
-# With every verification the counts from before the window shrink by this factor; an earlier
-# request counts as at most 30 steps of a group.
+# With every verification the counts from before the window shrink by this factor. Earlier requests
+# count as at most 30 steps of each group.
 _FADING, _REMEMBERED = 0.95, 30.0
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
 
 
 class PublishedGamma:
-    """The paper's: maximum likelihood over the last verifications, at most `most`."""
+    """The paper's gamma: maximum likelihood over the last verifications, at most `most`."""
 
     def __init__(self, most: float) -> None:
         self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._most = most
 
     def record(self, lags: Sequence[int], right: int) -> None:
-        """Adds a verification of steps with these lags, of which the first `right` were right; the
-        next one, if there is one, was wrong, and nothing is known of those after it."""
+        """Adds a verification of steps with these lags. The first `right` steps were right, the
+        next one, if any, was wrong, and nothing is known of those after it."""
         self._window.append((right, min(len(lags), right + 1)))
 
     def of(self, lags: np.ndarray) -> np.ndarray:
-        """How likely steps with these lags (int64) are right, each given that those before it are:
-        float64 of the same shape, below 1."""
+        """The probabilities that steps with these lags (int64) are right, each given that the
+        steps before it are: float64 of the same shape, below 1."""
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
         return np.full(lags.shape, min(right / max(steps, 1), self._most))
 
@@ -62,10 +62,10 @@ class PublishedGamma:
 
 
 class GammaByLag:
-    """A mean for each group of lags, with the estimate of the group before it as its prior.
+    """A gamma for each group of lags, with the estimate of the group before it as its prior.
 
-    A group without counts is taken to be wrong 1.5 times as often as the one before it, so that
-    strides grow step by step in a retriever's first request, and need not in later ones.
+    A group without counts is taken to be wrong 1.5 times as often as the group before it, so that
+    strides grow step by step in a retriever's first request.
     """
 
     def __init__(self) -> None:
@@ -102,8 +102,8 @@ class GammaByLag:
             of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
             gammas.append(1 - of_group)
             expected_wrong = min(_GROWTH * of_group, 1.0)
-        # A shorter lag is no worse than a longer one, or a few mistakes would keep strides so short
-        # that nothing better could be learned.
+        # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
+        # keep strides so short that nothing better could be learned.
         no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
         return np.clip(no_worse, _LEAST_GAMMA, _MOST_GAMMA)
 
@@ -123,24 +123,25 @@ def expected_rates(
     search_seconds: np.ndarray,
     saved_seconds: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """The expected number of verified steps per second, for the strides 1 to n, given the gamma of
-    each step, float64 of shape `(n,)`.
+    """The expected number of verified steps per second for the strides 1 to n, float64 of shape
+    `(n,)`, given the gamma of each step.
 
-    A step takes a, a verification of 1 to n steps b, and steps beside it save some of that. With
-    one gamma for all steps it is the objective of the paper: the synchronous one if nothing is
-    saved, the asynchronous one if `min(a, b)` is saved where all steps are right.
+    A step takes `step_seconds` (a), a verification of 1 to n steps `search_seconds` (b), of which
+    steps beside it save some. With one gamma for all steps this is the objective of the paper: the
+    synchronous one if nothing is saved, the asynchronous one if `min(a, b)` is saved whenever all
+    steps are right.
     """
     all_right = np.cumprod(right)
-    # Those before the first wrong step, and that one, which is repeated with the truth.
+    # The steps before the first wrong one, and that one, which is repeated with the truth.
     steps = 1 + np.cumsum(all_right) - all_right
     speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
     return steps / (speculation_seconds + search_seconds - saved_seconds)
 
 
 class SearchSeconds:
-    """The time of a search, `b0 + b1 * batch`, fitted to the last ones.
+    """The time of a search, `b0 + b1 * batch`, fitted to the last searches.
 
-    The slope is the median of those between any two searches with batches of different sizes
+    The slope is the median slope between any two of them with batches of different sizes
     (Theil-Sen), so that a disturbed search, as the first one often is, does not count.
     """
 
@@ -163,10 +164,10 @@ class SearchSeconds:
 
 
 class StrideScheduler:
-    """Chooses the next stride.
+    """Chooses the next stride, and the steps beside a verification.
 
-    At most `steps_ahead` steps run beside a verification: 0 if it is synchronous, 1 as in the
-    paper, `None` for as many as pay.
+    Beside a verification at most `steps_ahead` steps run: 0 if it is synchronous, 1 in the paper,
+    and all that pay with `None`.
     """
 
     def __init__(self, gamma: Gamma, steps_ahead: int | None) -> None:
@@ -174,7 +175,7 @@ class StrideScheduler:
         self.search_seconds = SearchSeconds()
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # The same without and with a search beside them.
+        # Those of them that ran alone, and those that ran beside a search.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
@@ -191,7 +192,7 @@ class StrideScheduler:
 
     @property
     def contention(self) -> float:
-        """How many times as long a step takes while a search runs. A ratio of medians, since a step
+        """How many times as long a step takes while a search runs: a ratio of medians, since a step
         that begins with another passage takes far longer."""
         if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
             return 1.0
@@ -207,11 +208,11 @@ class StrideScheduler:
         self._overheads.append(seconds)
 
     def stride(self, speculated: int = 0) -> int:
-        """How many steps to verify next, that many of which were speculated beside the last search.
+        """How many steps to verify next, given how many were speculated beside the last search.
 
-        It is 1 before the first verification. Beside searches that are faster than the steps of a
-        stride it is the best in the long run; where searches take longer, the next one begins at
-        once, provided that as many steps are speculated beside it.
+        It is 1 before the first verification, and later the best in the long run. But if a search
+        takes longer than the steps of a stride, the next one begins at once, provided that a
+        stride's steps pay beside it.
         """
         if not self._overheads or not self._step_seconds:
             return 1
@@ -226,13 +227,13 @@ class StrideScheduler:
         return max(stride, speculated)
 
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
-        """What steps beside a verification of each stride are expected to save."""
+        """The seconds that steps beside a verification of each stride are expected to save."""
         all_right = np.cumprod(self.gamma.of(_LAGS))
         if self._steps_ahead is not None:
             saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
             return all_right[:LONGEST_STRIDE] * saved
-        # As many run as there is time for, in the long run no more than are verified at once. Each
-        # saves the time of a step without a search, if it and all before it are right.
+        # The search leaves time for this many, and in the long run no more than are verified at
+        # once. Each saves the time of a step, if it and all before it are right.
         ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
         right = np.cumsum(all_right)
         return self.step_seconds * (
@@ -243,13 +244,17 @@ class StrideScheduler:
         """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
         of the steps under verification and of those that were speculated since.
 
-        If all is right, the step saves waiting time. Where a step under verification is wrong, it
-        delays the correction; where an earlier step ahead is wrong, its query is searched in vain.
+        If all is right, the step saves waiting time. If a step under verification is wrong, it
+        delays the correction; if an earlier step ahead is wrong, its query is searched in vain.
         """
+        if self._steps_ahead is not None:  # as published, whatever it costs
+            return len(ahead) < self._steps_ahead
+        if len(ahead) >= LONGEST_STRIDE:
+            return False
         lags = np.array([*verified, *ahead, len(verified) + len(ahead) + 1])
         right = np.cumprod(self.gamma.of(lags))
         batch_right, ahead_right, all_right = right[len(verified) - 1], right[-2], right[-1]
-        # A search that is late already is as likely as not to be late by as much again.
+        # A search that is late already will be late by as much again, as likely as not.
         remaining = abs(self.search_seconds(len(verified)) - elapsed)
         saved = all_right * min(self.step_seconds, remaining)
         delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)

@@ -1,4 +1,4 @@
-"""What retrieval did during a call and where the time went."""
+"""What retrieval did during a call, and where the time went."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class RetrievalStats:
     Attributes:
         searches (`int`): Searches of the retriever, each for one or more queries.
         retrievals (`int`): Queries of these searches.
-        speculated (`int`): Steps that were generated with what the request cache found.
-        verified (`int`): Of these, those that were found right.
-        mismatched (`int`): Those that were found wrong, and were done again with the truth.
-        discarded (`int`): Those that came after a wrong one.
-        strides (`list[int]`): How many steps each verification was of.
-        best_ids (`list[int]`): For each step of the text, the best passage of the retriever.
-        speculation_was_right (`list[bool]`): For each step of the text, whether it was speculated
-            and found right.
+        speculated (`int`): Steps that were generated with a guess of a search's result.
+        verified (`int`): Speculated steps that were found right.
+        mismatched (`int`): Speculated steps that were found wrong and repeated with the truth.
+        discarded (`int`): Speculated steps that came after a wrong one.
+        strides (`list[int]`): The number of steps of each verification.
+        best_ids (`list[int]`): The retriever's best passage for each step of the text.
+        speculation_was_right (`list[bool]`): Whether each step of the text was speculated and found
+            right.
         model_seconds (`float`): Generating.
         query_seconds (`float`): Encoding queries.
-        cache_seconds (`float`): Guessing what a search finds, and filling the request cache.
-        verification_seconds (`float`): Searches, also while the model was generating.
+        cache_seconds (`float`): Guessing the result of searches, and filling the request cache.
+        verification_seconds (`float`): Searching, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
     """
 
@@ -53,12 +53,12 @@ class RetrievalStats:
 
     @property
     def gamma(self) -> float:
-        """The fraction of steps that were right, of those that a verification got to (RaLMSpec,
-        section 4.2)."""
+        """The fraction of right steps, of all steps that a verification reached (RaLMSpec, section
+        4.2)."""
         return self.verified / max(self.verified + self.mismatched, 1)
 
     def clear(self) -> None:
-        """Forgets everything, for another call."""
+        """Sets all figures back, for another call."""
         vars(self).update(vars(RetrievalStats()))
 
     def to_dict(self) -> dict[str, Any]:

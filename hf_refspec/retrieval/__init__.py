@@ -1,1 +1,1 @@
-"""Retrievers: what finds passages for a query."""
+"""Retrievers, which find passages for a query."""

@@ -1,4 +1,4 @@
-"""Sparse retrieval: BM25 over tokens, with an index by bm25s (arXiv 2407.03618)."""
+"""Sparse retrieval: BM25 over tokens, with an index that bm25s builds (arXiv 2407.03618)."""
 
 # mypy: disallow-untyped-defs=False
 # The types of a kernel's arguments are those of its numba signatures.
@@ -18,16 +18,16 @@ from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
 from .retriever import Retrieved
 
-# Passages that are scored together: their scores stay in the first-level cache.
+# Passages scored together, few enough that their scores stay in the first-level cache.
 _PASSAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseQuery:
-    """The tokens of a query, each once."""
+    """The distinct tokens of a query."""
 
     tokens: np.ndarray  # int64 of shape (n,), ascending
-    counts: np.ndarray  # float32 of shape (n,): how often the query has each
+    counts: np.ndarray  # float32 of shape (n,): how often each occurs
 
 
 @kernel(
@@ -36,15 +36,15 @@ class SparseQuery:
     drafts=False,
 )
 def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
-    """Finds the best passages of each query; of two with the same score the lower id.
+    """Finds the best passages for each query, the lower id first where scores are equal.
 
-    Every list is walked once for all queries. A passage's score is summed in the order of the
-    tokens, as in `SparseRetriever.score`: what a query finds does not depend on the batch.
+    Each token's list is walked once for all queries. A passage's score is summed in the order of
+    the tokens, as in `SparseRetriever.score`, so that it does not depend on the batch.
 
-    The list of a token t is from `bounds[t]` to `bounds[t + 1]`: to which of `number` passages,
-    ascending, it adds what weight. `tokens` (t,) are those of all queries, ascending, and `counts`
-    (t, q) how often each query has them. `scores` and `ids` (q, k) receive what is found, the best
-    first."""
+    From `bounds[t]` to `bounds[t + 1]` stand the `passages` with token t, ascending and below
+    `number`, and the `weights` that it adds to their scores. `tokens` (t,) are those of all
+    queries, ascending, and `counts` (t, q) say how often each query has them. `scores` and `ids`
+    (q, k) receive the passages found, the best first."""
     scores[:] = -1  # no score is below 0
     at = bounds[tokens]
     sums = np.empty((_PASSAGES_AT_ONCE, len(scores)), np.float32)
@@ -66,7 +66,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
 
 @njit(nogil=True)
 def _insert(score, passage, scores, ids):
-    """Sorts a passage in among the best so far, behind those with the same score."""
+    """Inserts a passage into the best so far, behind those with the same score."""
     place = len(scores) - 1
     while place > 0 and score > scores[place - 1]:
         scores[place], ids[place] = scores[place - 1], ids[place - 1]
@@ -77,13 +77,12 @@ def _insert(score, passage, scores, ids):
 class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75).
 
-    The words are the language model's tokens, none of them stemmed or left out; a query is the last
-    tokens as they are. bm25s builds the index. It is searched here, with ties broken by id and for
-    a batch of queries at once: those of a verification share most of their tokens, so that a batch
-    takes little longer than one.
+    The words are the language model's tokens, none of them stemmed or left out, and a query is the
+    last tokens as they are. bm25s builds the index; it is searched here, in one walk for a batch of
+    queries and with ties broken by id.
 
     Args:
-        knowledge_base ([`KnowledgeBase`]): What is searched; it needs no embeddings.
+        knowledge_base ([`KnowledgeBase`]): The passages to search; it needs no embeddings.
         progress (`bool`, *optional*, defaults to `True`): Show progress bars while indexing, on
             a terminal.
 
@@ -126,8 +125,11 @@ class SparseRetriever:
         return [Retrieved(*each) for each in zip(ids, scores, strict=True)]
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
-        """The scores of some passages, float32 of shape `(n,)`; 0 where there is none such."""
-        ids, scores = ids.astype(np.int32), np.zeros(len(ids), np.float32)  # as the postings are
+        """The scores of the passages `ids`, float32 of shape `(n,)`; 0 if there is no such one."""
+        ids, scores = (
+            ids.astype(np.int32),
+            np.zeros(len(ids), np.float32),
+        )  # the postings' type
         for token, count in zip(query.tokens, query.counts, strict=True):
             begin, end = self._bounds[token : token + 2]
             places = begin + np.searchsorted(self._passages[begin:end], ids)
@@ -142,7 +144,7 @@ class SparseRetriever:
 
 
 class _Passages:
-    """The passages as bm25s reads them, one after another, never all in memory."""
+    """The passages for bm25s, read one after another: they may not fit into memory."""
 
     def __init__(self, knowledge_base: KnowledgeBase) -> None:
         self._knowledge_base = knowledge_base

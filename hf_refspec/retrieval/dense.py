@@ -1,4 +1,4 @@
-"""Dense retrieval: passages by the inner product of their embeddings with the query's."""
+"""Dense retrieval: passages ranked by the inner product of their embedding and the query's."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
 class DenseRetriever:
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages: on GPUs if faiss-gpu
-    finds some, else in the memory-mapped file. `"hnsw"` walks FAISS's graph, which is built here
-    and holds a copy of the embeddings; it misses some passages, and is much faster.
+    The query is the text of the last tokens. `"flat"` looks at all passages, on GPUs if faiss-gpu
+    finds some, otherwise in the memory-mapped file. `"hnsw"` walks a graph of FAISS, which is built
+    here and holds a copy of the embeddings; it misses some passages and is much faster.
 
     Args:
-        knowledge_base ([`KnowledgeBase`]): What is searched.
-        encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
-            with, see [`TextEncoder`].
+        knowledge_base ([`KnowledgeBase`]): The passages to search.
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The encoder that it was
+            built with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
-        ef_search (`int`, *optional*, defaults to 128): The candidates of an approximate search, and
-            the most that `Speculation(prefetch=...)` can take of it.
+        ef_search (`int`, *optional*, defaults to 128): How many candidates an approximate search
+            has, and how many passages `Speculation(prefetch=...)` can take of it at most.
 
     Raises:
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.
@@ -82,7 +82,7 @@ class DenseRetriever:
         return self._vectors.search(stacked, k, self.ef_search)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The inner products with some passages, float32 of shape `(n,)`."""
+        """The scores of the passages `ids`, float32 of shape `(n,)`."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
             raise IndexError(
                 f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "

@@ -1,4 +1,4 @@
-"""Exact search: every vector is compared with every query of a batch."""
+"""Exact search, which compares every vector with every query of a batch."""
 
 # mypy: disallow-untyped-defs=False
 # The types of a kernel's arguments are those of its numba signatures.
@@ -15,13 +15,13 @@ from numba import njit
 from ..index.kernels import kernel
 from .vector_index import HnswIndex, Index, Metric, VectorIndex, import_faiss, score_row, vectorised
 
-_BLOCK = 256  # rows that are scored before their scores are looked at
-_TOGETHER = 4  # queries that are scored while a row is at hand
-_MOST_CANDIDATES = 2048  # of a query, by FAISS on a GPU
+_BLOCK = 256  # rows that are scored before the best of them are picked
+_TOGETHER = 4  # queries that are scored in one pass over a row
+_MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 
 
 class FlatIndex(VectorIndex):
-    """Looks at all vectors, each of torch's threads at a part of them."""
+    """Scores all vectors, a part of them in each of torch's threads."""
 
     exact = True
 
@@ -57,10 +57,10 @@ class FlatIndex(VectorIndex):
     drafts=False,
 )
 def scan(rows, queries, by_distance, ids, counts, bounds):
-    """Finds the rows (n, d) with the highest scores for each query; the score is minus the squared
-    distance, else the inner product. The q queries (p, d) are padded to a multiple of four. The
-    first columns of `ids` (q, 2 * most) receive the rows, unordered, `counts` (q,) their number, at
-    most `most`, and `bounds` (q,) what the score of no other row exceeds."""
+    """Finds the rows (n, d) with the highest scores for each query. The score is minus the squared
+    distance with `by_distance`, otherwise the inner product. The q queries (p, d) are padded to a
+    multiple of four. The first columns of `ids` (q, 2 * most) receive the rows, unordered, `counts`
+    (q,) their number, at most `most`, and `bounds` (q,) a bound on the scores of all others."""
     most, first = ids.shape[1] // 2, queries[0]
     scores = np.empty(ids.shape, np.float32)
     block = np.empty((len(queries), _BLOCK), np.float32)
@@ -72,10 +72,7 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
                 block[0, i] = score_row(rows, begin + i, first, by_distance)
                 continue
             for s in range(0, len(queries), _TOGETHER):
-                if by_distance:
-                    four = _minus_squared_distances(rows, begin + i, queries, s)
-                else:
-                    four = _inner_products(rows, begin + i, queries, s)
+                four = _score_four(rows, begin + i, queries, s, by_distance)
                 block[s, i], block[s + 1, i], block[s + 2, i], block[s + 3, i] = four
         for s in range(len(ids)):
             for i in range(size):
@@ -99,32 +96,29 @@ def _keep_best(ids, scores, most):
 
 
 @vectorised
-def _inner_products(rows, row, queries, first):
+def _score_four(rows, row, queries, first, by_distance):
+    """The scores of a row for four queries."""
     a = b = c = d = np.float32(0)
-    for j in range(rows.shape[1]):
-        number = rows[row, j]
-        a += number * queries[first, j]
-        b += number * queries[first + 1, j]
-        c += number * queries[first + 2, j]
-        d += number * queries[first + 3, j]
-    return a, b, c, d
-
-
-@vectorised
-def _minus_squared_distances(rows, row, queries, first):
-    a = b = c = d = np.float32(0)
-    for j in range(rows.shape[1]):
-        number = rows[row, j]
-        a -= (number - queries[first, j]) ** 2
-        b -= (number - queries[first + 1, j]) ** 2
-        c -= (number - queries[first + 2, j]) ** 2
-        d -= (number - queries[first + 3, j]) ** 2
+    if by_distance:
+        for j in range(rows.shape[1]):
+            number = rows[row, j]
+            a -= (number - queries[first, j]) ** 2
+            b -= (number - queries[first + 1, j]) ** 2
+            c -= (number - queries[first + 2, j]) ** 2
+            d -= (number - queries[first + 3, j]) ** 2
+    else:
+        for j in range(rows.shape[1]):
+            number = rows[row, j]
+            a += number * queries[first, j]
+            b += number * queries[first + 1, j]
+            c += number * queries[first + 2, j]
+            d += number * queries[first + 3, j]
     return a, b, c, d
 
 
 class FaissFlatIndex(FlatIndex):
-    """Looks at all vectors by FAISS, on copies that the GPUs hold (extra `gpu`); on the CPU where
-    it needs more candidates than FAISS finds."""
+    """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`); on the CPU if
+    more candidates are needed than FAISS finds."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         faiss = import_faiss("FaissFlatIndex")
@@ -144,7 +138,7 @@ class FaissFlatIndex(FlatIndex):
 
 
 def finds_gpus() -> bool:
-    """Whether FAISS is installed with support for GPUs, and there are some."""
+    """Whether FAISS is installed with support for GPUs and finds one."""
     try:
         return bool(import_faiss("a GPU").get_num_gpus() > 0)
     except ImportError:
@@ -152,7 +146,7 @@ def finds_gpus() -> bool:
 
 
 def index_type(index: Index) -> type[FlatIndex | HnswIndex]:
-    """What searches vectors: exactly, on GPUs if FAISS finds some, or approximately."""
+    """The class of an exact index, on GPUs if FAISS finds some, or of an approximate one."""
     if index == "hnsw":
         return HnswIndex
     return FaissFlatIndex if finds_gpus() else FlatIndex

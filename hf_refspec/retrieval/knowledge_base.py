@@ -1,11 +1,11 @@
 """A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub.
 
-passages.safetensors    tokens      uint16 or uint32, of all passages in a row
-                        bounds      int64, the begin of each passage, and the end
+passages.safetensors    tokens      uint16 or uint32, of all passages one after another
+                        bounds      int64, where each passage begins, and the end of the last one
 sources.safetensors     documents   int64, the document of each passage
                         names       uint8, the names of all documents in UTF-8
-                        name_ends   int64, the end of each name; empty where they are not files
-embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
+                        name_ends   int64, the end of each name; empty if they are not files
+embeddings.safetensors  embeddings  float32, a row for each passage (if there is an encoder)
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from ..store.stored_tokenizer import load_backend, vocabulary_size
 from ..version import __version__
 from .text_encoder import TextEncoder
 
-# Numbers that are read at once, and bytes of the longest path that a system allows.
-_BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
-# Texts that are passed to the encoder at once: enough for it to sort them by length.
+_LONGEST_NAME = 1 << 16  # bytes of the longest path that a system allows
+# Texts passed to the encoder at once, enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
 
 PASSAGES = re.compile(r"passages\.safetensors")
@@ -48,8 +47,8 @@ _COUNT = range(1, 2**62 + 1)
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig(FolderConfig):
-    """The config.json of a knowledge base: passages of up to `chunk_length` tokens, `tokens` of all
-    passages together, and embeddings of `dimension` numbers (0 where there are none)."""
+    """The config.json of a knowledge base: passages of up to `chunk_length` tokens, all of them
+    together `tokens` long, and embeddings of `dimension` numbers (0 if there are none)."""
 
     NOUN = "knowledge base"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
@@ -73,7 +72,7 @@ class KnowledgeBaseConfig(FolderConfig):
 
     @property
     def token_dtype(self) -> np.dtype:
-        """uint16 where it holds all tokens, else uint32."""
+        """uint16 if it holds every token id, otherwise uint32."""
         return token_dtype(self.vocab_size, separator=False)
 
     def card_texts(self) -> dict[str, str]:
@@ -89,7 +88,7 @@ class KnowledgeBaseConfig(FolderConfig):
 class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     """Passages to retrieve for a language model, see [`DenseRetriever`] and [`SparseRetriever`].
 
-    It is memory-mapped: it opens in milliseconds, and several processes share what they read of it.
+    It is memory-mapped: it opens in milliseconds, and processes that open it share its memory.
 
     Args:
         path (`str` or `Path`): The folder. See [`~KnowledgeBase.from_pretrained`] for one on the
@@ -100,12 +99,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         path (`Path`): The folder.
         config ([`KnowledgeBaseConfig`]): Its config.json.
         embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
-            passage; `None` where it was built without an encoder.
+            passage; `None` if it was built without an encoder.
 
     Raises:
-        DatastoreError: If there is no knowledge base, its files are damaged (as far as their sizes,
-            headers, bounds, and checksums of files of up to 4 MiB tell;
-            [`~KnowledgeBase.verify`] reads all) or it was made for another tokenizer.
+        DatastoreError: If there is no knowledge base, it was made for another tokenizer, or its
+            files are damaged, as far as sizes, headers, bounds and the checksums of files of up to
+            4 MiB tell; [`~KnowledgeBase.verify`] reads all.
     """
 
     config_type = KnowledgeBaseConfig
@@ -137,19 +136,15 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def _check(self) -> None:
         bounds, config, documents = self._bounds, self.config, self._sources["documents"]
+        lengths, most = np.diff(bounds), config.chunk_length
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
-        most = config.chunk_length
-        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
-            raise self._damaged(
-                config.passages_file,
-                f"its bounds are not those of passages of 1 to {most} tokens",
-            )
-        in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
+        if not (whole and 1 <= lengths.min() <= lengths.max() <= most):
+            reason = f"its bounds are not those of passages of 1 to {most} tokens"
+            raise self._damaged(config.passages_file, reason)
+        in_order = documents[0] >= 0 and (documents[:-1] <= documents[1:]).all()
         if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
-            raise self._damaged(
-                config.sources_file,
-                "its documents are not those that the passages were cut from, in their order",
-            )
+            reason = "its documents are not those of the passages, in their order"
+            raise self._damaged(config.sources_file, reason)
 
     def __len__(self) -> int:
         return self.config.passages
@@ -186,22 +181,23 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             encoder (`str`, `Path`, `SentenceTransformer` or callable, *optional*): The folder or
                 Hub id of a sentence-transformers model, or see [`TextEncoder`]; `None` for a
                 knowledge base that only [`SparseRetriever`] searches.
-            path (`str` or `os.PathLike`): The folder to make.
+            path (`str` or `os.PathLike`): The new folder.
             chunk_length (`int`, *optional*, defaults to 256): The most tokens of a passage.
-            column (`str`, *optional*): The dataset's column; by default as
-                [`Datastore.build`] chooses.
-            pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
-            license (`str`, *optional*): Of the documents. By default the dataset's.
-            corpus (`str`, *optional*): Their name. By default the dataset's or the folder's.
+            column (`str`, *optional*): The dataset's column; chosen by default as in
+                [`Datastore.build`].
+            pattern (`str`, *optional*, defaults to `"*"`): Which files of a folder, for example
+                `"*.md"`.
+            license (`str`, *optional*): The documents' licence, by default the dataset's.
+            corpus (`str`, *optional*): The documents' name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
             FileExistsError: If there is something at `path`.
             TypeError: If `chunk_length` is not an int.
-            ValueError: If there is no token in all documents, one of them is no document, or the
-                encoder is invalid or returns anything but a finite vector for each text.
+            ValueError: If the documents have no token, one of them is no document, or the encoder
+                is invalid or returns anything but a finite vector for each text.
             RuntimeError: If the encoder fails.
-            OSError: If it cannot be written.
+            OSError: If the folder cannot be written.
         """
         check_count("chunk_length", chunk_length)
         texts = None if encoder is None else TextEncoder(encoder)
@@ -216,7 +212,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
         Raises:
             IndexError: If there is no such passage.
-            DatastoreError: If it has tokens that the tokenizer does not have.
+            DatastoreError: If it has tokens beyond the vocabulary.
         """
         if not 0 <= passage_id < len(self):
             raise IndexError(
@@ -242,18 +238,22 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def source(self, passage_id: int) -> str:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
-        knowledge base was built from (of an absolute one, only the last folder and what is below
-        it); `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
+        knowledge base was built from (an absolute one is cut to its last folder and what is below);
+        `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
 
-        The document is decoded up to the passage to find the line, which is left out if the
-        tokenizer does not keep the ends of lines.
+        The line, found by decoding the document up to the passage, is left out if the tokenizer
+        does not keep the ends of lines.
 
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
         passage, documents = self.text(passage_id), self._sources["documents"]
-        document = int(documents[passage_id])
-        name = self._name(document)
+        document, ends = int(documents[passage_id]), self._sources["name_ends"]
+        name = f"document {document}"
+        if len(ends):
+            of_name = slice(ends[document - 1] if document else 0, ends[document])
+            encoded = self._sources["names"][of_name][:_LONGEST_NAME].tobytes()
+            name = encoded.decode("utf-8", errors="replace")
         if not self._keeps_lines:
             return name
         first = int(np.searchsorted(documents, document))
@@ -261,25 +261,10 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         blank = passage[: len(passage) - len(passage.lstrip())]
         return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
 
-    def _name(self, document: int) -> str:
-        ends = self._sources["name_ends"]
-        if len(ends) == 0:
-            return f"document {document}"
-        name = self._sources["names"][ends[document - 1] if document else 0 : ends[document]]
-        return name[:_LONGEST_NAME].tobytes().decode("utf-8", errors="replace")
-
     @cached_property
     def _keeps_lines(self) -> bool:
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
-
-
-def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The smallest and the largest difference between successive numbers, block by block: they may
-    not fit into memory."""
-    for begin in range(0, len(numbers) - 1, _BLOCK):
-        steps = np.diff(numbers[begin : begin + _BLOCK + 1])
-        yield int(steps.min()), int(steps.max())
 
 
 def _write(
@@ -329,13 +314,13 @@ def _write(
 def _cut_passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them into passages: all tokens, the bounds of the passages, and
-    the document of each."""
+    """Tokenises documents and cuts them into passages. Returns all tokens, the bounds of the
+    passages, and the document of each."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    passages_of: list[int] = []  # each document
+    counts: list[int] = []  # of each document's passages
     with tqdm(
         desc="reading", unit=" documents", total=source.total, disable=not progress or None
     ) as bar:
@@ -344,21 +329,16 @@ def _cut_passages(
             # Removes the separator after each document that is not empty.
             ends = np.cumsum(separated[separated > 0])
             tokens.append(np.delete(in_a_row, ends - 1))
-            for length in separated.tolist():
-                parts = even_parts(length - 1, chunk_length) if length else []
-                lengths += parts
-                passages_of.append(len(parts))
+            for length in np.maximum(separated - 1, 0).tolist():
+                # As few passages as possible, of about equal length.
+                count = -(-length // chunk_length)
+                lengths += [length // count + (i < length % count) for i in range(count)]
+                counts.append(count)
             bar.update(len(batch))
     if not lengths:
         raise ValueError("documents has no token in it: there is nothing to retrieve")
-    documents = np.repeat(np.arange(len(passages_of), dtype=np.int64), passages_of)
+    documents = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
-
-
-def even_parts(length: int, most: int) -> list[int]:
-    """Divides `length` into as few parts of at most `most` as possible, of about equal length."""
-    count = -(-length // most)
-    return [length // count + (part < length % count) for part in range(count)]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:

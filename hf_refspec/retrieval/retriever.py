@@ -1,4 +1,4 @@
-"""The protocol of retrievers, and what a search finds."""
+"""The protocol of retrievers, and the result of a search."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-# From this many times k on, the k best are parted from the rest before they are sorted.
+# With more than this many candidates for each of the k best, the rest are dropped before sorting.
 _WORTH_PARTING = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retrieved:
-    """What a query has found, best first; of two with the same score the lower id stands first.
+    """The result of a query, best first, and the lower id first where scores are equal.
 
     Attributes:
-        ids (`np.ndarray`, int64 of shape `(k,)`): Of passages (or datastore entries), no one twice.
+        ids (`np.ndarray`, int64 of shape `(k,)`): Passages or entries, each at most once.
         scores (`np.ndarray`, float32 of shape `(k,)`): Higher is better.
     """
 
@@ -26,9 +26,9 @@ class Retrieved:
 
     @classmethod
     def best(cls, ids: np.ndarray, scores: np.ndarray, k: int) -> Retrieved:
-        """The `k` best of some, in order: by score, and by id where scores are equal."""
+        """The `k` best of these, ordered by score, and by id where scores are equal."""
         if len(scores) > _WORTH_PARTING * k:
-            # All that score as the k-th does stay: ids decide which of them are taken.
+            # All with the score of the k-th stay: their ids decide which of them are taken.
             among_best = scores >= np.partition(scores, -k)[-k]
             ids, scores = ids[among_best], scores[among_best]
         order = np.lexsort((ids, -scores))[:k]
@@ -47,20 +47,20 @@ class Retriever(Protocol):
     """Finds passages: any object with these methods.
 
     A query is what `encode` returns. It must find the same passages with the same scores whatever
-    else is in the batch: the request cache predicts by `score` what `search` would find (RaLMSpec,
-    arXiv 2401.14021, section 3).
+    else is in the batch, since the request cache uses `score` to predict what `search` would find
+    (RaLMSpec, arXiv 2401.14021, section 3).
 
-    What speculation learns of a retriever, the time of its searches and how often guesses are
-    right, is kept in its `__dict__` for the next call; without one, each call starts afresh.
+    The time of searches and how often guesses were right are kept in the retriever's `__dict__` for
+    the next call; if it has none, each call learns them again.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:
         """Returns a query for the last tokens of a text (int64 of shape `(n,)`)."""
 
     def search(self, queries: Sequence[Any], k: int) -> list[Retrieved]:
-        """The `k` best passages for each query, fewer where there are no more.
+        """The `k` best passages for each query, or all if there are fewer.
 
-        It is called from another thread than `encode` and `score`, concurrently.
+        It runs in a thread of its own, while `encode` and `score` are called.
         """
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:

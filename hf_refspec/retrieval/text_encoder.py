@@ -21,17 +21,17 @@ class TextEncoder:
     Args:
         encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
             sentence-transformers model, such a model, or a callable that takes a list of texts and
-            returns an array of shape `(len(texts), d)`, a row for each. How similar two texts are
-            is the inner product of their rows.
+            returns an array of shape `(len(texts), d)`, a row for each. The
+            similarity of two texts is the inner product of their rows.
 
     Attributes:
-        name (`str`): For people.
+        name (`str`): A name for cards.
     """
 
     def __init__(self, encoder: Any) -> None:
         name = None
         if isinstance(encoder, str | os.PathLike):
-            # Not its path, which means nothing to others.
+            # Without its path, which means nothing to others.
             name = Path(encoder).resolve().name if os.path.isdir(encoder) else str(encoder)
             encoder = load_encoder(encoder)
         if hasattr(encoder, "encode"):

@@ -1,8 +1,8 @@
 """Search among vectors in two stages: another index finds candidates, and `score_rows` ranks them.
 
-The index rounds as it likes, and differently with other queries in the batch. Speculation compares
-what a request cache ranks first with what a search finds, so that both must score alike to the last
-bit, whatever else is in the call: all scores come from one kernel.
+The other index may round in its own way, which can depend on the batch. Speculation compares what
+a request cache ranks first with what a search finds, so both must score alike to the last bit,
+whatever else is in the batch: all final scores come from one kernel.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -24,16 +24,16 @@ from .retriever import Retrieved
 Metric: TypeAlias = Literal["inner_product", "l2"]
 # How a retriever or a kNN datastore searches: exactly or approximately.
 Index: TypeAlias = Literal["flat", "hnsw"]
-_LINKS = 32  # of a vector in the graph
+_LINKS = 32  # of each vector in the graph
 
-# Candidates that an approximate index walks at least: which of them it finds must not depend on how
-# many are wanted, for a request cache wants more than a step.
+# The fewest candidates of an approximate search: what it finds must not depend on how many are
+# wanted, since a request cache wants more than a step does.
 LEAST_WALKED = 128
-# Candidates beyond k that an exact search takes at least: so many may be as good as the k-th.
+# The fewest candidates beyond k of an exact search, which may be as good as the k-th.
 _SPARE = 16
 _UNIT_ROUNDOFF = 2.0**-24
 _LENGTHS_AT_ONCE = 1 << 16
-# Sums may be reordered for vector instructions: the compiled order is the same for every row.
+# Sums may be reordered for vector instructions; the compiled order is the same for every row.
 vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
 
@@ -53,7 +53,7 @@ def score_row(rows, row, query, by_distance):
 
 @kernel("void(float32[:, ::1], int64[::1], float32[::1], boolean, float32[::1])", drafts=False)
 def score_rows(rows, ids, query, by_distance, scores):
-    """Writes the scores of the rows `ids`, which are not checked, into `scores`."""
+    """Writes the scores of the rows `ids` (not checked) into `scores`."""
     for i in range(len(ids)):
         scores[i] = score_row(rows, ids[i], query, by_distance)
 
@@ -68,18 +68,18 @@ def squared_lengths(rows: np.ndarray) -> np.ndarray:
 
 
 class VectorIndex(ABC):
-    """Vectors among which the best for a query are found.
+    """Finds the best vectors for a query.
 
-    They are not copied, and may be memory-mapped.
+    The vectors are not copied, and may be memory-mapped.
 
     Args:
-        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched.
+        vectors (`np.ndarray`, float32 of shape `(n, d)`): The vectors to search.
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
         metric (`"inner_product"` or `"l2"`): A score is the inner product, or minus the squared
             distance.
     """
 
-    exact: ClassVar[bool]  # whether a search returns the best of all vectors, or of its candidates
+    exact: ClassVar[bool]  # whether a search returns the best of all vectors or of candidates
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self.vectors = vectors
@@ -99,8 +99,8 @@ class VectorIndex(ABC):
         return scores
 
     def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
-        """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
-        fewer; an approximate index walks `ef_search` candidates at least, and may find fewer."""
+        """The `k` best vectors for each query (float32 of shape `(q, d)`), or all if there are
+        fewer. An approximate index takes at least `ef_search` candidates, and may find fewer."""
         k = min(k, len(self.vectors))
         if self.exact:
             return self._exact_search(queries, k, k + max(k // 8, _SPARE))
@@ -109,7 +109,7 @@ class VectorIndex(ABC):
     def _best_candidates(
         self, queries: np.ndarray, k: int, count: int
     ) -> list[tuple[Retrieved, float]]:
-        """For each query the best of `count` candidates, and what no other vector exceeds."""
+        """For each query the best of `count` candidates, and a bound on all other scores."""
         candidates = self.candidates(queries, min(count, len(self.vectors)))
         return [
             (Retrieved.best(ids, self.score(query, ids), k), bound)
@@ -117,8 +117,8 @@ class VectorIndex(ABC):
         ]
 
     def _exact_search(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
-        """Takes `count` candidates, and four times as many for those queries for which a vector
-        that is as good as the k-th may be missing."""
+        """Takes `count` candidates, and four times that number for queries whose candidates may
+        lack a vector that is as good as the k-th."""
         best = self._best_candidates(queries, k, count)
         found = [each for each, _ in best]
         if count >= len(self.vectors):
@@ -126,7 +126,7 @@ class VectorIndex(ABC):
         unsure = [
             i
             for i, (query, (each, bound)) in enumerate(zip(queries, best, strict=True))
-            if len(each) < k  # where vectors are not finite
+            if len(each) < k  # if vectors are not finite
             or each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
         ]
         if unsure:
@@ -136,24 +136,24 @@ class VectorIndex(ABC):
         return found
 
     def _rounding(self, query: np.ndarray, score: float) -> float:
-        """How far apart the index's and our score of a vector can be that is as good as this one.
+        """How far the index's score of a vector and ours can differ, for scores from this one on.
 
         A sum of d products in any order is off by at most d roundings of the sum of their absolute
-        values, and thus of the product of both lengths.
+        values, which is at most the product of both lengths.
         """
         length = float(np.linalg.norm(query.astype(np.float64)))
         roundings = 2 * (len(query) + 2) * _UNIT_ROUNDOFF
         if self.metric == "inner_product":
             return roundings * length * self._longest
-        reach = length + max(-score, 0.0) ** 0.5  # a vector that is as near is no longer
+        reach = length + max(-score, 0.0) ** 0.5  # the length of so near a vector is at most this
         return 2 * roundings * (reach**2 + length**2)
 
 
 class HnswIndex(VectorIndex):
-    """Walks a graph of near vectors (HNSW, arXiv 1603.09320): approximate, and much less work than
-    looking at all vectors.
+    """Walks a graph of near vectors (HNSW, arXiv 1603.09320), which is approximate and much less
+    work than scoring all vectors.
 
-    The graph is built here, and holds a copy of the vectors. It needs FAISS (extra `retrieval`).
+    The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors.
     """
 
     exact = False
@@ -168,7 +168,7 @@ class HnswIndex(VectorIndex):
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         parameters = self._faiss.SearchParametersHNSW(efSearch=count)
         _, ids = self._graph.search(queries, count, params=parameters)
-        # A disconnected graph returns fewer, and -1 for the others.
+        # -1 stands for a vector that a disconnected graph does not reach.
         return [(some[some >= 0], np.inf) for some in ids]
 
 
@@ -183,6 +183,6 @@ def import_faiss(what: str) -> Any:
 
 
 def check_index(index: object) -> None:
-    """Raises a ValueError for anything but the name of an index."""
+    """Refuses anything but the name of an index."""
     if index not in get_args(Index):
         raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")

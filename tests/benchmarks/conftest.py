@@ -55,7 +55,7 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture
 def model(tmp_path, tokenizer, byte_llama, monkeypatch) -> list[str]:
-    """The arguments that name a model of bytes; the working folder is the one of the test."""
+    """The arguments that name a model of bytes, in the test's own working folder."""
     byte_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)

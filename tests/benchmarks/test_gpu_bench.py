@@ -1,4 +1,4 @@
-"""scripts/gpu_bench: what it measures, in small."""
+"""scripts/gpu_bench with tiny models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import inf
 import gpu_bench
 import pytest
 import torch
-from gpu_bench import NEW_TOKENS, ForcedLlama, Text, batch_of, gpu_methods, measure, warm_up
-from suites import random_model
+from gpu_bench import NEW_TOKENS, ForcedLlama, batch_of, gpu_methods, measure, warm_up
+from suites import RecordedAnswer, random_model
 
 from hf_refspec.apps.bench.measure import LOOK_UP
 from hf_refspec.apps.shared.comparison import PLAIN, decode
@@ -17,10 +17,10 @@ from hf_refspec.apps.shared.comparison import PLAIN, decode
 STATIC = {"cache_implementation": "static", "max_cache_len": 64 + NEW_TOKENS}
 
 
-def texts(count: int) -> list[Text]:
+def texts(count: int) -> list[RecordedAnswer]:
     """Answers that repeat a part of their prompts."""
     ids = torch.randint(3, 250, (count, 40), generator=torch.Generator().manual_seed(0)).tolist()
-    return [Text(row[: 30 - i], [*row[4:16], *row[30:40]]) for i, row in enumerate(ids)]
+    return [RecordedAnswer(row[: 30 - i], row[4:16] + row[30:40]) for i, row in enumerate(ids)]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""MAT has not dropped below what benchmarks/guard.json says."""
+"""MAT has not dropped below benchmarks/guard.json."""
 
 from __future__ import annotations
 

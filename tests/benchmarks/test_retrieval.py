@@ -21,7 +21,7 @@ ENCODER = ["--encoder", "letters-64"]
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    """What is nowhere is looked for on the Hub, which must not be waited for."""
+    """Names that exist nowhere are looked up on the Hub: the test must not wait for it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("retrieval.load_encoder", load_letters)
 

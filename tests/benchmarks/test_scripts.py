@@ -1,4 +1,4 @@
-"""Each script of benchmarks/ measures what it says, in small."""
+"""Scripts of benchmarks/ with tiny models."""
 
 from __future__ import annotations
 

@@ -224,8 +224,7 @@ def checked_ids(ids: np.ndarray, below: int) -> list[int]:
 
 
 def build_knn_datastore(path: Path) -> None:
-    options = {"pq_index": True, "progress": False}
-    KnnDatastore.build(model(), tokenizer(), texts(24), path, **options)
+    KnnDatastore.build(model(), tokenizer(), texts(24), path, progress=False)
 
 
 def knn_uses() -> dict[str, Use]:
@@ -241,8 +240,6 @@ def knn_uses() -> dict[str, Use]:
             scores = store.score(query, each.ids).tolist()
             ids = checked_ids(store.next_entries(each.ids), len(store))
             results.append([each.ids.tolist(), tokens.tolist(), probs.tolist(), scores, ids])
-            if store.pq_index is not None:
-                results.append(checked_ids(store.pq_index.candidates(query, 4), len(store)))
         return results
 
     return {

@@ -1,4 +1,4 @@
-"""What ends or reads a text that retrieves while it is generated, by iterative RaLM or kNN-LM."""
+"""Stops and streamers of iterative RaLM and of kNN-LM."""
 
 from __future__ import annotations
 

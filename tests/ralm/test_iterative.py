@@ -1,4 +1,4 @@
-"""Iterative RaLM on real tiny models: whatever is speculated, the ids are by definition."""
+"""Iterative RaLM with tiny models: whatever is speculated, the ids are those of the definition."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def generate(model, retriever, prompt=PROMPT, **options):
 
 @torch.no_grad()
 def by_definition(model, retriever, prompt, new_tokens, stride=4, query_length=8) -> list[int]:
-    """No cache of any kind."""
+    """Iterative RaLM without a cache of any kind."""
     ids = prompt[0].tolist()
     end = len(ids) + new_tokens
     while len(ids) < end:
@@ -62,7 +62,7 @@ def by_definition(model, retriever, prompt, new_tokens, stride=4, query_length=8
 
 @pytest.mark.parametrize(
     "model_type",
-    # A tree, ALiBi, a sliding window, running states, several tokens not exact, no cache.
+    # Trees, ALiBi, a sliding window, running states, inexact passes over several tokens, no cache.
     ["llama", "gpt2", "bloom", "mistral", "mamba2", "lfm2", "mamba", "rwkv"],
 )
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:, 1:]], ids=["bos", "no bos"])

