@@ -11,6 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCardData
+from tqdm import tqdm
 
 from .printable import printable
 
@@ -64,8 +65,4 @@ def cell(value: Any) -> str:
 
 def readable_size(size: float) -> str:
     """A number of bytes with its unit."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+    return tqdm.format_sizeof(size, "B")

@@ -1,8 +1,8 @@
 """The full form of a datastore: shards of tokens with suffix arrays, memory-mapped and merged.
 
 As in a log-structured store, each new shard joins the preceding ones that are not much larger than
-all that came after them ([`grouped`]): sizes grow geometrically, a draft searches as many
-shards as the corpus has orders of magnitude, and each token is rewritten as many times.
+all that came after them ([`grouped`]). Sizes grow geometrically: the number of shards that a draft
+searches, and of times that a token is rewritten, grows with the logarithm of the corpus.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def twin_anchor(text, context, match_length, anchor):
     return anchor
 
 
-def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=False, anchor=-1):
+def grow_slowly(text, context, budget, match_length, copy_length, anchor):
     """The twin of `copy_tree`: every match is searched for anew at every node."""
     anchor = twin_anchor(text, context, match_length, anchor)
     nodes, waiting, path, node, prob = [], {}, [], -1, 1.0
@@ -87,10 +87,7 @@ def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=Fal
         if not waiting or len(nodes) == budget:
             return nodes, waiting, anchor
         (parent, token), (prob, path) = max(waiting.items(), key=lambda item: item[1][0])
-        if chain:
-            waiting.clear()
-        else:
-            del waiting[parent, token]
+        del waiting[parent, token]
         node = len(nodes)
         nodes.append((tuple(path), prob))
 
@@ -106,13 +103,10 @@ def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=Fal
 def test_copy_tree_takes_the_most_probable_nodes(
     text, context, budget, match_length, copy_length, anchor
 ):
-    tokens, parents, probs, new_anchor = grow(
-        text, context, budget, match_length, copy_length, anchor=anchor
-    )
-    nodes, waiting, twin_anchor = grow_slowly(
-        text, context, budget, match_length, copy_length, anchor=anchor
-    )
-    assert new_anchor == twin_anchor
+    limits = context, budget, match_length, copy_length
+    tokens, parents, probs, new_anchor = grow(text, *limits, anchor=anchor)
+    nodes, waiting, expected_anchor = grow_slowly(text, *limits, anchor)
+    assert new_anchor == expected_anchor
     assert probs == pytest.approx([prob for _, prob in nodes], rel=1e-5)
     # Nodes of equal probability may come in any order, and either may be the last that fits.
     expected = dict(nodes) | {tuple(path): prob for prob, path in waiting.values()}

@@ -13,12 +13,6 @@ from hf_refspec.index import kernels
 from hf_refspec.index.draft_tree import tree_depths
 
 
-def test_a_kernel_compiles_its_own_versions_only():
-    for kernel in kernels._kernels:
-        kernel.compile()
-        assert len(kernel._compiled.signatures) == len(kernel._signatures)
-
-
 def test_arguments_of_other_types_are_refused_rather_than_compiled_for():
     with pytest.raises(TypeError):
         tree_depths(np.zeros(2, np.float64))

@@ -61,9 +61,6 @@ def sampled(texts, context, min_match, budget, most, length):
 
 
 sampled_tree = grown_by(sampled)
-both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
-
-
 # --- matches
 
 
@@ -170,19 +167,6 @@ def test_large_tokens_that_share_a_slot_are_kept_apart():
 
 
 # --- trees
-
-
-@both_trees
-def test_trees_are_legal_best_first_and_within_their_budget(grown):
-    @given(documents_lists, contexts, shard_counts, st.integers(0, 12), types, st.integers(1, 30))
-    def check(documents, context, count, budget, dtype, max_continuations):
-        texts = shards_of(documents, count, dtype)
-        tree = grown(texts, context, budget, max_continuations)
-        tree.checked(VOCAB_SIZE)
-        assert (np.diff(tree.probs) <= 0).all()
-        assert len(tree) == min(budget, len(grown(texts, context, 999, max_continuations)))
-
-    check()
 
 
 @given(documents_lists, contexts, shard_counts, st.integers(1, 10), st.integers(1, 4))

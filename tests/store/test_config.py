@@ -21,6 +21,7 @@ from hf_refspec.store.datastore_config import (
     StoreConfig,
 )
 from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.stored_folder import StoredFolder
 
 
 def config_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
@@ -218,27 +219,21 @@ def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_
     CONFIG.write(tmp_path)
     seen = []
 
-    def use(config: StoreConfig) -> int:
-        seen.append(config.vocab_size)
-        if len(seen) < 3:  # another process replaces it, and deletes what this one names
-            replace(CONFIG, vocab_size=300 + len(seen)).write(tmp_path)
-            raise DatastoreError("a file is missing")
-        return len(seen)
+    class Folder(StoredFolder[StoreConfig]):
+        config_type = StoreConfig
 
-    assert StoreConfig.opened(tmp_path, use) == 3
-    assert seen == [300, 301, 302]
+        def _open(self, config: StoreConfig) -> None:
+            seen.append(config.vocab_size)
+            if len(seen) < 3:  # another process replaces it, and deletes what this one names
+                replace(CONFIG, vocab_size=300 + len(seen)).write(tmp_path)
+            if len(seen) != 3:
+                raise DatastoreError("a file is missing") if len(seen) < 5 else MemoryError
 
-    def fails(config: StoreConfig) -> None:
-        raise DatastoreError("it is missing, and was never there")
-
-    with pytest.raises(DatastoreError, match="was never there"):
-        StoreConfig.opened(tmp_path, fails)
-
-    def too_much(config: StoreConfig) -> None:
-        raise MemoryError
-
+    assert Folder(tmp_path).config.vocab_size == 302 and seen == [300, 301, 302]
+    with pytest.raises(DatastoreError, match="a file is missing"):
+        Folder(tmp_path)
     with pytest.raises(DatastoreError, match=f"{tmp_path} cannot be read: .* enough memory"):
-        StoreConfig.opened(tmp_path, too_much)
+        Folder(tmp_path)
 
 
 def test_no_datastore_there(tmp_path):
