@@ -160,12 +160,6 @@ def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
         assert prob == pytest.approx(expected[path], rel=1e-5)
 
 
-def test_large_tokens_that_share_a_slot_are_kept_apart():
-    rows = [[token] for token in (0, 2**16, 2**17, 2**20, 2**31 - 2)]
-    tree = grow(rows, [1] * 5, [0] * 5, 0.0, 9)
-    assert sorted(tree.tokens.tolist()) == [0, 2**16, 2**17, 2**20, 2**31 - 2]
-
-
 # --- trees
 
 
@@ -213,12 +207,6 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
     sample = nodes_of(sampled_tree(texts, [0], max_continuations=300, length=1))
     for path, prob in nodes_of(sampled_tree(texts, [0], length=1)).items():
         assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
-
-
-def test_what_only_a_small_shard_has_is_read_and_counts_for_what_it_is():
-    texts = [*shards_of([[0, 1]] * 500), *shards_of([[0, 2]])]
-    nodes = nodes_of(sampled_tree(texts, [0], max_continuations=10))
-    assert nodes == pytest.approx({(1,): 500 / 501, (2,): 1 / 501})
 
 
 def test_rest_reads_the_first_continuations_of_each_text():

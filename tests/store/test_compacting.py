@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datastores import QUIET, drafts_of, some_documents, write_store
-from stored import content_of, in_a_child
+from full_disk import full_disk
+from stored import content_of
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
@@ -114,8 +115,8 @@ def test_a_full_disk_is_an_oserror_and_the_datastore_is_as_it_was(both, tmp_path
         lambda: both.compact(tmp_path / "new", **options),
         lambda: both.save_pretrained(tmp_path / "new"),
     ):
-        error = in_a_child(function, limit)
-        assert isinstance(error, OSError) and "File too large" in str(error)
+        with full_disk(limit), pytest.raises(OSError, match="File too large"):
+            function()
         assert content_of(both.path) == before
         assert os.listdir(tmp_path) == ["store"]
 

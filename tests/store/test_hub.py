@@ -7,7 +7,7 @@ import os
 import huggingface_hub
 import pytest
 from datastores import fetch, make_store, push
-from hub_server import TOKEN, Blob, Fault
+from hub_server import TOKEN, Blob, Fault, point_to
 from huggingface_hub import constants
 from stored import content_of
 
@@ -201,10 +201,7 @@ def test_offline(hub, monkeypatch, pushed):
 
 def test_hub_out_of_reach(store, monkeypatch, no_waiting, pushed):
     compact = fetch(REPO, form="compact")
-    url = "http://127.0.0.1:9"  # nothing listens there
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    point_to("http://127.0.0.1:9", monkeypatch)  # nothing listens there
     assert fetch(REPO, form="compact") == compact
     with pytest.raises(OSError, match=r"dataset repo 'owner/store'.*was not downloaded: "):
         fetch(REPO)
