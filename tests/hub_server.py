@@ -67,7 +67,7 @@ class Fault:
 
 
 class Hub:
-    """What is stored, and the server at `endpoint`."""
+    """What is stored, and the server: the Hub at `endpoint`, its large files at `storage`."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -78,6 +78,8 @@ class Hub:
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        # Under another name: the client recognises a redirection within the Hub by the host.
+        self.storage = f"http://localhost:{self.server.server_port}"
 
     def create(self, name: str, **attributes: bool) -> Repo:
         repo = self.repos[name] = Repo(**attributes)
@@ -274,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
         objects = json.loads(self.body)["objects"]
         for entry in objects:
             if entry["oid"] not in self.hub.uploads:
-                href = f"{self.hub.endpoint}/storage/{entry['oid']}"
+                href = f"{self.hub.storage}/storage/{entry['oid']}"
                 entry["actions"] = {"upload": {"href": href}}
         self.send_json({"transfer": "basic", "objects": objects})
 
@@ -329,7 +331,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not blob.large:
             self.send_body(blob.content, 200, headers)
             return
-        headers["Location"] = f"{self.hub.endpoint}/storage/{blob.oid}"
+        headers["Location"] = f"{self.hub.storage}/storage/{blob.oid}"
         headers["X-Linked-Etag"] = headers["ETag"]
         headers["X-Linked-Size"] = str(len(blob.content))
         self.send_body(b"", 302, headers)

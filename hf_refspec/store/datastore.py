@@ -22,7 +22,6 @@ from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
 from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
-from .names import load_tokenizer
 from .shards import grouped, map_shard, merge_shards, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
@@ -312,26 +311,18 @@ class Datastore(StoredFolder[StoreConfig]):
         except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
 
-    def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
-        """Loads the tokenizer that the datastore was made with.
-
-        The datastore's own copy has neither a chat template nor names of special tokens.
-
-        Args:
-            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own copy.
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loads the datastore's own copy of the tokenizer that it was made with, which has neither
+        a chat template nor names of special tokens.
 
         Raises:
-            OSError: If it cannot be found or read.
-            ValueError: If it is not a tokenizer.
-            DatastoreError: If it is another tokenizer, or missing or damaged.
+            DatastoreError: If it is missing or damaged, or another tokenizer.
         """
-        stored = self.config.tokenizer_file
-        if name is not None:
-            tokenizer = load_tokenizer(name)
-        elif stored is not None:
-            config = self.config
-            tokenizer = read_tokenizer(self.path, stored, config.tokenizer, config.vocab_size)
-        else:
+        config = self.config
+        if config.tokenizer_file is None:
             raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")
+        tokenizer = read_tokenizer(
+            self.path, config.tokenizer_file, config.tokenizer, config.vocab_size
+        )
         self.check_tokenizer(tokenizer)
         return tokenizer

@@ -109,16 +109,11 @@ def _read_card(folder: Path) -> bytes | None:
 
 
 def push_files(
-    repo_id: str,
-    repo_type: RepoType,
-    files: Mapping[str, bytes],
-    private: bool | None = None,
-    token: str | bool | None = None,
+    repo_id: str, repo_type: RepoType, files: Mapping[str, bytes], **target: Any
 ) -> CommitInfo:
     """Writes files, by their paths, into a repo in one commit; its other files stay."""
     additions = [CommitOperationAdd(path, content) for path, content in files.items()]
-    options: dict[str, Any] = {"token": token, "private": private}
-    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **options)
+    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **target)
 
 
 def _commit(
