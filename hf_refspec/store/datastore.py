@@ -248,10 +248,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Yields the documents of the full form in order, each an array of token ids."""
-        texts = (shard.tokens for shard in self.shards)
-        unfinished = yield from split_documents(texts, self.config.separator)
-        if len(unfinished):
-            yield unfinished
+        return split_documents((shard.tokens for shard in self.shards), self.config.separator)
 
     def compact(self, path: str | os.PathLike | None = None, **options: Any) -> Datastore:
         """Builds the compact form: the commonest n-grams, each with its draft tree (CREST, arXiv

@@ -127,16 +127,6 @@ def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, bloc
     assert [document.tolist() for document in store.iter_documents()] == DOCUMENTS
 
 
-def test_text_behind_the_last_separator_is_a_document(tmp_path):
-    store = write_store(tmp_path / "store", DOCUMENTS, cuts=(100, 300))
-    config = replace(store.config, shards=store.config.shards[:2])
-    config.write(store.path)
-    separated = [*map(np.ndarray.tolist, Datastore(store.path).iter_documents())]
-    whole = len(separated) - 1
-    assert separated[:whole] == DOCUMENTS[:whole]
-    assert separated[whole] == DOCUMENTS[whole][: len(separated[whole])]
-
-
 def test_verifying_reads_what_is_open_and_never_waits(both):
     compact = Datastore(both.path, "compact")
     path = both.path / both.config.shards[0].tokens_file.name
@@ -168,16 +158,6 @@ def test_a_copy_has_what_is_open(both, tmp_path):
     copied.verify()
     assert (copied.form, copied.config.shards) == ("compact", [])
     assert len(content_of(copied.path)) == 2
-
-
-def test_a_copy_replaces_nothing(full, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for path in (tmp_path, tmp_path / "file", full.path):
-        with pytest.raises(FileExistsError, match="exists; choose another path"):
-            full.save_pretrained(path)
-        with pytest.raises(FileExistsError, match="exists; choose another path"):
-            full.compact(path, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == ["file", "store"]
 
 
 def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):

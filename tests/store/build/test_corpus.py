@@ -227,21 +227,6 @@ def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store
     assert set(after) == {"config.json", *(file.name for file in new.files())}
 
 
-def test_a_config_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path, tokenizer, store):
-    config, victim = store / "config.json", tmp_path / "victim"
-    config.rename(victim)
-    config.symlink_to(victim)
-    before = victim.read_bytes()
-    opened = Datastore(store)
-    opened.save_pretrained(tmp_path / "copy")
-    opened.verify()
-    extend_store(store, ["more"], tokenizer, **QUIET)
-    assert victim.read_bytes() == before
-    for folder, texts in ((store, [*filter(None, TEXTS), "more"]), (tmp_path / "copy", TEXTS)):
-        assert not (folder / "config.json").is_symlink()
-        assert sorted(texts_of(folder, tokenizer)) == sorted(filter(None, texts))
-
-
 def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
     before = content_of(store)
     for more, message in (
