@@ -1,8 +1,7 @@
-"""What a name stands for: a folder of this machine, or a repo on the Hub.
+"""Names of models, tokenizers and stored folders: a folder of this machine, or a repo on the Hub.
 
-Models, tokenizers and stored folders are all named so. A name that can only be a path and is not
-there is refused at once. For any other model the Hub is asked once, for three seconds at most:
-huggingface_hub itself tries again for half a minute for each file.
+A name that can only be a path and does not exist is refused at once. For any other model the Hub is
+asked once, for three seconds at most: huggingface_hub itself tries for half a minute for each file.
 """
 
 from __future__ import annotations

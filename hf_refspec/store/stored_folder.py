@@ -1,4 +1,4 @@
-"""The stored folder: a config.json that names all its files, and what can be done with it.
+"""The stored folder: a config.json that names all its files, and the operations on them.
 
     config.json       what the folder is, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
