@@ -117,16 +117,15 @@ def test_copy_tree_takes_the_most_probable_nodes(
     assert ties or set(paths(tokens, parents)) == {path for path, _ in nodes}
 
 
-@given(texts, contexts, st.integers(1, 30), st.booleans())
-def test_copy_tree_is_a_legal_tree_within_its_budget(text, context, budget, chain):
-    tokens, parents, probs, _ = grow(text, context, budget, chain=chain)
-    assert len(tokens) <= budget
-    assert all(-1 <= parent < node for node, parent in enumerate(parents))
-    assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
-    assert all(0 < p <= (probs[q] if q >= 0 else 1.0) for p, q in zip(probs, parents, strict=True))
-    assert min(tokens, default=0) >= 0
-    if chain:
-        assert parents == list(range(-1, len(tokens) - 1))
+@given(texts, contexts, st.integers(1, 30))
+def test_a_chain_is_the_most_probable_child_of_each_node(text, context, budget):
+    tokens, parents, probs, _ = grow(text, context, budget, chain=True)
+    assert len(tokens) <= budget and parents == list(range(-1, len(tokens) - 1))
+    path, anchor = [], twin_anchor(text, context, 1, -1)
+    for token, prob, before in zip(tokens, probs, [1.0, *probs], strict=False):
+        children = child_probs(text, context, path, 1, anchor)
+        assert prob == pytest.approx(before * max(children.values()), rel=1e-5)
+        path.append(token)
 
 
 def test_one_token_over_and_over_is_drafted_to_the_full_budget():
