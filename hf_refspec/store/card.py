@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .folder_config import FolderConfig
 
 TAGS = ["hf-refspec", "speculative-decoding"]
-# The commonest licences that the Hub knows; it refuses a card with any other, for which the card
+# Common licences that the Hub knows. It refuses a card with an unknown one: the card of any other
 # says "other" and the name.
 _HUB_LICENCE = re.compile(
     r"apache-2\.0|mit|isc|bsd(-[23]-clause)?|mpl-2\.0|unlicense|a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)"
