@@ -116,12 +116,11 @@ def build_store(
     chosen = BuildOptions(**options)
     config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    opened.name = corpus or opened.name
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
         shards = _add_shards(folder, config, opened, engine, chosen)
         about = {
-            "corpus": opened.name,
+            "corpus": corpus or opened.name,
             "license": license or opened.license,
             "deduplicated": chosen.deduplicate,
             "hf_refspec": __version__,

@@ -151,11 +151,9 @@ def _read_files(files: list[Path]) -> Iterator[str]:
     for path in files:
         with open_file(path) as file, reading(path):
             content = file.read()
-            try:
-                text = content.decode("utf-8")
-            except UnicodeDecodeError:
-                damaged.append(path)
-                text = content.decode("utf-8", errors="replace")
+        text = content.decode("utf-8", errors="replace")
+        if text.encode("utf-8") != content:
+            damaged.append(path)
         yield text
     if damaged:
         logger.warning(
@@ -173,12 +171,9 @@ def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
         if not isinstance(document, str):
             yield _checked_ids(document, number, vocab_size)
             continue
-        try:
-            document.encode("utf-8")
-        except UnicodeEncodeError:
-            damaged += 1
-            document = document.encode("utf-8", errors="replace").decode("utf-8")
-        yield document
+        text = document.encode("utf-8", errors="replace").decode("utf-8")
+        damaged += text != document
+        yield text
     if damaged:
         logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 
