@@ -29,8 +29,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    TypeVar,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -51,7 +49,6 @@ VERIFIED = "verified.json"
 _LARGEST_JSON, _DEEPEST_JSON = 1 << 24, 20
 # These distinguish a config.json from those of other folders, models and formats.
 _HEADER = ("kind", "format", "format_version")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,9 @@ class FolderConfig:
         """Raises a ValueError if the JSON object is not such a config."""
         if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
             raise ValueError("it is nested too deep")
-        config = _parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
+        config: Self = _parse(
+            cls, {k: value for k, value in content.items() if k not in cls.HEADER}
+        )
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
@@ -188,9 +187,9 @@ def _entries_in(value: Any) -> list[FileEntry]:
     return [entry for each in value for entry in _entries_in(each)] if type(value) is list else []
 
 
-def _parse(kind: type[T], content: Any) -> T:
+def _parse(kind: Any, content: Any) -> Any:
     """Turns a JSON object with exactly the fields of a dataclass into an instance of it."""
-    hints = _hints(cast(Any, kind))
+    hints = _hints(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")
     if missing := sorted(hints.keys() - content.keys()):
@@ -216,7 +215,7 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if is_dataclass(hint):
-        entry: Any = _parse(cast(Any, hint), value)
+        entry = _parse(hint, value)
         if allowed is not None and not allowed.fullmatch(entry.name):
             raise ValueError(f"{short(entry.name)} is not the name of a {name} in its folder")
         return entry
