@@ -20,6 +20,7 @@ from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.names import load_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
 MEGABYTES = (0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
@@ -65,10 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("store", help="the folder of a datastore with its full form")
     add("--data", type=Path, required=True, help="HumanEval.jsonl.gz")
-    add("--tokenizer", help="default: the one that the datastore carries or names")
+    add("--tokenizer", help="default: the one that the datastore carries")
     options = parser.parse_args(arguments)
     store = Datastore(options.store, form="full")
-    tokenizer = store.load_tokenizer(options.tokenizer)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
     problems = humaneval(options.data, tokenizer)
     answers = [(each.prompt_ids, each.answer_ids) for each in problems]
     rows = []

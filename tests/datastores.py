@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import resource
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from hf_refspec.index.suffix_array import DEPTH, IndexedText, build_suffix_array
 from hf_refspec.store import hub
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
-from hf_refspec.store.files import FileEntry, check_file, write_arrays
+from hf_refspec.store.files import check_file, write_arrays
 from hf_refspec.store.shards import map_suffixes, map_tokens
 
 QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
@@ -76,29 +73,6 @@ def shards_of(documents, count=1, dtype=np.uint16, vocab_size=4) -> list[Indexed
     return shards
 
 
-def write_table(folder: Path, arrays: dict[str, np.ndarray], counts: list[int]) -> Datastore:
-    """Writes a datastore of only these n-grams and opens it."""
-    folder.mkdir()
-    file = write_arrays(folder / "ngrams-0123456789ab.safetensors", arrays)
-    ngrams = NgramsEntry(counts, len(arrays["node_tokens"]), 1, file)
-    StoreConfig(FINGERPRINT, "org/tokenizer", 300, {}, [], ngrams).write(folder)
-    return Datastore(folder)
-
-
-def write_zeros(folder: Path, length: int, number: int = 1) -> ShardEntry:
-    """Writes a shard of zeros that takes no room on the disk."""
-    files = []
-    for name, dtype in (("tokens", "U16"), ("suffixes", "I32")):
-        path, size = folder / f"{name}-{number:05}.safetensors", length * int(dtype[1:]) // 8
-        header = json.dumps({name: {"dtype": dtype, "shape": [length], "data_offsets": [0, size]}})
-        header += " " * (-len(header) % 8)
-        with open(path, "wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header.encode())
-            file.truncate(file.tell() + size)
-        files.append(FileEntry(path.name, path.stat().st_size, ""))
-    return ShardEntry(length, 0, *files)
-
-
 def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
     drafter = DatastoreDrafts(store)
     drafts = []
@@ -109,11 +83,6 @@ def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
         drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()))
     assert any(tokens for tokens, _, _ in drafts)
     return drafts
-
-
-def memory() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def documents_of(folder: Path) -> list[list[int]]:

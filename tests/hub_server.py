@@ -58,33 +58,28 @@ class Repo:
 
 @dataclass
 class Fault:
-    """Cuts the connection in the middle of a body: the server's, or for PUT and POST the client's.
-    It concerns the requests of a method whose path contains `path`."""
+    """Cuts the connection in the middle of a body, the server's or for PUT and POST the client's:
+    in all requests of a method whose path contains `path`."""
 
     method: str
     path: str
     after: int
-    times: int = 1
 
 
 class Hub:
-    """What is stored, and the two servers: the Hub's own, `endpoint`, and that of the large files,
-    `storage`, which must never see a token."""
+    """What is stored, and the server: the Hub at `endpoint`, its large files at `storage`."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.uploads: dict[str, bytes] = {}  # large files by checksum, committed or not
         self.faults: list[Fault] = []
-        self.requests: list[str] = []  # each a method, a path, and a range if one was given
-        self.large = r".*\.safetensors"  # the files that are to come as large ones
+        self.requests: list[str] = []  # each a method and a path
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"hub": self})
-        self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
         # Under another name: the client recognises a redirection within the Hub by the host.
-        self.endpoint, self.storage = (
-            f"http://{name}:{server.server_port}"
-            for name, server in zip(("127.0.0.1", "localhost"), self.servers, strict=True)
-        )
+        self.storage = f"http://localhost:{self.server.server_port}"
 
     def create(self, name: str, **attributes: bool) -> Repo:
         repo = self.repos[name] = Repo(**attributes)
@@ -94,24 +89,16 @@ class Hub:
     def asked_for(self, method: str, part: str = "") -> list[str]:
         return [r for r in self.requests if r.startswith(method + " ") and part in r]
 
-    def next_fault(self, method: str, path: str) -> Fault | None:
-        left = (each for each in self.faults if each.times and each.method == method)
-        if fault := next((each for each in left if each.path in path), None):
-            fault.times -= 1
-        return fault
-
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
-    for server in hub.servers:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    threading.Thread(target=hub.server.serve_forever, kwargs={"poll_interval": 0.01}).start()
     try:
         yield hub
     finally:
-        for server in hub.servers:
-            server.shutdown()
-            server.server_close()
+        hub.server.shutdown()
+        hub.server.server_close()
 
 
 class HubError(Exception):
@@ -138,7 +125,6 @@ _ROUTES = [
     ("POST", rf"/api/{_KIND}/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
     ("POST", rf"(/datasets|/spaces)?/{_REPO}\.git/info/lfs/objects/batch", "large_file_batch"),
     ("PUT", r"/storage/(?P<oid>[0-9a-f]{64})", "store_large_file"),
-    ("POST", r"/storage/(?P<oid>[0-9a-f]{64})/verify", "verify_large_file"),
     ("GET", r"/storage/(?P<oid>[0-9a-f]{64})", "read_large_file"),
     ("GET", rf"(/datasets|/spaces)?/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
 ]
@@ -154,9 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         url = urlsplit(self.path)
         self.path, self.creates_pr = url.path, "create_pr=1" in url.query
-        asked = f"{self.command} {unquote(self.path)} {self.headers.get('Range', '')}".rstrip()
+        asked = f"{self.command} {unquote(self.path)}"
         self.hub.requests.append(asked)
-        self.fault = self.hub.next_fault(self.command, unquote(self.path))
+        faults = (f for f in self.hub.faults if f.method == self.command and f.path in asked)
+        self.fault = next(faults, None)
         try:
             self.body = self.read_body()
             method = "GET" if self.command == "HEAD" else self.command
@@ -200,18 +187,6 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Type": "application/json", **(headers or {})}
         self.send_body(json.dumps(content).encode(), status, headers)
 
-    def send_file(self, content: bytes, headers: dict[str, str]) -> None:
-        """The whole file, or from the byte that Range names."""
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if not wanted:
-            self.send_body(content, 200, headers)
-            return
-        start, size = int(wanted[1]), len(content)
-        if start >= size:
-            raise HubError(416)
-        headers = {**headers, "Content-Range": f"bytes {start}-{size - 1}/{size}"}
-        self.send_body(content[start:], 206, headers)
-
     # Who may do what
 
     def is_owner(self) -> bool:
@@ -239,10 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(404, "RevisionNotFound")
         return sha
 
-    def check_stranger(self) -> None:
-        if "Authorization" in self.headers:
-            raise HubError(400, error="a token has got out of the Hub")
-
     # Pages
 
     def create_repo(self) -> None:
@@ -269,12 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_json({})
 
     def validate_card(self) -> None:
-        content = json.loads(self.body)["content"]
-        bare = not content.startswith("---\n")
-        wrong = not bare and "license: proprietary" in content
-        warnings = [{"message": "empty metadata"}] if bare else []
+        wrong = "license: proprietary" in json.loads(self.body)["content"]
         errors = [{"message": "unknown license"}] if wrong else []
-        self.send_json({"errors": errors, "warnings": warnings}, 400 if wrong else 200)
+        self.send_json({"errors": errors, "warnings": []}, 400 if wrong else 200)
 
     def info(self, name: str, revision: str | None) -> None:
         repo = self.repo_to_read(name)
@@ -298,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = []
         for file in json.loads(self.body)["files"]:
             path = file["path"]
-            mode = "lfs" if re.fullmatch(self.hub.large, path) else "regular"
+            mode = "lfs" if path.endswith(".safetensors") else "regular"
             oid = present[path].oid if path in present else None
             files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.send_json({"files": files})
@@ -308,28 +276,18 @@ class _Handler(BaseHTTPRequestHandler):
         objects = json.loads(self.body)["objects"]
         for entry in objects:
             if entry["oid"] not in self.hub.uploads:
-                path = f"/storage/{entry['oid']}"
-                entry["actions"] = {
-                    "upload": {"href": self.hub.storage + path},
-                    "verify": {"href": f"{self.hub.endpoint}{path}/verify"},
-                }
+                href = f"{self.hub.storage}/storage/{entry['oid']}"
+                entry["actions"] = {"upload": {"href": href}}
         self.send_json({"transfer": "basic", "objects": objects})
 
     def store_large_file(self, oid: str) -> None:
-        self.check_stranger()
         if hashlib.sha256(self.body).hexdigest() != oid:
             raise HubError(400, error="the checksum is another")
         self.hub.uploads[oid] = self.body
         self.send_json({})
 
-    def verify_large_file(self, oid: str) -> None:
-        if len(self.hub.uploads.get(oid, b"")) != json.loads(self.body)["size"]:
-            raise HubError(404, error="not uploaded")
-        self.send_json({})
-
     def read_large_file(self, oid: str) -> None:
-        self.check_stranger()
-        self.send_file(self.hub.uploads[oid], {"ETag": f'"{oid}"'})
+        self.send_body(self.hub.uploads[oid], 200, {"ETag": f'"{oid}"'})
 
     def commit(self, name: str, revision: str) -> None:
         repo = self.repo_to_write(name)
@@ -369,9 +327,9 @@ class _Handler(BaseHTTPRequestHandler):
         blob = repo.commits[sha].get(file)
         if blob is None:
             raise HubError(404, "EntryNotFound")
-        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.oid}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.oid}"'}
         if not blob.large:
-            self.send_file(blob.content, headers)
+            self.send_body(blob.content, 200, headers)
             return
         headers["Location"] = f"{self.hub.storage}/storage/{blob.oid}"
         headers["X-Linked-Etag"] = headers["ETag"]

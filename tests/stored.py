@@ -1,11 +1,9 @@
-"""A datastore's config, a file of arrays, and processes that fail or are killed."""
+"""A datastore's config, a file of arrays, and other processes."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
-import signal
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -65,30 +63,19 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def in_a_child(function: Callable[[], Any], limit: int | None = None) -> Any:
-    """Runs a function in another process; returns what it returned or raised, `None` if it was
-    killed.
-
-    Args:
-        function (`Callable`): Returns what can be pickled.
-        limit (`int`, *optional*): No file may become larger, as on a full disk.
-    """
+def in_a_child(function: Callable[[], Any]) -> Any:
+    """Runs a function in another process; returns what it returned, which can be pickled, or
+    raised."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
         try:
-            if limit is not None:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             result = function()
         except BaseException as error:
             result = type(error)(str(error))
         sender.send(result)
         os._exit(0)
     sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
-    finally:
-        os.waitpid(child, 0)
+    result = receiver.recv()
+    os.waitpid(child, 0)
+    return result

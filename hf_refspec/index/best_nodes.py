@@ -56,7 +56,7 @@ def best_nodes(
 
 
 def _shorter(ngrams: Sequence[np.ndarray]) -> np.ndarray:
-    """Of each n-gram, the index of the one without its first token; -1 if that is not there."""
+    """For each n-gram the index of the one without its first token, -1 if it is not there."""
     index: dict[tuple[int, ...], int] = {}
     for order in ngrams:
         for ngram in order.tolist():
@@ -66,7 +66,7 @@ def _shorter(ngrams: Sequence[np.ndarray]) -> np.ndarray:
 
 @kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)
 def replaced_nodes(starts, tokens, parents, shorter):
-    """Of each node, the index of the node with the same path in the tree of the shorter n-gram, -1
+    """For each node the index of the node with the same path in the tree of the shorter n-gram, -1
     if there is none."""
     replaced = np.full(len(tokens), -1, dtype=np.int32)
     for entry in range(len(shorter)):

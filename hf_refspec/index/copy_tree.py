@@ -18,8 +18,8 @@ from .token_buffer import LinkedText, common_suffix, latest_of
 
 # A longer match predicts no better than one of this length, and takes longer to compare.
 LONGEST_MATCH = 16
-# The latest matches of each length are kept at the root, and as many of those that join at a deeper
-# node: more cost time and did not draft better.
+# Matches of each length that are kept at the root, and matches that join at a deeper node: the
+# latest ones. More took time and did not draft better.
 MATCHES_KEPT = 64
 # Occurrences of one token that are compared, latest first, at the root and at another node: a bound
 # on the time in a text of millions of tokens, or of one token over and over.

@@ -65,8 +65,8 @@ def tree_ancestors(parents):
 
 @kernel("int32[::1](int32[::1], float32[::1])", interpreted=True)
 def best_path(parents, probs):
-    """The nodes of the path with the largest sum of `probs`, top down; of paths with equal sums
-    that whose last node comes first."""
+    """The nodes of the path with the largest sum of `probs`, top down; of paths with equal sums,
+    the one whose last node comes first."""
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)
     best = -1

@@ -48,8 +48,8 @@ class Kernel:
         return self._compiled(*arguments)
 
     def prepare(self) -> None:
-        """Compiles it, and all kernels of the same file: they are needed together. Says so where
-        numba's cache lacks them."""
+        """Compiles it and all kernels of the same file, which are needed together; warns if numba's
+        cache lacked them."""
         if self._compiled is not None:
             return
         start = time.perf_counter()

@@ -36,7 +36,7 @@ FORGET = 32
 # Tokens compared at once.
 STRIDE = 32
 
-# The length of a part, and what returns its suffix array, int32.
+# The length of a part, and a function that returns its suffix array, int32.
 Part: TypeAlias = tuple[int, Callable[[], np.ndarray]]
 
 

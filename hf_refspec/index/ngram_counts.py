@@ -30,8 +30,7 @@ class _Order:
             self.cut()
 
     def cut(self) -> None:
-        """Keeps at most twice as many as are wanted, and of those that are equally common all or
-        none."""
+        """Keeps at most twice the wanted number, and all or none of equally common ones."""
         counts = self.found[:, 1]
         if len(counts) > 2 * self.most:
             place = len(counts) - 2 * self.most - 1
@@ -48,7 +47,7 @@ class _Order:
 def common_ngrams(text: IndexedText, longest: int, per_order: int) -> list[np.ndarray]:
     """Finds the commonest n-grams of each length in a text, in memory that does not grow with it:
     of each length from 1 on, int32 of shape `(count, n)`, those that occur at least twice, the
-    commonest first. Where too many are equally common, none of them."""
+    commonest first. If too many are equally common, all of these are left out."""
     orders = [_Order(per_order, np.empty((0, 2), np.int64)) for _ in range(longest)]
     runs = np.full((longest, 2), -1, np.int64)
     ended = np.empty((longest, BLOCK // RAREST + 1, 2), np.int64)
@@ -80,10 +79,10 @@ def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
     the next part and `before` the suffix before it, -1 if there is none. Tokens from `vocab_size`
     on separate documents.
 
-    `least` has the fewest occurrences that count, of each length. `runs` (lengths, 2) has where the
+    `least` has the fewest occurrences that count for each length. `runs` (lengths, 2) has where the
     n-gram of the current run occurs (-1 if its document ends before) and how often; it is read and
-    written. `ended` (lengths, room, 2) receives the same of the runs that have ended, whose numbers
-    are returned."""
+    written. `ended` (lengths, room, 2) receives both for each run that has ended; their numbers are
+    returned."""
     numbers = np.zeros(len(runs), dtype=np.int64)
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])

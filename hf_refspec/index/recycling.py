@@ -92,9 +92,8 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
     """Enters what the target expects after a text and after each node of a tree below it.
 
     It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
-    best one is invalid. `before` are the last tokens of the text, as many as there are up to
-    MOST_CONTEXT; `best_tokens` and `best_probs` (1 + T, k) stand after the text and each of T
-    nodes.
+    best one is invalid. `before` are the last tokens of the text, MOST_CONTEXT if it has them;
+    `best_tokens` and `best_probs` (1 + T, k) stand after the text and each of T nodes.
 
     Of the (1 + T) n contexts it enters those from `start` on, n being the `longest`; returns the
     first one that it had no room for, (1 + T) n if there is none."""

@@ -57,11 +57,11 @@ class _Known(NamedTuple):
     counts: np.ndarray
     counted: float
     pooling: Pooling
-    # Of the position before the text's end, and then of the root and of each node: its best.
+    # The best at the position before the text's end, at the root and at each node.
     best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
     best_probs: np.ndarray  # float32
     number: np.ndarray  # int64 of shape (1,), how many proposals there are so far
-    # Of the present node: its last tokens, the last one first, and the entries of its contexts.
+    # The present node's last tokens, the last one first, and the entries of its contexts.
     context: np.ndarray  # int32 of shape (MOST_CONTEXT,)
     entries: np.ndarray  # int64
 
@@ -91,9 +91,9 @@ def recycling_tree(
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
     all scores and of one that stands for all unknown tokens.
 
-    `text` is the last tokens, as many as there are up to MOST_CONTEXT; `commonest` is proposed
-    everywhere; `counts` is how often each token came, `counted` all of them; `last_tokens` and
-    `last_probs` are what the target expected in place of the last token."""
+    `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
+    `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
+    what the target expected in place of the last token."""
     best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
     best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
     for i in range(min(RUNNERS_UP, len(last_tokens))):

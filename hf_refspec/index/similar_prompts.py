@@ -27,7 +27,7 @@ def similar_prompts(
     that of a prompt, the most similar one last; of equal ones the newer is later.
 
     `tokens` (n,) are the documents, below `vocab_size`, each with a boundary behind it at one of
-    `ends` (d,). Of each, the first `prompt_lengths` (d,) tokens are its prompt. The first `skipped`
+    `ends` (d,). The first `prompt_lengths` (d,) tokens of each are its prompt. The first `skipped`
     documents are left out."""
     asked = np.zeros(vocab_size, dtype=bool)
     asked[prompt[prompt < vocab_size]] = True

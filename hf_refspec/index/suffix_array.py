@@ -101,8 +101,8 @@ DAMAGED = (
 )
 # How many first tokens of a suffix it is sorted by: no match is longer.
 DEPTH = 128
-# How many lengths of a pattern are searched for together: more overlap more waits for memory,
-# fewer are less often in vain.
+# Lengths of a pattern that are searched for together: more overlap more waits for memory, fewer are
+# searched for in vain.
 TOGETHER = 4
 
 
@@ -132,7 +132,7 @@ def find_suffixes(text, context, min_match):
     tokens, suffixes = text.tokens, text.suffixes
     total = max(len(context) - min_match + 1, 0)
     ranges = np.empty((total, 2), dtype=np.int64)
-    # Of each length, the first suffix that begins with the pattern and the first one after these.
+    # For each length the first suffix that begins with the pattern and the first one after these.
     lows = np.empty(2 * TOGETHER, dtype=np.int64)
     highs = np.empty(2 * TOGETHER, dtype=np.int64)
     positions = np.empty(2 * TOGETHER, dtype=np.int64)
@@ -178,12 +178,13 @@ def sample_continuations(text, ranges, plan, end, written):
     from row `end` on; returns how many rows there are then.
 
     It reads a text in proportion to its matches, but at least once: what only a small text has is
-    worth a row. Of more matches it takes evenly spaced ones. A range is sorted by what follows, so
-    each continuation is sampled in proportion to its occurrences, to within one.
+    worth a row. If it does not read all matches, those that it reads are evenly spaced. A range is
+    sorted by what follows, so each continuation is sampled in proportion to its occurrences, to
+    within one.
 
-    `ranges` (m, 2) is where in the suffix array the matches of each length are, and `plan` (m, 4)
-    of each length, how many tokens match, in how many places of all texts, about how many of these
-    are read, and how many tokens of each, at least 1."""
+    `ranges` (m, 2) is where in the suffix array the matches of each length are. `plan` (m, 4) has
+    for each length the number of tokens that match, of places in all texts, of these that are read
+    (about), and of tokens read at each place, at least 1."""
     tokens, suffixes, vocab_size = text
     rows, lengths, orders, occurrences = written
     separator = np.iinfo(tokens.dtype).max

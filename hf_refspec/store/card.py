@@ -11,6 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCardData
+from tqdm import tqdm
 
 from .printable import printable
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .folder_config import FolderConfig
 
 TAGS = ["hf-refspec", "speculative-decoding"]
-# The commonest licences that the Hub knows; it refuses a card with any other, for which the card
+# Common licences that the Hub knows. It refuses a card with an unknown one: the card of any other
 # says "other" and the name.
 _HUB_LICENCE = re.compile(
     r"apache-2\.0|mit|isc|bsd(-[23]-clause)?|mpl-2\.0|unlicense|a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)"
@@ -64,8 +65,4 @@ def cell(value: Any) -> str:
 
 def readable_size(size: float) -> str:
     """A number of bytes with its unit."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+    return tqdm.format_sizeof(size, "B")

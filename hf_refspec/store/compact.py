@@ -27,7 +27,8 @@ Mode: TypeAlias = Literal["mixed", "rest"]
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
-# Of a match. REST's are those of its authors' code; with a mixed tree more hardly help.
+# Continuations read of a match. REST reads those of its authors' code; a mixed tree hardly gains by
+# more.
 CONTINUATIONS: dict[Mode, int] = {"rest": 5000, "mixed": 1000}
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
@@ -43,7 +44,7 @@ class CompactOptions:
         max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
         ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest; 20,000
             if `max_bytes` is not given either.
-        max_bytes (`int`, *optional*): The most bytes of the file. The n-grams and nodes are kept
+        max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
             that are accepted most often for their bytes.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
-from .build.corpus import build_store, changing, extend_store
+from .build.corpus import BuildOptions, build_store, changing, extend_store
 from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
 from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
-from .names import load_tokenizer
 from .shards import grouped, map_shard, merge_shards, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
@@ -68,14 +66,15 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        check_form(form)
         super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
 
     def _open(self, config: StoreConfig) -> None:
         (form,) = self._arguments
-        self.form: Form = form or ("full" if config.shards else "compact")
+        if form is None:
+            form = "full" if config.shards else "compact"
+        self.form: Form = form
         try:
             part = config.in_form(self.form)
         except DatastoreError as error:
@@ -122,7 +121,7 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds a datastore in a new folder and opens it.
 
         Args:
-            source, tokenizer, path, options: As of [`build_store`].
+            source, tokenizer, path, options: See [`build_store`].
             form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): With `"compact"` the
                 full form is deleted once the compact one is made of it.
             max_bytes (`int`, *optional*): The most bytes of the compact form.
@@ -154,7 +153,7 @@ class Datastore(StoredFolder[StoreConfig]):
             more: The documents to add, as `source` in [`build_store`].
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
-            options: As of [`BuildOptions`].
+            options: See [`BuildOptions`].
 
         Returns:
             [`Datastore`]: All of it, opened.
@@ -190,11 +189,9 @@ class Datastore(StoredFolder[StoreConfig]):
             DatastoreError: If it is damaged, or another process is writing it.
             OSError: If the merged shards cannot be written; the datastore is unchanged.
         """
-        if num_proc is not None:
-            check_count("num_proc", num_proc, " or None")
+        threads = BuildOptions(num_proc=num_proc).num_proc or usable_cores()
         with self.naming_damage(), changing(self.path, ", which has no shards") as config:
             groups = grouped(config.shards, growth=LARGEST_SHARD)
-            threads = num_proc or usable_cores()
             shards = merge_shards(self.path, config, groups, threads, progress)
             if shards != config.shards:
                 replace(config, shards=shards).write(self.path)
@@ -211,7 +208,7 @@ class Datastore(StoredFolder[StoreConfig]):
         Args:
             tokenizer (`PreTrainedTokenizerBase`): The other model's.
             path (`str` or `Path`): The new folder.
-            options: As of [`build_store`].
+            options: See [`build_store`].
 
         Returns:
             [`Datastore`]: The new one, opened.
@@ -251,10 +248,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Yields the documents of the full form in order, each an array of token ids."""
-        texts = (shard.tokens for shard in self.shards)
-        unfinished = yield from split_documents(texts, self.config.separator)
-        if len(unfinished):
-            yield unfinished
+        return split_documents((shard.tokens for shard in self.shards), self.config.separator)
 
     def compact(self, path: str | os.PathLike | None = None, **options: Any) -> Datastore:
         """Builds the compact form: the commonest n-grams, each with its draft tree (CREST, arXiv
@@ -263,7 +257,7 @@ class Datastore(StoredFolder[StoreConfig]):
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
                 form; by default it is added to this one and replaces an older one.
-            options: As of [`CompactOptions`].
+            options: See [`CompactOptions`].
 
         Returns:
             [`Datastore`]: The compact form, opened.
@@ -307,33 +301,25 @@ class Datastore(StoredFolder[StoreConfig]):
         """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
         error of the tokenizer, as a DatastoreError that names the path."""
         try:
-            with naming_failures("its tokenizer fails"):
+            with naming_failures(f"{self.path}: its tokenizer fails"):
                 yield
         except DatastoreError:
             raise
         except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
 
-    def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
-        """Loads the tokenizer that the datastore was made with.
-
-        The datastore's own copy has neither a chat template nor names of special tokens.
-
-        Args:
-            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own copy.
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loads the datastore's own copy of the tokenizer that it was made with, which has neither
+        a chat template nor names of special tokens.
 
         Raises:
-            OSError: If it cannot be found or read.
-            ValueError: If it is not a tokenizer.
-            DatastoreError: If it is another tokenizer, or missing or damaged.
+            DatastoreError: If it is missing or damaged, or another tokenizer.
         """
-        stored = self.config.tokenizer_file
-        if name is not None:
-            tokenizer = load_tokenizer(name)
-        elif stored is not None:
-            config = self.config
-            tokenizer = read_tokenizer(self.path, stored, config.tokenizer, config.vocab_size)
-        else:
+        config = self.config
+        if config.tokenizer_file is None:
             raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")
+        tokenizer = read_tokenizer(
+            self.path, config.tokenizer_file, config.tokenizer, config.vocab_size
+        )
         self.check_tokenizer(tokenizer)
         return tokenizer

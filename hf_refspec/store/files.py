@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -162,9 +163,9 @@ def read_arrays(
     expected: Mapping[str, tuple[Any, Any]],
     check_small: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Memory-maps the arrays of a file, without reading or checking their content; `expected` is
-    the type of each array and its shape, length, or `None` for any length. With `check_small` a
-    file of up to 4 MiB is compared with its checksum as well."""
+    """Memory-maps the arrays of a file, without reading or checking their content; `expected` has
+    the type of each array and its shape or length, `None` for any length. With `check_small` a file
+    of up to 4 MiB is compared with its checksum as well."""
     path = folder / entry.name
     if check_small and entry.size <= _SMALL:
         check_file(folder, entry)
@@ -219,12 +220,8 @@ def blocks_of(folder: Path, entry: FileEntry) -> Iterator[bytes]:
     """The content of a file, block by block; raises a DatastoreError after the last one if the
     checksum differs, or as [`_open_entry`]."""
     path, digest = folder / entry.name, hashlib.sha256()
-    with _open_entry(folder, entry) as file:
-        while True:
-            with reading(path):
-                block = file.read(_BLOCK)
-            if not block:
-                break
+    with _open_entry(folder, entry) as file, reading(path):
+        for block in iter(partial(file.read, _BLOCK), b""):
             digest.update(block)
             yield block
     if digest.hexdigest() != entry.sha256:

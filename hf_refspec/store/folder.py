@@ -28,8 +28,8 @@ _PATIENCE, _PAUSE = 0.05, 0.005
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder beside `path`, which is moved there once all is written; what a killed
-    process leaves of it is deleted by the next one."""
+    """Yields a folder beside `path`, which is moved there once all is written; the next process
+    deletes what a killed one has left of it."""
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.hf_refspec-build")

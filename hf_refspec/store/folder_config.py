@@ -1,23 +1,44 @@
-"""The config.json of a stored folder, see `stored_folder.py`."""
+"""The config.json of a stored folder, declared by a dataclass: a field's annotation is its check.
+
+```python
+@dataclass(frozen=True)
+class ShardEntry:
+    tokens: Annotated[int, range(1, 100)]
+    file: Annotated[FileEntry, re.compile(r"tokens-[0-9]{5}\\.safetensors")]
+```
+
+A field is a `str`, an `int`, a `Literal` of strings, a `dict` of anything, another dataclass, a
+`list` of these, or one of these or `None`. A range bounds an `int`, or the length of a `list`; a
+pattern must match the whole name of a file entry, so that no name leads out of the folder.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, reading, write_bytes
+from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, write_bytes
 from .folder import sync_folder
-from .schema import is_deeper, parse, values_of
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 
 if TYPE_CHECKING:
@@ -28,18 +49,17 @@ VERIFIED = "verified.json"
 _LARGEST_JSON, _DEEPEST_JSON = 1 << 24, 20
 # These distinguish a config.json from those of other folders, models and formats.
 _HEADER = ("kind", "format", "format_version")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """The content of a config.json; derived classes declare it in their fields, see [`schema`]."""
+    """The content of a config.json; derived classes declare it in their fields."""
 
     NOUN: ClassVar[str]  # what the folder is, for messages
-    HEADER: ClassVar[dict[str, Any]]  # what it has of `_HEADER`
+    HEADER: ClassVar[dict[str, Any]]  # its entries of `_HEADER`
     FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
     TEMPLATE: ClassVar[str]  # the file with the card's text
-    HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is not the model's
+    HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is the tokenizer's
 
     fingerprint: str
     tokenizer: str
@@ -53,7 +73,7 @@ class FolderConfig:
         """Refuses a tokenizer that the folder at `path` was not made for."""
         check_tokenizer(path, tokenizer, remedy, self.fingerprint, self.tokenizer)
         found, stated = vocabulary_size(tokenizer), getattr(self, "vocab_size", None)
-        if self.HAS_TOKENIZERS_IDS and stated != found:  # memory is allocated for as many
+        if self.HAS_TOKENIZERS_IDS and stated != found:  # memory is allocated for each id
             raise DatastoreError(
                 f"{path} is damaged: its vocab_size is {stated}, but its tokenizer has {found} ids"
             )
@@ -63,17 +83,16 @@ class FolderConfig:
 
     def files(self) -> list[FileEntry]:
         """All files that the folder consists of, beside config.json."""
-        return list(values_of(FileEntry, self))
+        return _entries_in(self)
 
-    def check_files(self, folder: Path) -> Self:
+    def check_files(self, folder: Path) -> None:
         """Compares all files in a folder with their checksums; raises a DatastoreError if one
         differs."""
         for entry in self.files():
             check_file(folder, entry)
-        return self
 
     def verify(self, folder: Path) -> None:
-        """As `check_files`, and notes in the folder when that was."""
+        """As `check_files`, and notes the time in the folder."""
         with suppress(OSError):  # the folder can be read, but not written
             (folder / VERIFIED).unlink(missing_ok=True)
         self.check_files(folder)
@@ -94,7 +113,7 @@ class FolderConfig:
         return {file.name: file.sha256 for file in self.files()}
 
     def card_texts(self) -> dict[str, str]:
-        """What the template of the card needs that is no field and no entry of `source`."""
+        """Texts for the card's template, beside the fields and the entries of `source`."""
         return {}
 
     def write(self, folder: Path) -> None:
@@ -103,7 +122,7 @@ class FolderConfig:
         sync_folder(folder)
 
     def as_json(self, folder: Path) -> bytes:
-        """The text of the config.json of a folder; raises a DatastoreError as `write`."""
+        """The text of a folder's config.json; raises a DatastoreError if it could not be read."""
         try:
             text = (json.dumps({**self.HEADER, **asdict(self)}, indent=1) + "\n").encode()
             if len(text) > _LARGEST_JSON:
@@ -115,8 +134,8 @@ class FolderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads a folder's config.json and checks all that it says by itself; raises a
-        DatastoreError if there is none, or this version cannot read it."""
+        """Reads and checks a folder's config.json; raises a DatastoreError if there is none or this
+        version cannot read it."""
         path = folder / CONFIG
         try:
             content = json.loads(read_small(path, _LARGEST_JSON))
@@ -140,25 +159,13 @@ class FolderConfig:
             raise DatastoreError(f"{path} is damaged: {error}") from None
 
     @classmethod
-    def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
-        """Returns what `use`, which opens a folder's files, returns for its config; again if `use`
-        fails because another process has replaced config.json and deleted files meanwhile."""
-        config = cls.read(folder)
-        while True:
-            try:
-                with reading(folder):
-                    return use(config)
-            except DatastoreError:
-                failed, config = config, cls.read(folder)
-                if config == failed:
-                    raise
-
-    @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Self:
         """Raises a ValueError if the JSON object is not such a config."""
         if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
             raise ValueError("it is nested too deep")
-        config = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
+        config: Self = _parse(
+            cls, {k: value for k, value in content.items() if k not in cls.HEADER}
+        )
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
@@ -169,3 +176,63 @@ class FolderConfig:
 def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
     """uint16 where it holds all tokens of a vocabulary and a separator, else uint32."""
     return np.dtype(np.uint16 if vocab_size + separator <= 2**16 else np.uint32)
+
+
+def _entries_in(value: Any) -> list[FileEntry]:
+    """All file entries in a dataclass or a list, at any depth, in the order of the fields."""
+    if isinstance(value, FileEntry):
+        return [value]
+    if is_dataclass(value):
+        value = list(vars(value).values())
+    return [entry for each in value for entry in _entries_in(each)] if type(value) is list else []
+
+
+def _parse(kind: Any, content: Any) -> Any:
+    """Turns a JSON object with exactly the fields of a dataclass into an instance of it."""
+    hints = _hints(kind)
+    if not isinstance(content, dict):
+        raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")
+    if missing := sorted(hints.keys() - content.keys()):
+        raise ValueError(f"it does not name {missing[0]}")
+    if unknown := sorted(content.keys() - hints.keys()):
+        raise ValueError(f"{short(unknown[0])} is not a name that belongs there")
+    return kind(**{name: _value(name, content[name], hint) for name, hint in hints.items()})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    """Checks the value of a field and turns the objects in it into dataclasses."""
+    if NoneType in get_args(hint):
+        if value is None:
+            return None
+        hint = get_args(hint)[0]
+    allowed: Any = None
+    if get_origin(hint) is Annotated:
+        hint, allowed = get_args(hint)
+    if is_dataclass(hint):
+        entry = _parse(hint, value)
+        if allowed is not None and not allowed.fullmatch(entry.name):
+            raise ValueError(f"{short(entry.name)} is not the name of a {name} in its folder")
+        return entry
+    kind = get_origin(hint) or hint
+    fits = value in get_args(hint) if kind is Literal else type(value) is kind  # True is no int
+    if kind is list and fits:
+        if allowed is not None and len(value) not in allowed:
+            raise ValueError(f"{name} has {len(value)} entries, more than {allowed[-1]}")
+        return [_value(f"{name}[{i}]", each, *get_args(hint)) for i, each in enumerate(value)]
+    if not fits or (allowed is not None and value not in allowed):
+        raise ValueError(f"{name} is {short(value)}")
+    return value
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and dicts are nested in more levels."""
+    if not isinstance(value, dict | list):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_deeper(each, levels - 1) for each in children)

@@ -46,7 +46,7 @@ def fetch(
     local_files_only: bool = False,
     **options: Any,
 ) -> Path:
-    """Downloads config.json, the files that `part` of it names, and the card: into which folder."""
+    """Downloads config.json, the files that `part` of it names, and the card into the cache."""
     if is_here(repo_or_path):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
@@ -78,7 +78,8 @@ def fetch(
 def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) -> CommitInfo:
     """Checks a folder and publishes it, see [`StoredFolder.push_to_hub`]; the commit also removes
     the files of an older version."""
-    config = kind.opened(folder, lambda config: config.check_files(folder))
+    config = kind.read(folder)
+    config.check_files(folder)
     own_card = _read_card(folder)
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
@@ -108,16 +109,11 @@ def _read_card(folder: Path) -> bytes | None:
 
 
 def push_files(
-    repo_id: str,
-    repo_type: RepoType,
-    files: Mapping[str, bytes],
-    private: bool | None = None,
-    token: str | bool | None = None,
+    repo_id: str, repo_type: RepoType, files: Mapping[str, bytes], **target: Any
 ) -> CommitInfo:
     """Writes files, by their paths, into a repo in one commit; its other files stay."""
     additions = [CommitOperationAdd(path, content) for path, content in files.items()]
-    options: dict[str, Any] = {"token": token, "private": private}
-    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **options)
+    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **target)
 
 
 def _commit(
@@ -132,7 +128,7 @@ def _commit(
     create_pr: bool = False,
 ) -> CommitInfo:
     """Makes one commit to a repo; the repo (a Space is for Gradio) and the branch are created if
-    they are missing. `operations` are for the repo's full id and its present files."""
+    they are missing. `operations` takes the repo's full id and the names of its present files."""
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION
     try:

@@ -1,8 +1,7 @@
-"""What a name stands for: a folder of this machine, or a repo on the Hub.
+"""Names of models, tokenizers and stored folders: a folder of this machine, or a repo on the Hub.
 
-Models, tokenizers and stored folders are all named so. A name that can only be a path and is not
-there is refused at once. For any other model the Hub is asked once, for three seconds at most:
-huggingface_hub itself tries again for half a minute for each file.
+A name that can only be a path and does not exist is refused at once. For any other model the Hub is
+asked once, for three seconds at most: huggingface_hub itself tries for half a minute for each file.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _EXTENSIONS = (
 
 
 def is_here(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is a path of this machine, and not perhaps a repo on the Hub; refuses one that
-    can only be a path and is not there."""
+    """Whether a name is an existing path; if not, it may be a repo on the Hub. Refuses a name that
+    can only be a path and does not exist."""
     if os.path.exists(name):
         return True
     name = os.fspath(name)
@@ -50,8 +49,8 @@ def is_here(name: str | os.PathLike[str]) -> bool:
 
 
 def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:
-    """Asks the Hub for a repo's file, which may be missing; returns why the Hub does not answer, if
-    so. Raises an `OSError` for a repo that does not exist or cannot be read."""
+    """Asks the Hub for a repo's file, which may be missing; returns the reason if the Hub does not
+    answer. Raises an `OSError` for a repo that does not exist or cannot be read."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     url = hf_hub_url(repo_id, file, repo_type=repo_type)

@@ -29,8 +29,8 @@ from .folder_config import FolderConfig, token_dtype
 from .stored_folder import StoredFolder
 
 TABLE = re.compile(r"table\.safetensors")
-# Next tokens of a context. A drafter that continues to learn has room for as many of each context,
-# however few contexts there are in the file.
+# Next tokens of a context. A drafter that continues to learn allocates them for each of its
+# contexts, however few the file has.
 MOST_NEXT = 256
 _IDS = ("contexts", "tokens")
 
@@ -62,11 +62,6 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(path, tokenizer)
         self.check_tokenizer(tokenizer)
-
-    def __repr__(self) -> str:
-        config = self.config
-        held = f"contexts={config.contexts:,}, context={config.context}, top_k={config.top_k}"
-        return f"RecyclingTable({str(self.path)!r}, {held}, model={config.model!r})"
 
     @classmethod
     def write(
@@ -142,5 +137,5 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return ids
 
     def _check(self, sound: np.bool_, reason: str) -> None:
-        if not sound:  # NaN neither
+        if not sound:  # no comparison with NaN is true
             raise self._damaged(self.config.table_file, reason)

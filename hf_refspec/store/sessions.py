@@ -49,7 +49,7 @@ END FROM session WHERE id > ? AND length(tokens) <= ? ORDER BY id
 _TOKENIZER = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
 _TOKENS = np.dtype("<i4")
 _BOUNDARY = np.array(-1, _TOKENS).tobytes()
-# Tokens that are added for each row, for the memory that it takes until it is in an array.
+# The memory that a row takes until it is in an array, in tokens.
 _ROW = 32
 _PATIENCE = 10.0  # seconds to wait for other processes
 

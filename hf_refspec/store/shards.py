@@ -1,15 +1,15 @@
 """The full form of a datastore: shards of tokens with suffix arrays, memory-mapped and merged.
 
 As in a log-structured store, each new shard joins the preceding ones that are not much larger than
-all that came after them ([`grouped`]): sizes grow geometrically, a draft searches as many
-shards as the corpus has orders of magnitude, and each token is rewritten as many times.
+all that came after them ([`grouped`]). Sizes grow geometrically: the number of shards that a draft
+searches, and of times that a token is rewritten, grows with the logarithm of the corpus.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -61,9 +61,9 @@ def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedTe
 
 def split_documents(
     texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
-) -> Generator[np.ndarray, None, np.ndarray]:
-    """Cuts tokens at the separators, `block` of them at a time; a document can continue in the next
-    text. Yields each document without its separator, and returns what follows the last one."""
+) -> Iterator[np.ndarray]:
+    """Cuts tokens at the separators, `block` tokens at a time, and yields each document without its
+    separator; a document can continue in the next text."""
     begun: list[np.ndarray] = []
     for text in texts:
         for begin in range(0, len(text), block):
@@ -73,7 +73,6 @@ def split_documents(
                 yield np.concatenate([*begun, tokens[start:end]])
                 begun, start = [], int(end) + 1
             begun.append(tokens[start:])
-    return np.concatenate(begun) if begun else np.empty(0, np.int64)
 
 
 def grouped(shards: Sequence[ShardEntry], growth: int = GROWTH) -> list[list[ShardEntry]]:

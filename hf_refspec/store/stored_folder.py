@@ -1,4 +1,4 @@
-"""The stored folder: a config.json that names all its files, and what can be done with it.
+"""The stored folder: a config.json that names all its files, and the operations on them.
 
     config.json       what the folder is, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
@@ -21,7 +21,7 @@ from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
 from . import hub
-from .files import DatastoreError, FileEntry, copy_file
+from .files import DatastoreError, FileEntry, copy_file, reading
 from .folder import new_folder
 from .folder_config import FolderConfig
 
@@ -39,22 +39,26 @@ class StoredFolder(Generic[C]):
         config ([`FolderConfig`]): Its config.json.
     """
 
-    config_type: ClassVar[type[FolderConfig]]
+    config_type: ClassVar[type[Any]]
     remedy: ClassVar[str] = "build one"
     path: Path
     config: C
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
         self.path, self._arguments = Path(path), arguments
-
-        def use(config: C) -> None:
-            self.config = config
-            self._open(config)
-
-        self.config_type.opened(self.path, use)
+        self.config = self.config_type.read(self.path)
+        while True:
+            try:
+                with reading(self.path):
+                    return self._open(self.config)
+            except DatastoreError:
+                failed, self.config = self.config, self.config_type.read(self.path)
+                if self.config == failed:
+                    raise
 
     def _open(self, config: C) -> None:
-        """Opens the files that a config names; called again if it was replaced meanwhile."""
+        """Opens the files that a config names; called again if it fails because another process has
+        replaced config.json and deleted files meanwhile."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), *self._arguments)  # a copy maps the same files

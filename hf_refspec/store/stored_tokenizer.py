@@ -70,20 +70,16 @@ def check_tokenizer(
         )
 
 
-class TokenizerError(ValueError):
-    """The tokenizer failed."""
-
-
 @contextmanager
 def naming_failures(what: str) -> Iterator[None]:
-    """Raises what the library tokenizers raises as a TokenizerError that begins with `what`: bare
-    Exceptions, and Rust panics that derive from BaseException. A damaged tokenizer can fail over
+    """Raises errors of the library tokenizers as a DatastoreError that begins with `what`: bare
+    Exceptions, and Rust panics, which derive from BaseException. A damaged tokenizer can fail over
     some texts alone."""
     try:
         yield
     except BaseException as error:
         if type(error) is Exception or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"{what}: {one_line(error):.200}") from None
+            raise DatastoreError(f"{what}: {one_line(error):.200}") from None
         raise
 
 
@@ -104,12 +100,12 @@ def read_tokenizer(
     try:
         with naming_failures("it fails"):
             backend = load_backend(content.decode())
-            # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary
-            # has no more of them than the file has bytes.
+            # Copying it takes time for every number up to the largest id, used or not. A vocabulary
+            # has fewer ids than its file has bytes.
             largest = max(backend.get_vocab().values(), default=0)
             if largest >= min(vocab_size, len(content)):
                 raise ValueError(f"it has the id {largest}, of {vocab_size} tokens")
-            # One that panics over every text is refused here, and not where it is used.
+            # A tokenizer that panics over every text is refused here, before it is used.
             with suppress(Exception):  # it may not know these words
                 backend.decode(backend.encode("a text to read").ids)
             return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

@@ -76,7 +76,7 @@ def twin_anchor(text, context, match_length, anchor):
     return anchor
 
 
-def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=False, anchor=-1):
+def grow_slowly(text, context, budget, match_length, copy_length, anchor):
     """The twin of `copy_tree`: every match is searched for anew at every node."""
     anchor = twin_anchor(text, context, match_length, anchor)
     nodes, waiting, path, node, prob = [], {}, [], -1, 1.0
@@ -87,10 +87,7 @@ def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=Fal
         if not waiting or len(nodes) == budget:
             return nodes, waiting, anchor
         (parent, token), (prob, path) = max(waiting.items(), key=lambda item: item[1][0])
-        if chain:
-            waiting.clear()
-        else:
-            del waiting[parent, token]
+        del waiting[parent, token]
         node = len(nodes)
         nodes.append((tuple(path), prob))
 
@@ -106,13 +103,10 @@ def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=Fal
 def test_copy_tree_takes_the_most_probable_nodes(
     text, context, budget, match_length, copy_length, anchor
 ):
-    tokens, parents, probs, new_anchor = grow(
-        text, context, budget, match_length, copy_length, anchor=anchor
-    )
-    nodes, waiting, twin_anchor = grow_slowly(
-        text, context, budget, match_length, copy_length, anchor=anchor
-    )
-    assert new_anchor == twin_anchor
+    limits = context, budget, match_length, copy_length
+    tokens, parents, probs, new_anchor = grow(text, *limits, anchor=anchor)
+    nodes, waiting, expected_anchor = grow_slowly(text, *limits, anchor)
+    assert new_anchor == expected_anchor
     assert probs == pytest.approx([prob for _, prob in nodes], rel=1e-5)
     # Nodes of equal probability may come in any order, and either may be the last that fits.
     expected = dict(nodes) | {tuple(path): prob for prob, path in waiting.values()}
@@ -123,16 +117,15 @@ def test_copy_tree_takes_the_most_probable_nodes(
     assert ties or set(paths(tokens, parents)) == {path for path, _ in nodes}
 
 
-@given(texts, contexts, st.integers(1, 30), st.booleans())
-def test_copy_tree_is_a_legal_tree_within_its_budget(text, context, budget, chain):
-    tokens, parents, probs, _ = grow(text, context, budget, chain=chain)
-    assert len(tokens) <= budget
-    assert all(-1 <= parent < node for node, parent in enumerate(parents))
-    assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
-    assert all(0 < p <= (probs[q] if q >= 0 else 1.0) for p, q in zip(probs, parents, strict=True))
-    assert min(tokens, default=0) >= 0
-    if chain:
-        assert parents == list(range(-1, len(tokens) - 1))
+@given(texts, contexts, st.integers(1, 30))
+def test_a_chain_is_the_most_probable_child_of_each_node(text, context, budget):
+    tokens, parents, probs, _ = grow(text, context, budget, chain=True)
+    assert len(tokens) <= budget and parents == list(range(-1, len(tokens) - 1))
+    path, anchor = [], twin_anchor(text, context, 1, -1)
+    for token, prob, before in zip(tokens, probs, [1.0, *probs], strict=False):
+        children = child_probs(text, context, path, 1, anchor)
+        assert prob == pytest.approx(before * max(children.values()), rel=1e-5)
+        path.append(token)
 
 
 def test_one_token_over_and_over_is_drafted_to_the_full_budget():

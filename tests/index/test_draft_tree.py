@@ -42,16 +42,13 @@ def path_to(parents, node):
 
 
 @given(parents_lists())
-def test_tree_depths_counts_the_nodes_of_the_path(parents):
-    depths = tree_depths(np.array(parents, np.int32))
-    assert depths.tolist() == [len(path_to(parents, node)) for node in range(len(parents))]
-
-
-@given(parents_lists())
-def test_tree_ancestors_marks_the_nodes_of_the_path(parents):
-    ancestors = tree_ancestors(np.array(parents, np.int32))
+def test_depths_and_ancestors_are_those_of_the_path(parents):
+    array = np.array(parents, np.int32)
+    depths, ancestors = tree_depths(array), tree_ancestors(array)
     for node in range(len(parents)):
-        assert np.flatnonzero(ancestors[node]).tolist() == sorted(path_to(parents, node))
+        path = path_to(parents, node)
+        assert depths[node] == len(path)
+        assert np.flatnonzero(ancestors[node]).tolist() == sorted(path)
 
 
 @given(parents_lists(), st.randoms(use_true_random=False))

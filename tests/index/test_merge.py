@@ -52,19 +52,6 @@ def test_suffixes_are_in_order_and_those_alike_as_far_as_counts_stand_by_part(de
     check()
 
 
-@given(texts, types, cuts)
-def test_merging_what_was_merged(text, dtype, cuts):
-    text = np.array(text).astype(dtype)
-    middle = len(text) // 2 or 1
-    halves = [half for half in (text[:middle], text[middle:]) if len(half)]
-    arrays = [merged(half, parts_of(half, cuts), depth=SHALLOW) for half in halves]
-    parts = [(len(array), lambda array=array: array) for array in arrays]
-    found = merged(text, parts, depth=SHALLOW)
-    beginnings = [text[i : i + SHALLOW].tolist() for i in found]
-    assert beginnings == sorted(beginnings)
-    assert sorted(found.tolist()) == list(range(len(text)))
-
-
 def test_blocks_in_several_threads():
     text = np.random.default_rng(0).zipf(1.3, 60_000).clip(max=5000).astype(np.uint16)
     text[40_000:50_000] = text[:10_000]  # a document that the corpus has twice

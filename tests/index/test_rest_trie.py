@@ -61,9 +61,6 @@ def sampled(texts, context, min_match, budget, most, length):
 
 
 sampled_tree = grown_by(sampled)
-both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
-
-
 # --- matches
 
 
@@ -163,26 +160,7 @@ def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
         assert prob == pytest.approx(expected[path], rel=1e-5)
 
 
-def test_large_tokens_that_share_a_slot_are_kept_apart():
-    rows = [[token] for token in (0, 2**16, 2**17, 2**20, 2**31 - 2)]
-    tree = grow(rows, [1] * 5, [0] * 5, 0.0, 9)
-    assert sorted(tree.tokens.tolist()) == [0, 2**16, 2**17, 2**20, 2**31 - 2]
-
-
 # --- trees
-
-
-@both_trees
-def test_trees_are_legal_best_first_and_within_their_budget(grown):
-    @given(documents_lists, contexts, shard_counts, st.integers(0, 12), types, st.integers(1, 30))
-    def check(documents, context, count, budget, dtype, max_continuations):
-        texts = shards_of(documents, count, dtype)
-        tree = grown(texts, context, budget, max_continuations)
-        tree.checked(VOCAB_SIZE)
-        assert (np.diff(tree.probs) <= 0).all()
-        assert len(tree) == min(budget, len(grown(texts, context, 999, max_continuations)))
-
-    check()
 
 
 @given(documents_lists, contexts, shard_counts, st.integers(1, 10), st.integers(1, 4))
@@ -229,12 +207,6 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
     sample = nodes_of(sampled_tree(texts, [0], max_continuations=300, length=1))
     for path, prob in nodes_of(sampled_tree(texts, [0], length=1)).items():
         assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
-
-
-def test_what_only_a_small_shard_has_is_read_and_counts_for_what_it_is():
-    texts = [*shards_of([[0, 1]] * 500), *shards_of([[0, 2]])]
-    nodes = nodes_of(sampled_tree(texts, [0], max_continuations=10))
-    assert nodes == pytest.approx({(1,): 500 / 501, (2,): 1 / 501})
 
 
 def test_rest_reads_the_first_continuations_of_each_text():

@@ -38,11 +38,6 @@ def text_of(documents, dtype=np.uint16, unfinished=()) -> IndexedText:
     return IndexedText(tokens, build_suffix_array(tokens), VOCAB_SIZE)
 
 
-def places(text: IndexedText, pattern: list[int]) -> list[int]:
-    tokens = text.tokens.tolist()
-    return [i for i in range(len(tokens)) if tokens[i : i + len(pattern)] == pattern]
-
-
 # --- build_suffix_array
 
 UINT16 = 2**16 - 1
@@ -98,29 +93,18 @@ def find_slowly(text: IndexedText, pattern: list[int]) -> tuple[int, int]:
     return (low, low + count) if count else (0, 0)
 
 
-@given(documents, patterns, types, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3))
-def test_find_is_all_places_of_the_pattern(documents, pattern, dtype, unfinished):
+tokens = st.integers(0, VOCAB_SIZE - 1)
+contexts = st.lists(tokens, min_size=1, max_size=12)
+
+
+@given(documents, contexts, types, st.integers(1, 6), st.lists(tokens, max_size=3))
+def test_all_places_of_every_length_are_found(documents, context, dtype, min_match, unfinished):
     text = text_of(documents, dtype, unfinished)
-    low, high = text.find(np.array(pattern, np.int32))
-    assert (low, high) == find_slowly(text, pattern)
-    assert sorted(text.suffixes[low:high].tolist()) == places(text, pattern)
-
-
-@given(documents, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), types, st.integers(1, 6))
-def test_find_suffixes_is_the_places_of_every_length(documents, context, dtype, min_match):
-    text = text_of(documents, dtype)
+    assert text.find(np.array(context, np.int32)) == find_slowly(text, context)
     found = find_suffixes(text, np.array(context, np.int32), min_match)
     lengths = range(min_match, len(context) + 1)
     expected = [find_slowly(text, context[-length:]) for length in lengths]
     assert [tuple(row) for row in found.tolist()] == [each for each in expected if each != (0, 0)]
-
-
-def test_the_largest_tokens_of_each_type_are_found():
-    for dtype, token in ((np.uint16, 2**16 - 2), (np.uint32, 2**31 - 2)):
-        tokens = np.array([token, 0, token, np.iinfo(dtype).max], dtype)
-        text = IndexedText(tokens, build_suffix_array(tokens), token + 1)
-        low, high = text.find(np.array([token], np.int32))
-        assert sorted(text.suffixes[low:high].tolist()) == [0, 2]
 
 
 # --- sample_continuations

@@ -47,7 +47,7 @@ def test_card_says_what_is_in_the_store(config):
         f"| Tokenizer fingerprint | `{'f' * 32}` |",
         "12 n-grams of up to 2 tokens, with 30 draft nodes",
         "| Built with | hf_refspec 0.1.0 |",
-        "| `suffixes-00001.safetensors` | 480 bytes |",
+        "| `suffixes-00001.safetensors` | 480B |",
     ]:
         assert text in card
     assert "$" not in card

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datastores import QUIET, drafts_of, some_documents, write_store
-from stored import content_of, in_a_child
+from full_disk import full_disk
+from stored import content_of
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
@@ -29,12 +30,18 @@ def test_compacting_in_place_again_removes_the_older_form(full):
         }
 
 
-def test_who_has_the_older_compact_form_open_goes_on(full):
+def test_who_has_the_older_compact_form_open_goes_on(full, tmp_path):
     reader = full.compact(**QUIET)
     wanted = drafts_of(reader)
     other = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
     assert not (full.path / reader.config.ngrams.file.name).exists()
     assert drafts_of(reader) == wanted != drafts_of(other)
+    for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
+        with pytest.raises(
+            DatastoreError, match=r"missing, .* changed the folder since, open it again"
+        ):
+            use()
+    assert os.listdir(tmp_path) == ["store"]
 
 
 def test_compacting_keeps_shards_that_were_added_meanwhile(full, tmp_path):
@@ -76,14 +83,12 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_pat
             full.compact(**options)
 
 
-@pytest.mark.parametrize("document", [[7], [1, 2, 3]])
-def test_a_corpus_with_nothing_common_has_an_empty_compact_form(tmp_path, document):
-    store = write_store(tmp_path / "store", [document], cuts=())
-    compact = store.compact(progress=False)
+def test_a_corpus_with_nothing_common_has_an_empty_compact_form(tmp_path):
+    compact = write_store(tmp_path / "store", [[1, 2, 3]], cuts=()).compact(progress=False)
     compact.verify()
     assert len(compact.ngrams.starts) == 1
     drafter = DatastoreDrafts(compact)
-    drafter.begin(np.array(document), 300)
+    drafter.begin(np.array([1, 2, 3]), 300)
     assert len(drafter.draft(16)) == 0
 
 
@@ -110,21 +115,10 @@ def test_a_full_disk_is_an_oserror_and_the_datastore_is_as_it_was(both, tmp_path
         lambda: both.compact(tmp_path / "new", **options),
         lambda: both.save_pretrained(tmp_path / "new"),
     ):
-        error = in_a_child(function, limit)
-        assert isinstance(error, OSError) and "File too large" in str(error)
+        with full_disk(limit), pytest.raises(OSError, match="File too large"):
+            function()
         assert content_of(both.path) == before
         assert os.listdir(tmp_path) == ["store"]
-
-
-def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):
-    reader = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
-    full.compact(**QUIET)
-    for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
-        with pytest.raises(
-            DatastoreError, match=r"missing, .* changed the folder since, open it again"
-        ):
-            use()
-    assert os.listdir(tmp_path) == ["store"]
 
 
 SILENT = {"progress": False}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
+import resource
+import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +18,7 @@ from datastores import (
     FINGERPRINT,
     QUIET,
     drafts_of,
-    memory,
     write_store,
-    write_table,
-    write_zeros,
 )
 from safetensors.numpy import load_file, save_file
 from stored import content_of
@@ -25,8 +26,8 @@ from stored import content_of
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
 from hf_refspec.store.shards import split_documents
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 
@@ -127,16 +128,6 @@ def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, bloc
     assert [document.tolist() for document in store.iter_documents()] == DOCUMENTS
 
 
-def test_text_behind_the_last_separator_is_a_document(tmp_path):
-    store = write_store(tmp_path / "store", DOCUMENTS, cuts=(100, 300))
-    config = replace(store.config, shards=store.config.shards[:2])
-    config.write(store.path)
-    separated = [*map(np.ndarray.tolist, Datastore(store.path).iter_documents())]
-    whole = len(separated) - 1
-    assert separated[:whole] == DOCUMENTS[:whole]
-    assert separated[whole] == DOCUMENTS[whole][: len(separated[whole])]
-
-
 def test_verifying_reads_what_is_open_and_never_waits(both):
     compact = Datastore(both.path, "compact")
     path = both.path / both.config.shards[0].tokens_file.name
@@ -153,8 +144,11 @@ def test_verifying_reads_what_is_open_and_never_waits(both):
 def test_slots_that_are_no_power_of_two_are_refused(compact, tmp_path, length):
     arrays = load_file(compact.path / compact.config.ngrams.file.name)
     arrays["slots"] = np.resize(arrays["slots"], length)
+    ngrams = compact.config.ngrams
+    file = write_arrays(tmp_path / ngrams.file.name, arrays)
+    replace(compact.config, ngrams=replace(ngrams, file=file)).write(tmp_path)
     with pytest.raises(DatastoreError, match=rf"damaged: slots has {length} entries, no power"):
-        write_table(tmp_path / "other", arrays, compact.config.ngrams.ngrams)
+        Datastore(tmp_path)
 
 
 def test_a_copy_has_what_is_open(both, tmp_path):
@@ -170,14 +164,23 @@ def test_a_copy_has_what_is_open(both, tmp_path):
     assert len(content_of(copied.path)) == 2
 
 
-def test_a_copy_replaces_nothing(full, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for path in (tmp_path, tmp_path / "file", full.path):
-        with pytest.raises(FileExistsError, match="exists; choose another path"):
-            full.save_pretrained(path)
-        with pytest.raises(FileExistsError, match="exists; choose another path"):
-            full.compact(path, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == ["file", "store"]
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def write_zeros(folder: Path, length: int, number: int) -> ShardEntry:
+    """Writes a shard of zeros that takes no room on the disk."""
+    files = []
+    for name, dtype in (("tokens", "U16"), ("suffixes", "I32")):
+        path, size = folder / f"{name}-{number:05}.safetensors", length * int(dtype[1:]) // 8
+        header = json.dumps({name: {"dtype": dtype, "shape": [length], "data_offsets": [0, size]}})
+        header += " " * (-len(header) % 8)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header.encode())
+            file.truncate(file.tell() + size)
+        files.append(FileEntry(path.name, path.stat().st_size, ""))
+    return ShardEntry(length, 0, *files)
 
 
 def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):

@@ -49,8 +49,6 @@ def test_what_was_built_comes_back(folder, drafter, tokenizer):
     assert (opened.top_k, opened.context) == (8, 3)
     stored = RecyclingTable(folder, tokenizer)
     stored.verify()
-    held = f"contexts={stored.config.contexts:,}, context=3, top_k=8"
-    assert repr(stored) == f"RecyclingTable('{folder}', {held}, model={stored.config.model!r})"
     card = card_of(stored.config, "owner/table")
     assert "the language model **LlamaForCausalLM** expects next" in card
     assert "| Licence of the corpus | MIT |" in card and "$" not in card

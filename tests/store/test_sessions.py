@@ -13,6 +13,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from full_disk import full_disk
+from stored import in_a_child
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -105,39 +106,19 @@ def test_what_is_cleared_is_in_no_file(kept):
     assert list(stored(other)) == [62]  # no id comes twice
 
 
-def in_processes(function, *arguments, count: int = 1):
-    """Starts processes that write lines into what is returned."""
-    reader, writer = os.pipe()
-
-    def run(number):
-        os.close(reader)
-        with open(writer, "w", buffering=1) as lines:
-            function(lines, number, *arguments)
-
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=run, args=(number,)) for number in range(count)]
-    for process in processes:
-        process.start()
-    os.close(writer)
-    return processes, open(reader)
-
-
-def append_50(lines, process, path):
+def append_50(process: int, path) -> int:
     database, newest = opened(path), 0
     for number in range(50):
         database.append(np.array([process]), np.array([number]), oldest=0)
         newest = max([newest, *stored(database, newest)])
-    lines.write(f"{newest}\n")
+    return newest
 
 
 def test_processes_write_at_once(tmp_path):
-    processes, lines = in_processes(append_50, tmp_path / "cache", count=4)
-    assert max(map(int, lines.read().split())) == 200
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    lines.close()
-    found = list(stored(opened(tmp_path / "cache")).values())
+    path = tmp_path / "cache"
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        assert max(pool.starmap(append_50, [(process, path) for process in range(4)], 1)) == 200
+    found = list(stored(opened(path)).values())
     for process in range(4):
         assert [o for p, o in found if p == [process]] == [[number] for number in range(50)]
 
@@ -309,17 +290,13 @@ def test_what_an_ordinary_user_may_not_write(kept, mode):
     kept.chmod(mode)
     (kept / DATABASE).chmod(0o644)
 
-    def try_to_open(lines, _):
+    def open_as_nobody():
         os.setuid(65534)
-        try:
-            opened(kept)
-        except DatastoreError as error:
-            lines.write(str(error))
+        opened(kept)
 
-    (process,), lines = in_processes(try_to_open)
-    assert f"{kept} cannot be used: you may not write into it" in lines.read()
-    process.join()
-    lines.close()
+    error = in_a_child(open_as_nobody)
+    assert isinstance(error, DatastoreError)
+    assert f"{kept} cannot be used: you may not write into it" in str(error)
 
 
 def test_a_process_that_holds_the_database_is_waited_for(kept, monkeypatch):

@@ -47,30 +47,13 @@ def test_damage_to_any_file_is_found_and_when_there_was_none_is_noted(
     middle = slice(len(content) // 2, len(content) // 2 + 238)
     content[middle] = bytes(byte ^ 0xFF for byte in content[middle])
     file.write_bytes(content)
-    with pytest.raises(rs.DatastoreError, match=f"{file.name} is damaged: its checksum is"):
+    damaged = f"{file.name} is damaged: its checksum is"
+    with pytest.raises(rs.DatastoreError, match=damaged):
         stored.verify()
     assert stored.verified is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("passages", f"{name}.safetensors") for name in ("passages", "sources", "embeddings")),
-        ("knn", "entries.safetensors"),
-    ],
-)
-def test_a_small_damaged_file_that_decides_on_the_text_is_found_at_opening(
-    folders, tmp_path, kind, name
-):
-    root, opened = folders
-    path = shutil.copytree(root / kind, tmp_path / "copy")
-    content = bytearray((path / name).read_bytes())
-    end = len(content) // 8 * 7
-    content[end - 238 : end] = bytes(238)
-    assert content != (path / name).read_bytes()
-    (path / name).write_bytes(content)
-    with pytest.raises(rs.DatastoreError, match=f"{name} is damaged: its checksum is"):
-        opened[kind](path)
+    if kind == "passages" or pattern == "entries.*":  # a small file that decides on the text
+        with pytest.raises(rs.DatastoreError, match=damaged):
+            opened[kind](path)
 
 
 def test_what_was_replaced_since_was_not_verified(tmp_path, tokenizer):

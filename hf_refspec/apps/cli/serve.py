@@ -108,7 +108,7 @@ def space(args: Namespace) -> None:
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None:
         contents = space_repository(args.push, **given, package=package(args.package))
-        print(push_files(args.push, "space", contents, args.private or None).repo_url.url)
+        print(push_files(args.push, "space", contents, private=args.private or None).repo_url.url)
         return
     for option in ("private", "package"):
         if getattr(args, option):
@@ -132,7 +132,7 @@ def publish(args: Namespace) -> None:
     """Prints where the repository is, and the call that uses it."""
     contents = generate_repository(args.repo, package(args.package))
     if args.out is None:
-        print(push_files(args.repo, "model", contents, args.private).repo_url)
+        print(push_files(args.repo, "model", contents, private=args.private).repo_url)
         name = args.repo
     else:
         with new_folder(args.out) as new:

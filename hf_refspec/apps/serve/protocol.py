@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...store.schema import is_deeper
+from ...store.folder_config import is_deeper
 from .errors import ApiError, not_json
 
 # Fields that change no answer.

@@ -33,7 +33,7 @@ from ..shards import (
     split_documents,
     write_part,
 )
-from ..stored_tokenizer import TokenizerError, public_name, vocabulary_size
+from ..stored_tokenizer import public_name, vocabulary_size
 from .engine import Engine, TokenBatch, open_engine, usable_cores
 from .source import Source, open_source
 
@@ -46,7 +46,7 @@ class BuildOptions:
         column (`str`, *optional*): A dataset's column. By default that of its chats, `"text"`,
             `"content"`, or `"prompt"` with `"completion"`.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
-        max_tokens (`int`, *optional*): Stop after the document that reaches so many tokens.
+        max_tokens (`int`, *optional*): Stop after the document that reaches this number of tokens.
         shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard, each of which
             takes about 12 bytes of memory.
         num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
@@ -102,7 +102,7 @@ def build_store(
         path (`str` or `os.PathLike`): The folder to make.
         license (`str`, *optional*): Of the corpus. By default the dataset's.
         corpus (`str`, *optional*): Its name. By default the dataset's or the folder's.
-        options: As of [`BuildOptions`].
+        options: See [`BuildOptions`].
 
     Returns:
         `Path`: The folder.
@@ -116,12 +116,11 @@ def build_store(
     chosen = BuildOptions(**options)
     config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    opened.name = corpus or opened.name
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
         shards = _add_shards(folder, config, opened, engine, chosen)
         about = {
-            "corpus": opened.name,
+            "corpus": corpus or opened.name,
             "license": license or opened.license,
             "deduplicated": chosen.deduplicate,
             "hf_refspec": __version__,
@@ -145,11 +144,8 @@ def extend_store(
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
         opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-        try:
-            with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
-                shards = _add_shards(folder, config, opened, engine, chosen)
-        except TokenizerError as error:
-            raise DatastoreError(f"{folder} cannot be extended: {error}") from None
+        with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
+            shards = _add_shards(folder, config, opened, engine, chosen)
         about = dict(config.source)
         if opened.name not in str(about.get("corpus", "")):
             named = (about.get("corpus"), opened.name)
@@ -244,7 +240,7 @@ def _write_shards(
     packed: Iterable[tuple[np.ndarray, int]],
     sort: Callable[[np.ndarray], np.ndarray],
 ) -> list[ShardEntry]:
-    """Writes shards, the next one being filled meanwhile; `sort` returns a suffix array."""
+    """Writes each shard while the next one is filled; `sort` returns a suffix array."""
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:

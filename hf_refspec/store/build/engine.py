@@ -30,7 +30,7 @@ _of_thread = threading.local()
 
 
 class Engine(NamedTuple):
-    """Tokenises batches of documents, some of them at a time, and sorts shards."""
+    """Tokenises batches of documents, several at a time, and sorts shards."""
 
     encode: Callable[[list[Document]], Future[TokenBatch]]
     sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array

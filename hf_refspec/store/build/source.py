@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ logger = logging.getLogger("hf_refspec")
 _CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
 _TEXT_COLUMNS = ("text", "content")
 _PAIR = ("prompt", "completion")
-# How ShareGPT and its relatives name who speaks.
+# The speakers' names in ShareGPT and its relatives.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 _SAMPLE = 100
 
@@ -54,21 +54,16 @@ def open_source(
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
     neither a text nor ids, or has an id that is not below `vocab_size`."""
-    # Nothing is of a class of `datasets` before that is imported.
-    library = sys.modules.get("datasets")
-    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
-    found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
-    kind = next(found, None)
-    if kind is None and column is not None:
-        raise ValueError(
-            f"column={column!r} is for datasets, but source is a {type(source).__name__}"
-        )
-    if kind in ("DatasetDict", "IterableDatasetDict"):
+    kind = type(source).__name__
+    is_dataset = hasattr(source, "select_columns")
+    if column is not None and not is_dataset:
+        raise ValueError(f"column={column!r} is for datasets, but source is a {kind}")
+    if is_dataset and isinstance(source, Mapping):
         raise ValueError(
             f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
         )
-    total = len(source) if isinstance(source, list | tuple) or kind == "Dataset" else None
-    if kind is not None:
+    total = length_hint(source) or None
+    if is_dataset:
         info = source.info
         config = "" if (info.config_name or "").startswith("default") else info.config_name
         parts = (info.dataset_name, config, source.split)
@@ -80,8 +75,7 @@ def open_source(
         return _open_files(paths, pattern)
     if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
         raise ValueError(
-            "source must be a dataset, a file or folder, or texts or lists of ids, "
-            f"but is a {type(source).__name__}"
+            f"source must be a dataset, a file or folder, or texts or lists of ids, but is a {kind}"
         )
     return Source(_checked(source, vocab_size), "unnamed", total=total)
 
@@ -105,19 +99,11 @@ def batches(
 
 def _are_paths(documents: list | tuple) -> bool:
     """Whether these are paths of files rather than texts."""
-    if any(isinstance(document, os.PathLike) for document in documents[:1]):
-        return True
-    if not documents or not isinstance(documents[0], str) or not _exists(documents[0]):
-        return False
+    first = next(iter(documents), None)
+    if not isinstance(first, str):
+        return isinstance(first, os.PathLike)
     # A text may happen to name a folder, but hardly a file.
-    return os.path.isfile(documents[0]) or all(map(_exists, documents))
-
-
-def _exists(path: Any) -> bool:
-    try:
-        return path != "" and Path(path).exists()
-    except (OSError, ValueError, TypeError):  # the name is too long, has a null byte, or is no name
-        return False
+    return os.path.isfile(first) or all(isinstance(d, str) and os.path.exists(d) for d in documents)
 
 
 def _open_files(paths: Iterable[Any], pattern: str) -> Source:
@@ -127,18 +113,12 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
     for path in paths:
         if not isinstance(path, str | os.PathLike):
             raise ValueError(f"source is a list of files, but has a {type(path).__name__}")
-        if not _exists(path):
-            shown = str(path) if len(str(path)) < 100 else f"{str(path)[:100]}..."
-            raise FileNotFoundError(
-                f"source {shown!r} is neither a file nor a folder; a text goes into a list: [text]"
-            )
-        path = Path(path)
+        found, path = files_of(path, pattern), Path(path)
         names.append(path.resolve().name)
-        found = files_of(path, pattern)
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
-        # Only the last part of a path that tells where on this machine it is.
+        # A path that tells its place on this machine is cut to its last part.
         outside = path.is_absolute() or ".." in path.parts
         public = Path(names[-1]) if outside else path
         known_as += [public / file.relative_to(path) for file in found]
@@ -146,15 +126,16 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
     return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
 
 
-def files_of(path: Path, pattern: str) -> list[Path]:
+def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
     """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
     to folders, which could form a loop, are not followed."""
-    if path.is_file():
+    path = Path(source)
+    if os.path.isfile(source):
         return [path]
-    if not path.is_dir():
-        raise ValueError(
-            f"{printable(path)} is neither a file nor a folder, but a pipe or a device; write what "
-            "comes out of it into a file"
+    if not os.path.isdir(source):  # unlike the path of "", which is the current folder
+        raise FileNotFoundError(
+            f"{str(source)[:100]!r} is neither a file nor a folder; put a text into a list, "
+            "[text], and the output of a pipe into a file"
         )
     try:
         below = [file.relative_to(path) for file in path.rglob(pattern)]
@@ -170,11 +151,9 @@ def _read_files(files: list[Path]) -> Iterator[str]:
     for path in files:
         with open_file(path) as file, reading(path):
             content = file.read()
-            try:
-                text = content.decode("utf-8")
-            except UnicodeDecodeError:
-                damaged.append(path)
-                text = content.decode("utf-8", errors="replace")
+        text = content.decode("utf-8", errors="replace")
+        if text.encode("utf-8") != content:
+            damaged.append(path)
         yield text
     if damaged:
         logger.warning(
@@ -192,12 +171,9 @@ def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
         if not isinstance(document, str):
             yield _checked_ids(document, number, vocab_size)
             continue
-        try:
-            document.encode("utf-8")
-        except UnicodeEncodeError:
-            damaged += 1
-            document = document.encode("utf-8", errors="replace").decode("utf-8")
-        yield document
+        text = document.encode("utf-8", errors="replace").decode("utf-8")
+        damaged += text != document
+        yield text
     if damaged:
         logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 

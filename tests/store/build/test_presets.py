@@ -37,61 +37,19 @@ def test_installed_packages_are_no_part_of_it(tmp_path, monkeypatch):
     assert [file.relative_to(root).as_posix() for file in python_stdlib()] == sorted(ours)
 
 
-LOCAL = {
-    "ultrachat": [{"id": "0", "data": ["What is up?", "The sky is up."]}],
-    "sharegpt": [
-        {
-            "id": "a_0",
-            "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}],
-        }
-    ],
-    "the-stack-python": [
-        {"hexsha": "0f" * 20, "size": 9, "content": "import os\n", "lang": "Python"}
-    ],
-    "wikipedia": [
-        {"id": "12", "url": "https://w/Anarchism", "title": "Anarchism", "text": "Anarchism is"}
-    ],
-}
-TEXTS = {
-    "ultrachat": "user: What is up?\nassistant: The sky is up.\n",
-    "sharegpt": "user: hi\nassistant: hello\n",
-    "the-stack-python": "import os\n",
-    "wikipedia": "Anarchism is",
-}
-
-
-@pytest.fixture
-def copies(tmp_path):
-    """A small copy of each preset's dataset, laid out as on the Hub."""
-    for name, rows in LOCAL.items():
-        options = PRESETS[name].options
-        file = options.get("data_files", "train-00000.jsonl")
-        path = tmp_path / name / options.get("data_dir", "") / file
-        path.parent.mkdir(parents=True)
-        content = json.dumps(rows) if file.endswith(".json") else "\n".join(map(json.dumps, rows))
-        path.write_text(content)
-    card = "---\nconfigs:\n- config_name: 20231101.en\n  data_files: '*.jsonl'\n---\n"
-    (tmp_path / "wikipedia" / "README.md").write_text(card)
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_a_preset_reads_a_copy_of_its_dataset(copies, tmp_path, tokenizer, name, capfd):
+def test_a_preset_reads_a_copy_of_its_dataset(tmp_path, tokenizer, capfd):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    arguments = [
-        "--preset",
-        name,
-        "--dataset",
-        copies / name,
-        "--tokenizer",
-        tmp_path / "tokenizer",
-    ]
-    assert main(["store", "build", *map(str, arguments), "--out", str(tmp_path / "out")]) == 0
+    copy = tmp_path / "copy" / PRESETS["sharegpt"].options["data_files"]
+    copy.parent.mkdir()
+    chat = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+    copy.write_text(json.dumps([{"id": "a_0", "conversations": chat}]))
+    options = ["--dataset", copy.parent, "--tokenizer", tmp_path / "tokenizer"]
+    options += ["--out", tmp_path / "out"]
+    assert main(["store", "build", "--preset", "sharegpt", *map(str, options)]) == 0
     captured = capfd.readouterr()
-    assert PRESETS[name].corpus in captured.out
-    assert "reading the column" in captured.err
+    assert "ShareGPT" in captured.out and "reading the column" in captured.err
     (document,) = Datastore(tmp_path / "out").iter_documents()
-    assert tokenizer.decode(document) == TEXTS[name]
+    assert tokenizer.decode(document) == "user: hi\nassistant: hello\n"
 
 
 def test_help_names_licence_and_size(capsys):
