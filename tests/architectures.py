@@ -186,11 +186,6 @@ ARCHITECTURES = [
 ]
 
 
-def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model of the architecture; the same at each call."""
-    return small(architecture.model_type, dtype)
-
-
 def small(model_type: str, dtype: torch.dtype = torch.float32, **config: Any) -> PreTrainedModel:
     """A random model of a type, with these values in its configuration; the same at each call.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and a chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def byte_tokenizer(alphabet: Iterable[str] | None = None) -> PreTrainedTokenizerFast:
+    """One token a byte, or for each of some printable ones, and a chat template."""
+    alphabet = alphabet or sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

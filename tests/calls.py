@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from architectures import VOCAB_SIZE
 from drafters import Prophet, Prophets
-from transformers import LogitsProcessor
+from transformers import Cache, CompileConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+RANDOM_PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
 
@@ -76,10 +77,13 @@ class Call:
         """Calls `generate` with these options in place of the call's own."""
         return self.model.generate(**{**self.options, **kwargs})
 
+    def mask(self, length: int) -> torch.Tensor:
+        """The attention mask of the prompts and what follows them, `(rows, length)`."""
+        mask = self.inputs["attention_mask"]
+        return torch.nn.functional.pad(mask, (0, length - mask.shape[1]), value=1)
+
     def drafter(self, accuracies=0.8, branches: int = 2, seed: int = 0) -> Prophets:
         """A drafter that gets each row's text right as often as its accuracy says."""
-        if not isinstance(accuracies, float):
-            accuracies = accuracies[: self.rows]
         return Prophets(self.inputs, self.plain, accuracies, branches, seed)
 
     def assert_lossless(self, accuracies=0.8, drafter=None, max_draft_tokens=8, **options):
@@ -99,6 +103,29 @@ def up_to_end(tokens: torch.Tensor, ends) -> list[int]:
     return tokens[: places[0] + 1] if places else tokens
 
 
+def assert_same_entries(one: Cache, other: Cache, mask: torch.Tensor) -> None:
+    """Asserts that two caches hold the same for the tokens of a mask `(rows, length)`."""
+    for layers in zip(one.layers, other.layers, strict=True):
+        assert type(layers[0]) is type(layers[1])
+        for name in ("keys", "values", "conv_states", "recurrent_states"):
+            entries = [getattr(layer, name, None) for layer in layers]
+            if entries[1] is None:
+                continue
+            if name in ("keys", "values"):  # (rows, heads, slots, head_dim)
+                assert entries[0].shape == entries[1].shape
+                entries = [each[:, :, : mask.shape[1]].transpose(1, 2) for each in entries]
+                shown = mask[:, -entries[0].shape[1] :].bool()  # some keep the last tokens only
+                entries = [each[shown] for each in entries]
+            torch.testing.assert_close(*entries, rtol=1e-4, atol=1e-5)
+
+
+def compiled_anywhere(**options) -> CompileConfig:
+    """A configuration with which `generate` compiles passes over a static cache on a CPU too."""
+    config = CompileConfig(mode="default", **options)
+    config._compile_all_devices = True
+    return config
+
+
 def prepared(model, input_ids, **kwargs):
     """The generation config and model inputs that `generate` prepares for its decoding loop."""
     taken = []
@@ -114,30 +141,46 @@ def prepared(model, input_ids, **kwargs):
 
 
 class Forced(LogitsProcessor):
-    """Forces the model to emit a given text."""
+    """Forces each row to emit the one of some texts `(texts, length)` that begins as it does."""
 
-    def __init__(self, ids):
-        self.ids = ids[0]
+    def __init__(self, texts: torch.Tensor):
+        self.texts = texts
 
     def __call__(self, input_ids, scores):
         forced = torch.full_like(scores, -float("inf"))
-        position = min(input_ids.shape[1], len(self.ids) - 1)
-        forced[:, self.ids[position]] = 0
+        for row, ids in enumerate(input_ids):
+            position = min(len(ids), self.texts.shape[1] - 1)
+            text = (self.texts[:, :8] == ids[:8]).all(dim=-1).nonzero()[0, 0]
+            forced[row, self.texts[text, position]] = 0
         return forced
 
 
 class Alternating(LogitsProcessor):
-    """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
+    """Keeps state: forbids even tokens at every second call, and remembers the texts that it saw.
+    It holds a module, as those of outlines do."""
 
     def __init__(self):
-        self.calls = 0
+        self.seen: list[list[list[int]]] = []
         self.library = torch
 
     def __call__(self, input_ids, scores):
-        self.calls += 1
-        if self.calls % 2:
+        self.seen.append(input_ids.tolist())
+        if len(self.seen) % 2:
+            scores = scores.clone()
             scores[:, ::2] = -float("inf")
         return scores
+
+
+class StopAtCall(StoppingCriteria):
+    """Stops at its n-th call; at one that depends on the row's prompt if there is no n."""
+
+    def __init__(self, calls: int | None = None):
+        self.calls, self.asked = calls, 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.asked += 1
+        stops = self.asked >= (self.calls or input_ids[:, 11] % 9 + 5)
+        return stops if self.calls is None else torch.full((len(input_ids),), stops)
 
 
 class ListStreamer(BaseStreamer):

@@ -16,6 +16,7 @@ from shared_data import whats_missing
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hf_refspec.apps.shared.loading import load
 from hf_refspec.generation.warmup import warmup
 
 warmup()  # here, where it is in no test's time; and every call drafts from its first token on
@@ -48,6 +49,12 @@ def llama(models_by_type):
 def fresh_llama(llama):
     """A copy that no other test has probed or changed."""
     return copy.deepcopy(llama)
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    """The default model, which has learned to write, and its tokenizer."""
+    return load(device_map="cpu")
 
 
 @pytest.fixture(scope="session")

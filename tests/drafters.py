@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 
 from hf_refspec import Drafter, DraftTree, Observation
 from hf_refspec.drafting.calls import drafter_call
@@ -87,7 +90,7 @@ class Prophets(Prophet):
     Args:
         inputs: `input_ids` and `attention_mask` of the call.
         outputs: Ids of plain decoding, `(rows, length)`.
-        accuracies: Chance that a draft is right, one for each row or one for all.
+        accuracies: Chance that a draft is right, one for each row (or more) or one for all.
     """
 
     def __init__(self, inputs, outputs, accuracies, branches: int = 2, seed: int = 0):
@@ -95,13 +98,55 @@ class Prophets(Prophet):
         ids, mask = inputs["input_ids"].numpy(), inputs["attention_mask"].numpy().astype(bool)
         self.prompts = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
         self.answers = np.asarray(outputs)[:, ids.shape[1] :]
-        self.accuracies = np.broadcast_to(accuracies, len(ids))
+        self.accuracies = np.broadcast_to(np.atleast_1d(accuracies)[: len(ids)], len(ids))
 
     def begin(self, prompt_ids, vocab_size):
         row = self.prompts.index(prompt_ids.tolist())
         self.target_ids = np.concatenate([prompt_ids, self.answers[row]])
         self.accuracy = self.accuracies[row]
         super().begin(prompt_ids, vocab_size)
+
+
+@dataclass
+class Observed:
+    """One call of `observe`, and the text before it."""
+
+    text: list[int]
+    tokens: list[int]
+    verified: DraftTree
+    logits: torch.Tensor | None
+
+
+class Listening(Prophets):
+    """Records what it observes, and its drafts with the text before them; the forks of a call share
+    both lists."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen: list[Observed] = []
+        self.drafts: list[tuple[list[int], DraftTree]] = []
+
+    def fork(self):
+        fork = super().fork()
+        fork.seen, fork.drafts = self.seen, self.drafts
+        return fork
+
+    def begin(self, prompt_ids, vocab_size):
+        super().begin(prompt_ids, vocab_size)
+        self.text = prompt_ids.tolist()
+
+    def observe(self, observation):
+        tokens, logits = observation.tokens.tolist(), observation.logits
+        logits = None if logits is None else logits.clone()  # they are valid until the next pass
+        self.seen.append(Observed(self.text, tokens, observation.verified, logits))
+        self.text = self.text + tokens
+        super().observe(observation)
+
+    def draft(self, budget):
+        """Probabilities differ, so that only some nodes are worth verifying."""
+        tree = super().draft(budget)
+        self.drafts.append((self.text, tree))
+        return DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** tree.depths())
 
 
 class Noise(Drafter):

@@ -1,7 +1,7 @@
 """One rank of a model that is split over several processes, for `test_ranks.py`.
 
-`python rank.py tensor|sharded RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: for each case,
-the ids of plain decoding and those with drafts, or the exception.
+`python rank.py RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: for each case, such as "tensor
+rows", the ids of plain decoding and those with drafts, or the exception.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from architectures import WINDOW, small
-from calls import GREEDY, PROMPT, padded_prompts
+from calls import GREEDY, PROMPT, StopAtCall, padded_prompts
 from drafters import Prophet, Prophets
 from torch import distributed
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -55,41 +55,70 @@ class Raises(Prophet):
             raise LookupError(f"no {where}")
 
 
-class StopsAt(StoppingCriteria):
-    """Stops every row at a length, as a limit of time would."""
+class Cases:
+    """Cases of all kinds of split models. Each returns the ids of plain decoding and those with
+    drafts, or the text of an exception. `own` decodes plainly, `model` is the one that is split."""
 
-    def __init__(self, length: int):
-        self.length = length
+    model: PreTrainedModel
+    own: PreTrainedModel
 
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+    def __init__(self, rank: int, prompt: torch.Tensor = PROMPT, new_tokens: int = 32):
+        self.rank, self.prompt = rank, prompt
+        self.options = {**GREEDY, "max_new_tokens": new_tokens}
+        self.plain = self.own.generate(prompt, **self.options)
+
+    def generate(self, **options):
+        return self.model.generate(**{"inputs": self.prompt, **self.options, **options})
+
+    def prophet(self, plain=None):
+        """A drafter that drafts something else at each rank."""
+        return Prophet(self.plain if plain is None else plain, 0.8, seed=self.rank)
+
+    def drafted(self, **options):
+        drafter = options.setdefault("candidate_generator", self.prophet())
+        ids = self.generate(**options)
+        if isinstance(drafter, Prophet):
+            assert drafter.stats.accepted > 0
+        return self.plain, ids
+
+    def attached(self):
+        with rs.attach(self.model, self.prophet()):
+            return self.plain, self.generate()
+
+    def static_cache(self):
+        return self.drafted(cache_implementation="static")
+
+    def returned_cache(self):
+        _, output = self.drafted(return_dict_in_generate=True)
+        assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
+        return self.plain, output.sequences
+
+    def raised(self, where, at):
+        """An exception of the drafter of one rank."""
+        drafter = Raises(self.plain, where) if self.rank == at else self.prophet()
+        return self.refused(candidate_generator=drafter)
+
+    def refused(self, **options):
+        try:
+            return self.plain, self.generate(**options)
+        except (LookupError, RuntimeError, ValueError) as error:
+            return repr(error)
 
 
-class Tensor:
+class Tensor(Cases):
     """Cases of tensor parallelism: all ranks have one text, and different drafters and clocks."""
 
     def __init__(self, folder: Path, rank: int, ranks: int):
-        self.rank, self.ranks, self.llama = rank, ranks, folder / "llama"
+        self.folder, self.ranks = folder, ranks
         self.model, self.windowed = (
-            AutoModelForCausalLM.from_pretrained(
-                folder / name, distributed_config=DistributedConfig(tp_plan="auto")
-            )
-            for name in ("llama", "mistral")
+            self.load(name, tp_plan="auto") for name in ("llama", "mistral")
         )
-        self.options = {**GREEDY, "max_new_tokens": 32}
-        self.plain = self.generate(candidate_generator=None)
+        self.own = self.model
+        super().__init__(rank)
 
-    def generate(self, inputs=PROMPT, **options):
-        return self.model.generate(inputs, **{**self.options, **options})
-
-    def prophet(self, seed=0, **others):
-        return Prophet(self.plain, 0.8, seed=seed, **others)
-
-    def compared(self, **options):
-        drafted = self.generate(**options)
-        if isinstance(drafter := options.get("candidate_generator"), Prophet):
-            assert drafter.stats.forward_passes < 30  # some drafts were accepted
-        return self.plain, drafted
+    def load(self, name: str, **split):
+        config = DistributedConfig(**split)
+        return AutoModelForCausalLM.from_pretrained(self.folder / name, distributed_config=config)
 
     def clocks(self):
         """With "auto", where only one process has measured that wide passes are cheap."""
@@ -98,16 +127,13 @@ class Tensor:
         for _ in range(30):
             costs.record(wide, 0.001)
             costs.record(narrow, 0.1)
-        return self.compared(candidate_generator=self.prophet())
-
-    def drafters(self):
-        return self.compared(candidate_generator=self.prophet(self.rank), max_draft_tokens=8)
+        return self.drafted()
 
     def facts(self):
         """Where only some have probed the model before."""
         if self.rank:
             memo_of(self.model).clear()
-        return self.compared(candidate_generator=self.prophet())
+        return self.drafted()
 
     def sampled(self):
         """With another seed at each rank; all ranks draw what the first draws."""
@@ -116,70 +142,50 @@ class Tensor:
         plain = self.generate(**options)
         torch.manual_seed(self.rank)
         options |= {"return_dict_in_generate": True, "output_scores": True}
-        output = self.generate(**options, candidate_generator=Prophet(plain, 0.8))
+        output = self.generate(**options, candidate_generator=self.prophet(plain))
         assert len(output.scores) == 32
         return plain, output.sequences
 
-    def rows(self):
-        inputs = padded_prompts(3)
-        plain = self.generate(**inputs, inputs=None)
-        drafter = Prophets(inputs, plain, 0.8, seed=self.rank)
-        return plain, self.generate(**inputs, inputs=None, candidate_generator=drafter)
+    def rows(self, repeats: int = 1, branches: int = 2):
+        inputs = {name: each.repeat(repeats, 1) for name, each in padded_prompts(3).items()}
+        given = {**inputs, "inputs": None}
+        plain = self.generate(**given)
+        drafter = Prophets(inputs, plain, 0.9, branches, seed=self.rank)
+        return plain, self.generate(**given, candidate_generator=drafter, max_draft_tokens=64)
+
+    def long_draft(self):
+        """Drafts that take more than one exchange."""
+        return self.rows(repeats=13, branches=12)
+
+    def stop(self, drafter=None, **inputs):
+        """By a criterion that stops earlier at later ranks; all stop where the first does."""
+        first, own = ([StopAtCall(calls)] for calls in (18, 18 - 4 * self.rank))
+        plain = self.generate(**inputs, stopping_criteria=first)
+        drafter = drafter or self.prophet()
+        return plain, self.generate(**inputs, stopping_criteria=own, candidate_generator=drafter)
 
     def rows_stop(self):
         """By a criterion that sees all rows at once."""
-        return self.stop({**padded_prompts(3), "inputs": None}, "auto")
-
-    def stop(self, inputs=None, drafter=None):
-        """By a criterion that stops earlier at later ranks; all stop where the first does."""
-        options, drafter = inputs or {}, drafter or self.prophet()
-        first, own = ([StopsAt(length)] for length in (30, 30 - 4 * self.rank))
-        plain = self.generate(**options, stopping_criteria=first)
-        return plain, self.generate(**options, stopping_criteria=own, candidate_generator=drafter)
-
-    def attached(self):
-        with rs.attach(self.model, self.prophet(self.rank)):
-            return self.compared()
-
-    def static_cache(self):
-        options = {"cache_implementation": "static"}
-        return self.compared(candidate_generator=self.prophet(self.rank), **options)
-
-    def returned_cache(self):
-        output = self.generate(
-            candidate_generator=self.prophet(self.rank), return_dict_in_generate=True
-        )
-        assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
-        return self.plain, output.sequences
+        return self.stop("auto", **padded_prompts(3), inputs=None)
 
     def one_drafter(self):
         """Only the first rank has one, which also reads the prompt."""
         given = rs.Drafter() if self.rank else rs.ReferenceCopy() | rs.TokenRecycling()
-        inputs = PROMPT.repeat(1, 30)
-        plain = self.generate(inputs)
-        return plain, self.generate(inputs, candidate_generator=given)
+        inputs = {"inputs": PROMPT.repeat(1, 30)}
+        return self.generate(**inputs), self.generate(**inputs, candidate_generator=given)
 
     def one_chain(self):
         """Only the first rank has one, whose drafts are verified as chains."""
         prompt_lookup = PromptLookupCandidateGenerator(num_output_tokens=5, max_length=512)
-        return self.compared(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
+        return self.drafted(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
 
     def tables(self):
         """The contexts and best next tokens in the table of Token Recycling."""
         recycling = rs.TokenRecycling()
-        self.generate(PROMPT.repeat(1, 5), candidate_generator=recycling)
+        self.generate(inputs=PROMPT.repeat(1, 5), candidate_generator=recycling)
         learned = recycling._table.entries()
         assert len(learned) > 32
         return learned.contexts, learned.tokens
-
-    def long_draft(self):
-        """Drafts that take more than one exchange."""
-        inputs = padded_prompts(5)
-        inputs = {name: each.repeat(8, 1) for name, each in inputs.items()}
-        plain = self.generate(**inputs, inputs=None)
-        drafter = Prophets(inputs, plain, 0.9, branches=12, seed=self.rank)
-        options = {"candidate_generator": drafter, "max_draft_tokens": 64}
-        return plain, self.generate(**inputs, inputs=None, **options)
 
     def boundary(self):
         """Past the length of the window, where another probe decides."""
@@ -194,70 +200,34 @@ class Tensor:
     def no_observation(self):
         return self.raised("observe", at=1)
 
-    def raised(self, where, at):
-        """An exception of the drafter of one rank."""
-        raises = Raises(self.plain, where)
-        try:
-            self.generate(candidate_generator=raises if self.rank == at else self.prophet())
-        except (LookupError, RuntimeError) as error:
-            return repr(error)
-        return "nothing was raised"
-
     def after_exceptions(self):
-        return self.compared(candidate_generator=self.prophet(self.rank))
+        return self.drafted()
 
     def speculative_retrieval(self):
-        return self.refused(self.model, custom_generate=rs.knn_lm)
+        return self.refused(custom_generate=rs.knn_lm)
 
     def pipeline(self):
         """Layers that are spread over the ranks."""
-        config = DistributedConfig(pp_size=self.ranks)
-        model = AutoModelForCausalLM.from_pretrained(self.llama, distributed_config=config)
-        return self.refused(model, candidate_generator="auto")
-
-    def refused(self, model, **options):
-        try:
-            model.generate(PROMPT, **self.options, **options)
-        except ValueError as error:
-            return str(error)
-        return "nothing was raised"
+        self.model = self.load("llama", pp_size=self.ranks)
+        return self.refused(candidate_generator="auto")
 
 
-class Sharded:
+class Sharded(Cases):
     """Cases of FSDP: each rank has a text of its own, and weights are collected for each pass."""
 
     def __init__(self, folder: Path, rank: int, ranks: int):
-        self.rank = rank
         config = DistributedConfig(fsdp_size=ranks)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder / "llama", distributed_config=config
+        self.model, self.own = (
+            AutoModelForCausalLM.from_pretrained(folder / "llama", **split)
+            for split in ({"distributed_config": config}, {})
         )
-        self.own = AutoModelForCausalLM.from_pretrained(folder / "llama")
-        self.prompt = (PROMPT + 11 * rank) % 97
-        self.options = {**GREEDY, "max_new_tokens": (40, 12, 25)[rank]}
-        self.plain = self.own.generate(self.prompt, **self.options)
-
-    def generate(self, **options):
-        return self.plain, self.model.generate(self.prompt, **{**self.options, **options})
+        super().__init__(rank, (PROMPT + 11 * rank) % 97, new_tokens=(40, 12, 25)[rank])
 
     def plainly(self):
-        return self.generate()
-
-    def drafted(self):
-        return self.generate(candidate_generator=Prophet(self.plain, 0.8, seed=self.rank))
+        return self.plain, self.generate()
 
     def default(self):
-        return self.generate(candidate_generator="auto", synced_gpus=True)
-
-    def attached(self):
-        with rs.attach(self.model, Prophet(self.plain, 0.9)):
-            return self.generate()
-
-    def returned_cache(self):
-        drafter = Prophet(self.plain, 1.0)
-        _, output = self.generate(candidate_generator=drafter, return_dict_in_generate=True)
-        assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
-        return self.plain, output.sequences
+        return self.drafted(candidate_generator="auto", synced_gpus=True)
 
     def rollouts(self):
         """Sampled rows of two padded prompts, which end at different lengths at each rank."""
@@ -270,23 +240,13 @@ class Sharded:
         drafter = rs.ReferenceCopy() | rs.SiblingCopy() | rs.TokenRecycling()
         return plain, self.model.generate(**options, candidate_generator=drafter)
 
-    def static_cache(self):
-        drafter = Prophet(self.plain, 0.8)
-        return self.generate(candidate_generator=drafter, cache_implementation="static")
-
     def one_fails(self):
         """At one rank, while the others go on."""
-        if self.rank != 1:
-            return self.drafted()
-        try:
-            self.generate(candidate_generator=Raises(self.plain, "draft"))
-        except LookupError as error:
-            return repr(error)
-        return "nothing was raised"
+        return self.raised("draft", at=1)
 
 
 def main() -> None:
-    kind, rank, ranks, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    rank, ranks, folder, cases = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -295,12 +255,13 @@ def main() -> None:
         world_size=ranks,
         timeout=timedelta(seconds=100),
     )
-    cases = (Tensor if kind == "tensor" else Sharded)(folder, rank, ranks)
-    names = [name for name in vars(type(cases)) if name in sys.argv[5:]]
-    results = {}
-    for name in names:
-        result = getattr(cases, name)()
-        results[name] = (
+    kinds, results = {}, {}
+    for case in cases:
+        kind, _, name = case.partition(" ")
+        if kind not in kinds:
+            kinds[kind] = {"tensor": Tensor, "sharded": Sharded}[kind](folder, rank, ranks)
+        result = getattr(kinds[kind], name)()
+        results[case] = (
             result if isinstance(result, str) else [np.asarray(ids).tolist() for ids in result]
         )
         # Written after each case: the next one may hang.

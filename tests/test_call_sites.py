@@ -7,7 +7,7 @@ import torch
 from calls import Forced, assert_lossless
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from transformers import GenerationConfig, LogitsProcessorList, TextStreamer
+from transformers import GenerationConfig, LogitsProcessorList
 
 import hf_refspec as rs
 
@@ -26,16 +26,6 @@ def test_chat_template_and_generation_config(byte_llama, tokenizer):
         torch.manual_seed(0)
         texts.append(byte_llama.generate(**options, candidate_generator=drafter).tolist())
     assert texts[0] == texts[1]
-
-
-def test_text_streamer(byte_llama, tokenizer, capsys):
-    inputs = tokenizer(TEXT, return_tensors="pt")
-    for drafter in (None, rs.ReferenceCopy()):
-        streamer = TextStreamer(tokenizer, skip_prompt=True)
-        byte_llama.generate(**inputs, streamer=streamer, candidate_generator=drafter, **OPTIONS)
-        print("<end>")
-    plain, drafted, _ = capsys.readouterr().out.split("<end>\n")
-    assert drafted == plain
 
 
 def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer):

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from accelerate import dispatch_model
-from architectures import ARCHITECTURES, VOCAB_SIZE, build
+from architectures import ARCHITECTURES, small
+from calls import RANDOM_PROMPT as PROMPT
+from calls import compiled_anywhere
 from drafters import Noise, Prophet
-from transformers import CompileConfig
 
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
@@ -27,12 +28,10 @@ pytestmark = pytest.mark.skipif(
     DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
 )
 NEW_TOKENS = 24
-PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static"}
 if DEVICE == "cpu":  # where `generate` compiles only if it is told to
-    COMPILED["compile_config"] = CompileConfig(mode="default")
-    COMPILED["compile_config"]._compile_all_devices = True
+    COMPILED["compile_config"] = compiled_anywhere()
 TREES = [each for each in ARCHITECTURES if each.verification == "tree"]
 MOST_DIFFERENT = 0.5  # of the texts of tiny random models in bfloat16, which have many near-ties
 
@@ -87,12 +86,11 @@ def test_most_texts_are_equal_in_bfloat16(on_device):
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_a_model_that_lies_on_the_gpu_and_the_cpu():
-    llama = next(each for each in ARCHITECTURES if each.model_type == "llama")
-    plain = generate(build(llama).to(DEVICE))
+    plain = generate(small("llama").to(DEVICE))
     on_the_gpu = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "lm_head")
     on_the_cpu = ("model.layers.1", "model.norm")
     device_map = dict.fromkeys(on_the_gpu, 0) | dict.fromkeys(on_the_cpu, "cpu")
-    model = dispatch_model(build(llama), device_map, main_device=0, force_hooks=True)
+    model = dispatch_model(small("llama"), device_map, main_device=0, force_hooks=True)
     for drafter in drafters(plain):
         assert torch.equal(generate(model, candidate_generator=drafter), plain)
 

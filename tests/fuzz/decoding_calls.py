@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from calls import ListStreamer
-from transformers import CompileConfig, DynamicCache, LogitsProcessor, StaticCache
+from calls import Alternating, ListStreamer, StopAtCall, compiled_anywhere
+from transformers import DynamicCache, LogitsProcessor, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import stopping_criteria
 
@@ -67,6 +67,7 @@ class Answer:
 
 # Drawing
 
+COMPILED = compiled_anywhere(backend="eager")
 _OPTIONS: list[tuple[float, Any]] = [
     (0.15, lambda r: {"repetition_penalty": r.choice([0.8, 1.3])}),
     (0.1, lambda r: {"no_repeat_ngram_size": r.choice([1, 2, 3])}),
@@ -91,7 +92,7 @@ _OPTIONS: list[tuple[float, Any]] = [
     (0.02, lambda r: {"use_cache": False}),
     (0.01, lambda r: {"num_beams": 2}),
     (0.03, lambda r: {"disable_compile": True}),
-    (0.01, lambda r: {"cache_implementation": "static", "compile_config": compiled_anywhere()}),
+    (0.01, lambda r: {"cache_implementation": "static", "compile_config": COMPILED}),
 ]
 _SAMPLING: list[tuple[float, Any]] = [
     (0.4, lambda r: {"temperature": r.choice([0.3, 0.8, 1.7])}),
@@ -194,28 +195,7 @@ def _draw_mask(rng: random.Random, prompt: torch.Tensor) -> torch.Tensor | None:
     return mask
 
 
-def compiled_anywhere() -> CompileConfig:
-    """Has passes over a static cache compiled on processors too."""
-    config = CompileConfig(backend="eager", mode=None)
-    config._compile_all_devices = True
-    return config
-
-
 # Calling
-
-
-class Stateful(LogitsProcessor):
-    """Forbids even tokens at every second call, and remembers what it saw."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def __call__(self, input_ids, scores):
-        self.seen.append(input_ids.tolist())
-        if len(self.seen) % 2:
-            scores = scores.clone()
-            scores[:, ::2] = -float("inf")
-        return scores
 
 
 class Recorder(LogitsProcessor):
@@ -227,17 +207,6 @@ class Recorder(LogitsProcessor):
     def __call__(self, input_ids, scores):
         self.scores.append(scores.clone())
         return scores
-
-
-class Counting:
-    """Ends a call when it has been asked so often."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.asked += 1
-        return torch.full((len(input_ids),), self.asked >= 7, device=input_ids.device)
 
 
 def all_have_even(input_ids, scores, **kwargs):
@@ -256,8 +225,8 @@ CONTEXTS["autocast"] = lambda: torch.autocast("cpu", torch.bfloat16)
 def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     """Makes the call; with drafts where it is given what plain decoding answered."""
     answer, drafts = Answer(), plain is not None and call.drafter is not None
-    recorder, stateful, streamer = Recorder(), Stateful(), ListStreamer()
-    criteria = {"counting": Counting(), "together": all_have_even}
+    recorder, stateful, streamer = Recorder(), Alternating(), ListStreamer()
+    criteria = {"counting": StopAtCall(7), "together": all_have_even}
     extras: dict[str, Any] = {
         "stateful": {"logits_processor": [stateful]},
         "prefix": {"prefix_allowed_tokens_fn": allowed_tokens},

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
+from byte_model import byte_tokenizer
 from drafters import Noise, Prophet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import Cache
@@ -115,12 +115,7 @@ def _with_own_inputs(model: PreTrainedModel) -> PreTrainedModel:
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each printable byte."""
-    tokens = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127))]
-    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    return byte_tokenizer(map(chr, range(33, 127)))
 
 
 @cache

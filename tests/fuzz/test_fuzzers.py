@@ -1,7 +1,7 @@
 """The fuzzers end clean, and notice defects.
 
-Each in a process of its own, for they fork: where other tests have left threads, a fork may wait
-for a lock that none of its own threads will ever release.
+Those that fork are run in a process of their own: where other tests have left threads, a fork may
+wait for a lock that none of its own threads will ever release.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+import pytest
+
+from hf_refspec.generation.row import Row
+
+from .decoding import Case
+from .outcomes import DIFFERENT, EQUAL
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +39,35 @@ def test_damaged_folders_are_used_or_refused_in_one_line_with_their_path():
 def test_killed_writers_and_planted_defects(tmp_path):
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tmp'}"]
     output("pytest", "-q", *options, "tests/fuzz/defects.py")
+
+
+COUNT, CHUNKS = 120, 3
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_what_a_caller_sees_is_what_plain_decoding_shows(chunk):
+    cases = [Case(number) for number in range(chunk, COUNT, CHUNKS)]
+    outcomes = [case.run() for case in cases]
+    bad = [(c.number, o) for c, o in zip(cases, outcomes, strict=True) if o.is_bad]
+    assert [f"{number}: {outcome.name}: {outcome.detail}" for number, outcome in bad] == []
+    # What is always refused, or never accepted, would test nothing.
+    assert Counter(outcome.name for outcome in outcomes)[EQUAL] > len(cases) / 4
+    assert sum(case.accepted for case in cases) > len(cases) / 4
+
+
+def test_a_case_is_always_the_same():
+    first, again = ([Case(number) for number in (3, 14)] for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert one.run() == other.run()
+        assert (one.name, one.done, one.accepted) == (other.name, other.done, other.accepted)
+
+
+def test_a_row_that_draws_twice_is_found(monkeypatch):
+    choose = Row.choose
+
+    def choose_twice(row, logits):
+        choose(row, logits)
+        return choose(row, logits)
+
+    monkeypatch.setattr(Row, "choose", choose_twice)
+    assert DIFFERENT in {Case(number).run().name for number in range(20)}

@@ -146,14 +146,9 @@ def draft_trees(draw, most: int, least_prob: float = 0.0):
 
 
 @settings(deadline=None)
-@given(draft_trees(most=MOST_NODES))
-def test_no_node_is_kept_where_each_costs_as_much_as_a_token(tree):
-    assert len(budget_at(each).trim(tree)) == 0
-
-
-@settings(deadline=None)
 @given(draft_trees(most=MOST_NODES, least_prob=0.5))
-def test_all_nodes_are_kept_where_passes_cost_nothing_more(tree):
+def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_token(tree):
+    assert len(budget_at(each).trim(tree)) == 0
     budget = budget_at(same)
     # Not one node of a tree that promises hardly anything is verified.
     promised = budget.drafter.calibration.calibrated(tree).probs.sum(dtype=float)
@@ -191,11 +186,6 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     best = max(map(speed, closed))
     # A draft that promises next to nothing is not verified.
     assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.05)
-
-
-def test_a_draft_that_pays_as_a_whole_stays_the_same_object():
-    tree = DraftTree.chain([4, 5], [0.9, 0.8])
-    assert budget_at(same).trim(tree) is tree
 
 
 def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_right():
@@ -293,14 +283,6 @@ def seconds_a_token(nodes: int, cost, prob: float, right: float, tokens: int = 8
         budget.record(draft, emitted, cost(1 + len(draft)))
         count += len(emitted)
     return seconds / count
-
-
-@pytest.mark.parametrize("nodes", [1, 3, 8, 10, 40, 64])
-@pytest.mark.parametrize("prob", [0.3, 0.9])
-def test_drafts_that_are_always_wrong_cost_next_to_nothing(nodes, prob):
-    """As in float32 on a CPU, two tokens cost twice as much as one."""
-    wrong = seconds_a_token(nodes, lambda t: 1.0 if t == 1 else 2.0, prob, right=0.0)
-    assert wrong < 1.2
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 10, 64])
@@ -401,6 +383,7 @@ def test_a_given_number_of_nodes_never_changes():
             assert kept is tree
             budget.record(rows, 1 + len(tree), 1.0)
             assert budget.nodes(rows) == nodes
+            assert budget.prices() == Prices()  # any price
 
 
 # --- what drafting may cost
@@ -439,7 +422,3 @@ def test_rows_share_what_a_pass_takes(packs, seconds):
     assert budget.prices().token_seconds == pytest.approx(seconds)
     assert budget.prices().others == (1 if packs else 0)
     assert budget.prices().pass_seconds[0] == 1.0  # of two rows that go on
-
-
-def test_a_call_that_names_its_drafts_pays_any_price():
-    assert Budget(8).prices() == Prices()

@@ -100,7 +100,7 @@ def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
     stats = generated(fresh_llama, accuracy=0.5, calls=1)
     costs = pass_costs(fresh_llama, "tree, packed")
     assert sum(costs.passes) == stats.forward_passes - 1
-    assert 0 < costs.plain_seconds(1, 20) < 10
+    assert costs.plain_seconds(1, 20) > 0
 
 
 def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):

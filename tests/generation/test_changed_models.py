@@ -9,8 +9,8 @@ from types import MethodType
 import pytest
 import torch
 from architectures import small
-from calls import GREEDY, PROMPT, assert_lossless
-from drafters import Prophet
+from calls import GREEDY, PROMPT, Call, assert_lossless
+from drafters import Noise, Prophet
 
 from hf_refspec.verification.model_memo import memo_of_state
 
@@ -111,16 +111,19 @@ def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     assert "a fact" in memo_of_state(model)  # new tensors at every pass, the same model
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("model_type", ["opt", "gpt2", "llama"])
-def test_dropout_in_training_mode_is_decoded_plainly(model_type):
+def test_dropout_in_training_mode_is_decoded_plainly(model_type, rows, caplog):
     """Some models have dropout modules, others call a function with a rate of their own."""
     rates = ("dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "attention_dropout")
-    model = small(model_type, **dict.fromkeys(rates, 0.3))
-    before = check(model)
-    model.train()
-    assert check(model) == 1.0
-    model.eval()
-    assert check(model) == before > 1.5
+    call = Call(small(model_type, **dict.fromkeys(rates, 0.3)), rows)
+    before = call.assert_lossless().mat
+    call.model.train()
+    stats = assert_lossless(call.model, Noise(), call.inputs)
+    assert stats.mat == 1.0 and stats.reason.startswith("dropout is at work in training mode")
+    assert "call `model.eval()`" in caplog.text
+    call.model.eval()
+    assert call.assert_lossless().mat == before > 1.2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from architectures import Architecture, build
+from architectures import small
 
 import hf_refspec as rs
 from hf_refspec.generation.check import PASS_TOKENS
@@ -22,13 +22,13 @@ def test_a_model_that_verifies_trees(llama):
 
 
 def test_a_model_that_verifies_chains_alone():
-    found = rs.check(build(Architecture("bloom")), context=16)
+    found = rs.check(small("bloom"), context=16)
     assert (found.verification, found.rows) == ("chain", "none")
     assert "chains are" in str(found)
 
 
 def test_a_model_that_decodes_plainly_says_why():
-    found = rs.check(build(Architecture("mamba")), context=16)
+    found = rs.check(small("mamba"), context=16)
     assert found.verification == "none" and not found.relative_costs
     assert "several tokens in one pass have other logits" in found.reason
     assert str(found).endswith(f"Calls decode plainly: {found.reason}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -60,12 +59,6 @@ def test_a_drafter_goes_back_when_the_call_fails(model):
         raise RuntimeError
     with default_drafter(model) as second:
         assert second is first
-
-
-def test_a_copy_of_a_model_begins_anew(model):
-    with default_drafter(model) as mine, default_drafter(copy.deepcopy(model)) as theirs:
-        assert mine is not theirs
-        assert mine.drafters[1]._table is not theirs.drafters[1]._table
 
 
 def test_a_model_whose_vocabulary_changes_begins_anew(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -18,12 +19,23 @@ OPTIONS = {"max_new_tokens": 30, **GREEDY}
 TYPES = ["llama", "gemma2", "openai-gpt", "cpmant", "mpt", "rwkv"]
 
 
-@pytest.fixture(params=[True, False], ids=["loaded late", "never loaded"])
-def late(request, monkeypatch):
-    """Kernels that are loaded after the first token of the next call, or not at all."""
+@pytest.fixture
+def unloaded(monkeypatch):
+    """The next call loads the kernels after its first token."""
     monkeypatch.setattr(drafting_kernels, "loaded", False)
-    if not request.param:
-        monkeypatch.setattr(DraftingKernels, "ready", lambda self: False)
+
+
+@pytest.fixture(params=[0, 8, None], ids=["after the first token", "in the middle", "never"])
+def late(request, unloaded, monkeypatch):
+    """Kernels that are loaded when a call asks for them once more than this, or not at all."""
+    asked, ready = itertools.count(), DraftingKernels.ready
+
+    def ready_later(kernels):
+        waits = request.param is None or next(asked) < request.param
+        return False if waits else ready(kernels)
+
+    monkeypatch.setattr(DraftingKernels, "ready", ready_later)
+    return request.param
 
 
 def drafted(model, prompt=PROMPT, **options):
@@ -33,46 +45,27 @@ def drafted(model, prompt=PROMPT, **options):
     return ids.tolist(), drafter
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_ids_are_those_of_plain_decoding_in_every_call(models_by_type, kind, late):
+@pytest.mark.parametrize(("kind", "rows"), [*((kind, 1) for kind in TYPES), ("llama", 3)])
+def test_ids_are_those_of_plain_decoding_in_every_call(models_by_type, kind, rows, late):
     model = copy.deepcopy(models_by_type(kind))  # that no other test has probed
-    plain = model.generate(PROMPT, **OPTIONS).tolist()
-    for _ in range(3):
-        assert drafted(model)[0] == plain
-
-
-def test_several_rows_have_the_same_ids(models_by_type, late):
-    model = copy.deepcopy(models_by_type("llama"))
-    prompts = torch.stack([PROMPT[0], PROMPT[0].flip(0), PROMPT[0] + 1])
+    prompts = torch.stack([PROMPT[0], PROMPT[0].flip(0), PROMPT[0] + 1])[:rows]
     plain = model.generate(prompts, **OPTIONS).tolist()
-    assert drafted(model, prompts)[0] == plain
+    drafts = []
+    for _ in range(3):
+        ids, drafter = drafted(model, prompts)
+        assert ids == plain
+        drafts.append(drafter.stats.drafted)
+    if kind == "llama":
+        assert (min(drafts) > 0) == (late is not None)
 
 
-def test_a_late_beginning_drafts_what_an_early_one_does(models_by_type, monkeypatch):
+def test_a_late_beginning_drafts_what_an_early_one_does(models_by_type, unloaded):
     model = copy.deepcopy(models_by_type("llama"))
-    monkeypatch.setattr(drafting_kernels, "loaded", False)
     late = drafted(model)[1].stats
     assert drafting_kernels.loaded
     early = drafted(model)[1].stats
     assert (late.drafted, late.accepted) == (early.drafted, early.accepted)
     assert late.drafted > 0
-
-
-def test_a_beginning_in_the_middle_of_a_call_has_the_same_ids(models_by_type, monkeypatch):
-    model = copy.deepcopy(models_by_type("llama"))
-    plain = model.generate(PROMPT, **OPTIONS).tolist()
-    asked = []
-
-    def ready(kernels):
-        asked.append(True)
-        kernels.loaded = len(asked) > 8
-        return kernels.loaded
-
-    monkeypatch.setattr(drafting_kernels, "loaded", False)
-    monkeypatch.setattr(DraftingKernels, "ready", ready)
-    ids, drafter = drafted(model)
-    assert ids == plain
-    assert drafter.stats.drafted > 0 and drafter.stats.forward_passes > 8
 
 
 def test_the_first_token_waits_for_no_probe(models_by_type):

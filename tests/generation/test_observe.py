@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from calls import Call
-from drafters import Prophets
+from calls import Call, up_to_end
+from drafters import Listening, Observed
 from trees import paths
 
 import hf_refspec as rs
@@ -16,49 +14,6 @@ from hf_refspec.generation import budget as budgets
 from hf_refspec.generation.pass_costs import PassCosts
 
 ACCURACIES = [0.9, 0.4, 0.7]
-
-
-@dataclass
-class Observed:
-    """One call of `observe`, and the text before it."""
-
-    text: list[int]
-    tokens: list[int]
-    verified: rs.DraftTree
-    logits: torch.Tensor
-
-
-class Listening(Prophets):
-    """Records its observations; the forks of a call share the list."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seen, self.drafted = [], []
-
-    def fork(self):
-        fork = super().fork()
-        fork.seen, fork.drafted = self.seen, self.drafted
-        return fork
-
-    def begin(self, prompt_ids, vocab_size):
-        super().begin(prompt_ids, vocab_size)
-        self.text = prompt_ids.tolist()
-
-    def observe(self, observation):
-        # Logits are valid until the next pass.
-        tokens = observation.tokens.tolist()
-        self.seen.append(
-            Observed(self.text, tokens, observation.verified, observation.logits.clone())
-        )
-        self.text = self.text + tokens
-        super().observe(observation)
-
-    def draft(self, budget):
-        tree = super().draft(budget)
-        # Probabilities differ, so that only some nodes are worth verifying.
-        depths = tree.depths()
-        self.drafted.append(len(tree))
-        return rs.DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** depths)
 
 
 def check(model, seen: list[Observed]) -> None:
@@ -90,36 +45,55 @@ class Dear(PassCosts):
         return np.ones(len(tokens))
 
 
-def dear(model, kind_of_pass) -> Dear:
+@pytest.fixture(autouse=True)
+def costs(monkeypatch):
     costs = Dear()
     costs.record(1, 1.0)
-    return costs
+    monkeypatch.setattr(budgets, "pass_costs", lambda model, kind_of_pass: costs)
 
 
-@pytest.mark.parametrize(("blended", "budget"), [(False, 7), (True, "auto")])
+STATIC = {"cache_implementation": "static"}
+CHAIN, REPRODUCIBLE = {"verification": "chain"}, {"verification": "reproducible"}
+# The type, the rows and the options of a call; what is blended has a budget of "auto".
+CALLS = {
+    "tree": ("llama", 1, {}),
+    "tree, window": ("mistral", 1, {}),
+    "tree, latent attention": ("deepseek_v3", 1, {}),
+    "tree, heads repeated otherwise": ("jetmoe", 1, {}),
+    "tree, some windows, eager": ("gpt_oss", 1, {}),
+    "tree, 3 rows": ("llama", 3, {}),
+    "tree, window, 3 rows": ("mistral", 3, {}),
+    "tree, latent attention, 3 rows": ("deepseek_v3", 3, {}),
+    "tree, some windows, 3 rows": ("gemma2", 3, {}),
+    "tree, some windows, packed, 3 rows": ("gemma3_text", 3, {}),
+    "chain": ("llama", 1, CHAIN),
+    "chain, window": ("mistral", 1, CHAIN),
+    "chain, 3 rows": ("gpt2", 3, CHAIN),
+    "chain, running state": ("qwen3_next", 1, CHAIN),
+    "chain, mamba2": ("mamba2", 1, CHAIN),
+    "static": ("llama", 1, STATIC),
+    "static, window": ("mistral", 1, STATIC),
+    "static, some windows, 3 rows": ("gemma2", 3, STATIC),
+    "chain, reproducible, window": ("mistral", 1, REPRODUCIBLE),
+    "chain, reproducible, 3 rows": ("llama", 3, REPRODUCIBLE),
+}
+BLENDED = ["tree", "tree, 3 rows", "chain", "chain, running state"]
+
+
 @pytest.mark.parametrize(
-    ("model_type", "rows", "verification"),
-    [
-        ("llama", 1, "tree"),
-        ("llama", 1, "chain"),
-        ("llama", 3, "tree"),
-        ("gpt2", 3, "chain"),
-        ("mistral", 1, "chain"),
-        ("qwen3_next", 1, "chain"),
-    ],
+    ("kind", "blended"), [*((kind, False) for kind in CALLS), *((kind, True) for kind in BLENDED)]
 )
 def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
-    models_by_type, model_type, rows, verification, blended, budget, monkeypatch
+    models_by_type, kind, blended
 ):
-    monkeypatch.setattr(budgets, "pass_costs", dear)
-    call = Call(models_by_type(model_type), rows)
+    model_type, rows, options = CALLS[kind]
+    call, budget = Call(models_by_type(model_type), rows), "auto" if blended else 7
     listening = [
-        Listening(call.inputs, call.plain, ACCURACIES[:rows], branches=2, seed=seed)
+        Listening(call.inputs, call.plain, ACCURACIES, branches=2, seed=seed)
         for seed in range(1 + blended)
     ]
     drafter = rs.Blend(listening) if blended else listening[0]
-    drafting = {"max_draft_tokens": budget, "verification": verification}
-    drafted = call.generate(candidate_generator=drafter, **drafting)
+    drafted = call.generate(candidate_generator=drafter, max_draft_tokens=budget, **options)
     assert drafted.tolist() == call.plain.tolist()
 
     for source in listening:
@@ -134,19 +108,18 @@ def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
         for mine, theirs in zip(listening[0].seen, listening[1].seen, strict=True):
             assert mine.verified is theirs.verified
     branching = any(not each.verified.is_chain for each in listening[0].seen)
-    assert branching == (verification == "tree")
+    assert branching == (not kind.startswith("chain"))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_trimmed_nodes_are_not_observed(llama, rows, monkeypatch):
-    monkeypatch.setattr(budgets, "pass_costs", dear)
+def test_trimmed_nodes_are_not_observed(llama, rows):
     call = Call(llama, rows)
     drafter = Listening(call.inputs, call.plain, 0.9, branches=4)
     drafted = call.generate(candidate_generator=drafter, max_draft_tokens="auto")
     assert drafted.tolist() == call.plain.tolist()
     check(llama, drafter.seen)
     sizes = [len(each.verified) for each in drafter.seen]
-    assert 0 < sum(sizes) == drafter.stats.drafted < sum(drafter.drafted)
+    assert 0 < sum(sizes) == drafter.stats.drafted < sum(len(tree) for _, tree in drafter.drafts)
     assert drafter.stats.mat > 1
 
 
@@ -157,3 +130,20 @@ def test_a_pass_without_a_draft_has_the_logits_of_the_root(llama):
     assert len(drafter.seen) == 3 * 8
     assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.seen)
     check(llama, drafter.seen)
+
+
+def test_plainly_decoded_rows_are_observed_without_their_padding_and_without_logits(models_by_type):
+    call = Call(models_by_type("mamba"), rows=2)
+    # Of the first row alone.
+    end = next(token for token in call.plain[0, 12:].tolist() if token not in call.plain[1])
+    plain = call.generate(eos_token_id=end, pad_token_id=0)
+    drafter = Listening(call.inputs, call.plain, 0.9)
+    drafted = call.generate(eos_token_id=end, pad_token_id=0, candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+    assert all(each.logits is None and not len(each.verified) for each in drafter.seen)
+    texts = [up_to_end(row[12:], [end]) for row in plain]
+    assert len(texts[0]) < len(texts[1]) == 32
+    assert sum(len(each.tokens) for each in drafter.seen) == sum(map(len, texts))
+    observed = [[*each.text, *each.tokens] for each in drafter.seen]
+    for prompt, text in zip(drafter.prompts, texts, strict=True):
+        assert [*prompt, *text] in observed

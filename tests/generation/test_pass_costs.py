@@ -45,14 +45,6 @@ def test_before_the_first_pass_nothing_is_known():
     assert PassCosts().plain_seconds(1, 0) == PassCosts().plain_seconds(4, 900) == 0
 
 
-@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-def test_frequent_measurements_are_believed(power):
-    costs = recorded(*[(tokens, tokens**power) for tokens in PASS_TOKENS * 20])
-    taken = costs.seconds(np.array(PASS_TOKENS)).tolist()
-    assert taken == pytest.approx([t**power for t in PASS_TOKENS], rel=0.1)
-    assert costs.passes == [20] * len(PASS_TOKENS) + [0] * (len(TOKENS) - len(PASS_TOKENS))
-
-
 def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
     before = ratios(recorded((1, 1.0), (1, 1.0)))
     after = ratios(recorded((1, 1.0), (1, 1.0), *[(5, 3.0)] * 4))

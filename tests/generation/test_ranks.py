@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,141 +17,94 @@ import rank
 
 import hf_refspec
 
-TENSOR = (
-    "clocks",
-    "drafters",
-    "facts",
-    "sampled",
-    "rows",
-    "rows_stop",
-    "stop",
-    "attached",
-    "static_cache",
-    "returned_cache",
-    "one_drafter",
-    "one_chain",
-    "long_draft",
-    "boundary",
-)
-SHARDED = (
-    "plainly",
-    "drafted",
-    "default",
-    "attached",
-    "returned_cache",
-    "rollouts",
-    "static_cache",
-)
+EQUAL = [
+    f"{kind} {case}"
+    for kind, cases in {
+        "tensor": "clocks drafted facts sampled rows rows_stop stop attached static_cache "
+        "returned_cache one_drafter one_chain long_draft boundary",
+        "sharded": "plainly drafted default attached returned_cache rollouts static_cache",
+    }.items()
+    for case in cases.split()
+]
 REFUSED = {
-    "speculative_retrieval": "split over several processes cannot be combined with `knn_lm`",
-    "pipeline": "`candidate_generator` cannot be combined with pipeline parallelism",
+    "tensor speculative_retrieval": "split over several processes cannot be combined with `knn_lm`",
+    "tensor pipeline": "`candidate_generator` cannot be combined with pipeline parallelism",
 }
-SECONDS = 300  # of all cases of a group of ranks
+OTHERS = ["no_draft", "no_observation", "after_exceptions", "tables"]
+CASES = [*EQUAL, *(f"tensor {case}" for case in OTHERS), *REFUSED, "sharded one_fails"]
+RANKS = 3
+SECONDS = 300  # of all cases
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    rank.save_models(folder)
-    return folder
-
-
-def run(models: Path, folder: Path, kind: str, ranks: int, cases: tuple[str, ...]):
+def results(tmp_path_factory):
     """What each rank has written, and its output."""
-    for name in ("llama", "mistral"):
-        (folder / name).symlink_to(models / name)
+    folder = tmp_path_factory.mktemp("ranks")
+    rank.save_models(folder)
     env = {
         **os.environ,
         "PYTHONPATH": str(Path(hf_refspec.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "WORLD_SIZE": str(RANKS),
     }
-    said = [(folder / f"{i}.log").open("w+") for i in range(ranks)]
     processes = [
         subprocess.Popen(
-            [sys.executable, rank.__file__, kind, str(i), str(ranks), str(folder), *cases],
-            env={**env, "RANK": str(i), "LOCAL_RANK": str(i), "WORLD_SIZE": str(ranks)},
-            stdout=log,
+            [sys.executable, rank.__file__, str(i), str(RANKS), str(folder), *CASES],
+            env={**env, "RANK": str(i), "LOCAL_RANK": str(i)},
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
         )
-        for i, log in enumerate(said)
+        for i in range(RANKS)
     ]
-    try:
-        for process in processes:
-            process.wait(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        pass  # a rank that hangs has not written all of its results
-    finally:
-        for process in processes:
+
+    def output(process: subprocess.Popen) -> str:
+        try:
+            return process.communicate(timeout=SECONDS)[0][-2000:]
+        except subprocess.TimeoutExpired:  # it hangs, and has not written all of its results
             process.kill()
-            process.wait()
-    texts = []
-    for log in said:
-        log.seek(0)
-        texts.append(log.read()[-2000:])
-        log.close()
-    files = [folder / f"{i}.json" for i in range(ranks)]
+            return process.communicate()[0][-2000:]
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        texts = [*pool.map(output, processes)]
+    files = [folder / f"{i}.json" for i in range(RANKS)]
     return [json.loads(each.read_text()) if each.exists() else {} for each in files], texts
 
 
-@pytest.fixture(scope="module")
-def tensor(models, tmp_path_factory):
-    """The results of each of three ranks of a tensor parallel model."""
-    others = ("no_draft", "no_observation", "after_exceptions", "tables")
-    folder = tmp_path_factory.mktemp("tensor")
-    return run(models, folder, "tensor", 3, (*TENSOR, *others, *REFUSED))
-
-
-@pytest.fixture(scope="module")
-def sharded(models, tmp_path_factory):
-    """The results of each of three ranks of a model whose weights are sharded."""
-    folder = tmp_path_factory.mktemp("sharded")
-    return run(models, folder, "sharded", 3, (*SHARDED, "one_fails"))
-
-
-def check_equal(results, case):
-    written, said = results
-    for own, text in zip(written, said, strict=True):
+@pytest.mark.parametrize("case", [*EQUAL, "tensor after_exceptions"])
+def test_each_rank_returns_what_plain_decoding_does(results, case):
+    """Tensor parallel ranks have one text; those with sharded weights have texts of their own."""
+    for own, text in zip(*results, strict=True):
         assert case in own, text
         plain, drafted = own[case]
         assert drafted == plain
 
 
-@pytest.mark.parametrize("case", TENSOR)
-def test_tensor_parallel_ranks_return_what_plain_decoding_does(tensor, case):
-    check_equal(tensor, case)
-
-
 @pytest.mark.parametrize(("case", "at"), [("no_draft", 0), ("no_observation", 1)])
-def test_an_exception_at_one_rank_ends_the_call_at_all(tensor, case, at):
-    written, said = tensor
-    for i, own in enumerate(written):
-        expected = "LookupError" if i == at else f"at rank {at} of this model's {len(written)}"
-        assert expected in own.get(case, said[i])
+def test_an_exception_at_one_rank_ends_the_call_at_all(results, case, at):
+    for i, (own, text) in enumerate(zip(*results, strict=True)):
+        expected = "LookupError" if i == at else f"at rank {at} of this model's {RANKS}"
+        assert expected in own.get(f"tensor {case}", text)
 
 
-def test_token_recycling_learns_the_same_at_every_rank(tensor):
-    written, said = tensor
-    assert "tables" in written[0], said[0]
-    assert all(own["tables"] == written[0]["tables"] for own in written)
-
-
-def test_the_call_after_an_exception_is_right(tensor):
-    check_equal(tensor, "after_exceptions")
+def test_token_recycling_learns_the_same_at_every_rank(results):
+    written, texts = results
+    assert "tensor tables" in written[0], texts[0]
+    assert all(own["tensor tables"] == written[0]["tensor tables"] for own in written)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_keep_ranks_in_step_is_refused_at_each_of_them(tensor, case):
-    for own, text in zip(*tensor, strict=True):
+def test_what_cannot_keep_ranks_in_step_is_refused_at_each_of_them(results, case):
+    for own, text in zip(*results, strict=True):
         assert REFUSED[case] in own.get(case, text)
 
 
-@pytest.mark.parametrize("case", SHARDED)
-def test_ranks_with_sharded_weights_and_texts_of_their_own_keep_in_step(sharded, case):
-    check_equal(sharded, case)
-
-
-def test_the_others_go_on_when_the_call_of_one_fails(sharded):
-    written, said = sharded
-    assert "LookupError" in written[1].get("one_fails", said[1])
-    check_equal(([written[0], *written[2:]], [said[0], *said[2:]]), "one_fails")
+def test_ranks_of_sharded_weights_go_on_when_the_call_of_one_fails(results):
+    for i, (own, text) in enumerate(zip(*results, strict=True)):
+        assert "sharded one_fails" in own, text
+        if i == 1:
+            assert "LookupError" in own["sharded one_fails"]
+        else:
+            plain, drafted = own["sharded one_fails"]
+            assert drafted == plain

@@ -10,17 +10,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from architectures import VOCAB_SIZE, small
-from calls import Alternating, ListStreamer
+from calls import Alternating, ListStreamer, StopAtCall
 from drafters import Prophet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
 from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
+from hf_refspec.generation.running_text import RunningText
+from hf_refspec.transformers_names import CACHE_NAME
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+CACHE_NAMES = {"past_key_values", CACHE_NAME}
 
 
 def ids(length: int, seed: int = 0) -> torch.Tensor:
@@ -28,20 +31,19 @@ def ids(length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
 
 
+def add(batch: RunningBatch, prompt: torch.Tensor, new_tokens: int = 9, **options) -> RunningText:
+    """Lets a greedy text join."""
+    return batch.add(input_ids=prompt, max_new_tokens=new_tokens, **GREEDY, **options)
+
+
 def finish(batch: RunningBatch) -> None:
     while len(batch):
         batch.step()
 
 
-class StopAfter(StoppingCriteria):
-    """Keeps state: stops at the call that it was made for."""
-
-    def __init__(self, calls: int):
-        self.left = calls
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.left -= 1
-        return torch.full((len(input_ids),), self.left <= 0)
+def generated(model, prompt: torch.Tensor, new_tokens: int = 9, **options) -> list[list[int]]:
+    """The ids of a call of its own."""
+    return model.generate(prompt, max_new_tokens=new_tokens, **GREEDY, **options).tolist()
 
 
 def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
@@ -64,7 +66,7 @@ def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
         if alternates:
             made["logits_processor"] = LogitsProcessorList([Alternating()])
         if stops is not None:
-            made["stopping_criteria"] = StoppingCriteriaList([StopAfter(stops)])
+            made["stopping_criteria"] = StoppingCriteriaList([StopAtCall(stops)])
         return made
 
     return SimpleNamespace(kwargs=kwargs, seed=rng.randrange(2**40), streamer=ListStreamer())
@@ -86,7 +88,8 @@ def run_schedule(model, seed: int, max_draft_tokens=("auto", 0, 4, 16)) -> int:
         prefix_tokens=rng.choice([0, 50, 300]),
         max_draft_tokens=rng.choice(max_draft_tokens),
     )
-    shared = ids(rng.randint(1, 40), rng.randrange(1000))
+    # The rows' memory grows at a length of 256.
+    shared = ids(rng.choice([rng.randint(1, 40), rng.randint(225, 260)]), rng.randrange(1000))
     calls = [random_call(rng, shared) for _ in range(rng.randint(1, 7))]
     for call in calls:
         call.plain = seeded(model, call)
@@ -115,7 +118,7 @@ def run_schedule(model, seed: int, max_draft_tokens=("auto", 0, 4, 16)) -> int:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
     model_type, models_by_type, seed
@@ -141,46 +144,42 @@ def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, see
 
 def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama):
     """Wrong branches stand before the accepted nodes."""
-    options = {"max_new_tokens": 40, **GREEDY}
-    plain = llama.generate(ids(20), **options)
+    plain = generated(llama, ids(20), 40)
     batch = RunningBatch(llama, max_draft_tokens=7)
-    first = batch.add(
-        input_ids=ids(20), candidate_generator=Prophet(plain, 1.0, branches=3), **options
-    )
+    first = add(batch, ids(20), 40, candidate_generator=Prophet(plain, 1.0, branches=3))
     for _ in range(4):
         batch.step()
         prompt = torch.cat([first.sequences, ids(3)], dim=-1)
-        second = batch.add(input_ids=prompt, **{**options, "max_new_tokens": 9})
+        second = add(batch, prompt)
         batch.step()
         assert second.shared_tokens >= prompt.shape[1] - 4  # the last token is not cached yet
         batch.remove(second)
-        alone = llama.generate(prompt, **{**options, "max_new_tokens": 9})
-        assert second.sequences.tolist() == alone[:, : second.sequences.shape[1]].tolist()
+        [alone] = generated(llama, prompt)
+        assert second.sequences[0].tolist() == alone[: second.sequences.shape[1]]
     finish(batch)
-    assert first.sequences.tolist() == plain.tolist()
+    assert first.sequences.tolist() == plain
 
 
 def test_rows_that_draft_well_take_fewer_steps(llama):
     batch = RunningBatch(llama, max_rows=3, max_draft_tokens=4)
-    plain = llama.generate(ids(12), max_new_tokens=30, **GREEDY)
-    options = {"max_new_tokens": 30, **GREEDY, "input_ids": ids(12)}
-    good = batch.add(**options, candidate_generator=Prophet(plain, 1.0, branches=0))
-    bad = batch.add(**options, candidate_generator=Prophet(plain, 0.0))
+    plain = generated(llama, ids(12), 30)
+    good = add(batch, ids(12), 30, candidate_generator=Prophet(plain, 1.0, branches=0))
+    bad = add(batch, ids(12), 30, candidate_generator=Prophet(plain, 0.0))
     steps = 0
     while not good.finished:
         batch.step()
         steps += 1
     assert steps < 12 and not bad.finished and batch.running == 1
     finish(batch)
-    assert good.sequences.tolist() == bad.sequences.tolist() == plain.tolist()
+    assert good.sequences.tolist() == bad.sequences.tolist() == plain
     assert good.stats.mat > 2.5 and bad.stats.accepted == 0
 
 
 def test_no_text_waits_longer_than_a_piece_of_another_prompt(llama):
     batch = RunningBatch(llama, max_rows=2, prefill_tokens=8)
-    first = batch.add(input_ids=ids(4), max_new_tokens=40, **GREEDY, candidate_generator=None)
+    first = add(batch, ids(4), 40, candidate_generator=None)
     batch.step()
-    long = batch.add(input_ids=ids(80, 1), max_new_tokens=2, **GREEDY)
+    long = add(batch, ids(80, 1), 2)
     for _ in range(9):
         before = first.sequences.shape[1]
         batch.step()
@@ -191,7 +190,7 @@ def test_no_text_waits_longer_than_a_piece_of_another_prompt(llama):
 
 def test_texts_wait_in_order_where_there_is_no_room(llama):
     batch = RunningBatch(llama, max_rows=2)
-    texts = [batch.add(input_ids=ids(4, n), max_new_tokens=6, **GREEDY) for n in range(5)]
+    texts = [add(batch, ids(4, n), 6) for n in range(5)]
     ended = []
     while len(batch):
         ended += batch.step()
@@ -202,11 +201,10 @@ def test_texts_wait_in_order_where_there_is_no_room(llama):
 @pytest.mark.parametrize("tokens", [0, 200])
 def test_a_prefix_is_read_once(llama, tokens):
     batch = RunningBatch(llama, max_rows=4, prefix_tokens=tokens)
-    prefix = ids(40)
-    prompts = [torch.cat([prefix, ids(5, n)], dim=-1) for n in range(1, 4)]
-    texts = [batch.add(input_ids=each, max_new_tokens=8, **GREEDY) for each in prompts]
+    prompts = [torch.cat([ids(40), ids(5, n)], dim=-1) for n in range(1, 4)]
+    texts = [add(batch, prompt) for prompt in prompts]
     finish(batch)
-    again = batch.add(input_ids=prompts[0], max_new_tokens=8, **GREEDY)
+    again = add(batch, prompts[0])
     finish(batch)
     assert [text.shared_tokens >= 40 for text in texts] == [False, tokens > 0, tokens > 0]
     assert again.shared_tokens == (44 if tokens else 0)
@@ -215,50 +213,37 @@ def test_a_prefix_is_read_once(llama, tokens):
 
 def test_no_prefix_is_shared_after_the_model_has_changed(fresh_llama):
     batch = RunningBatch(fresh_llama)
-    prompt = {"input_ids": ids(30), "max_new_tokens": 12, **GREEDY}
 
-    def decoded():
-        text = batch.add(**prompt)
+    def shared_tokens() -> int:
+        text = add(batch, ids(30), 12)
         finish(batch)
-        assert text.sequences.tolist() == fresh_llama.generate(**prompt).tolist()
+        assert text.sequences.tolist() == generated(fresh_llama, ids(30), 12)
         return text.shared_tokens
 
-    assert [decoded(), decoded()] == [0, 29]
+    assert [shared_tokens(), shared_tokens()] == [0, 29]
     with torch.no_grad():
         fresh_llama.model.layers[0].self_attn.v_proj.weight += 0.2
-    assert [decoded(), decoded()] == [0, 29]
+    assert [shared_tokens(), shared_tokens()] == [0, 29]
     fresh_llama.model.layers[0].register_forward_hook(lambda module, args, output: output * 2)
-    assert [decoded(), decoded()] == [0, 29]
+    assert [shared_tokens(), shared_tokens()] == [0, 29]
 
 
-def test_a_padded_prompt_shares_nothing(llama):
-    batch = RunningBatch(llama)
+def test_a_padded_prompt_is_the_text_without_its_padding_and_shares_nothing(llama):
+    batch = RunningBatch(llama, prefill_tokens=6)
     text, mask = ids(40), torch.ones(1, 40, dtype=torch.int64)
     text[:, :10] = mask[:, :10] = 0
-    padded = batch.add(input_ids=text, attention_mask=mask, max_new_tokens=4, **GREEDY)
-    same_ids = batch.add(input_ids=text, attention_mask=mask * 0 + 1, max_new_tokens=12, **GREEDY)
+    texts = [add(batch, text, 12, attention_mask=each) for each in (mask, mask * 0 + 1)]
     finish(batch)
-    assert padded.shared_tokens == same_ids.shared_tokens == 0
-    plain = llama.generate(text, attention_mask=mask * 0 + 1, max_new_tokens=12, **GREEDY)
-    assert same_ids.sequences.tolist() == plain.tolist()
-
-
-def test_a_padded_prompt_is_the_text_without_its_padding(llama):
-    batch = RunningBatch(llama, prefill_tokens=6)
-    text, mask = ids(20), torch.ones(1, 20, dtype=torch.int64)
-    text[:, :7] = mask[:, :7] = 0
-    others = batch.add(input_ids=ids(9, 1), max_new_tokens=20, **GREEDY)
-    padded = batch.add(input_ids=text, attention_mask=mask, max_new_tokens=20, **GREEDY)
-    finish(batch)
-    plain = llama.generate(text, attention_mask=mask, max_new_tokens=20, **GREEDY)
-    assert padded.sequences.tolist() == plain.tolist() and others.finished
+    for each, own in zip(texts, (mask, mask * 0 + 1), strict=True):
+        assert each.shared_tokens == 0
+        assert each.sequences.tolist() == generated(llama, text, 12, attention_mask=own)
 
 
 def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
     batch = RunningBatch(llama, max_rows=2)
-    first = batch.add(input_ids=ids(4), max_new_tokens=20, **GREEDY)
+    first = add(batch, ids(4), 20)
     batch.step()
-    second = batch.add(input_ids=ids(30, 1), max_new_tokens=20, **GREEDY)
+    second = add(batch, ids(30, 1), 20)
     second.interrupted = lambda: True
     assert batch.step() == [second]
     assert second.sequences.shape[1] == 30
@@ -266,28 +251,50 @@ def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
     assert first.sequences.shape[1] == 24
 
 
-class FailsAt(StoppingCriteria):
-    def __init__(self, length: int):
-        self.length = length
+def fails_at(length: int):
+    """A stopping criterion."""
 
-    def __call__(self, input_ids, scores, **kwargs):
-        if input_ids.shape[1] == self.length:
+    def fail(input_ids, scores, **kwargs):
+        if input_ids.shape[1] == length:
             raise RuntimeError("this criterion fails")
         return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    return StoppingCriteriaList([fail])
 
 
 def test_a_pass_that_fails_ends_its_texts_and_the_next_ones_go_well(llama):
     batch = RunningBatch(llama, max_rows=1)
-    criteria = StoppingCriteriaList([FailsAt(9)])
-    failing = batch.add(input_ids=ids(4), **GREEDY, max_new_tokens=20, stopping_criteria=criteria)
-    waiting = batch.add(input_ids=ids(6, 1), **GREEDY, max_new_tokens=9)
+    failing = add(batch, ids(4), 20, stopping_criteria=fails_at(9))
+    waiting = add(batch, ids(6, 1))
     with pytest.raises(RuntimeError, match="criterion fails"):
         finish(batch)
     assert failing.finished and not waiting.finished
     finish(batch)
-    assert (
-        waiting.sequences.tolist() == llama.generate(ids(6, 1), max_new_tokens=9, **GREEDY).tolist()
-    )
+    assert waiting.sequences.tolist() == generated(llama, ids(6, 1))
+
+
+def test_a_text_that_ends_in_its_prefill_has_ended_also_where_the_pass_of_others_fails(llama):
+    batch = RunningBatch(llama, max_draft_tokens=0)
+    add(batch, ids(4), stopping_criteria=fails_at(8))
+    for _ in range(2):
+        batch.step()
+    short = add(batch, ids(4, 1), 1)
+    with pytest.raises(RuntimeError, match="criterion fails"):
+        batch.step()
+    assert short.finished and short.sequences.shape[1] == 5 and len(batch) == 0
+
+
+def test_a_text_that_cannot_join_ends(llama, monkeypatch):
+    def fail(*args):
+        raise MemoryError
+
+    batch = RunningBatch(llama, prefill_tokens=4)
+    texts = [add(batch, ids(4, n)) for n in range(2)]
+    batch.step()
+    monkeypatch.setattr("hf_refspec.verification.in_place.InPlaceEntries.join", fail)
+    with pytest.raises(MemoryError):
+        batch.step()
+    assert all(text.finished for text in texts) and len(batch) == 0
 
 
 def test_a_text_without_a_seed_follows_torchs(llama):
@@ -320,15 +327,15 @@ def test_options_are_checked(llama, option, value, error):
     ("arguments", "error"),
     [
         ({"input_ids": ids(4).repeat(2, 1)}, "has 2 rows, but a text of a running batch has one"),
-        ({"input_ids": ids(4), "num_beams": 2}, "`num_beams=2`: beam search"),
-        ({"input_ids": ids(4), "past_key_values": object()}, "`past_key_values` cannot be given"),
-        ({"input_ids": ids(4), "candidate_generator": 3}, "candidate_generator"),
+        ({"num_beams": 2}, "`num_beams=2`: beam search"),
+        *(({name: object()}, f"`{name}` cannot be given") for name in CACHE_NAMES),
+        ({"candidate_generator": 3}, "candidate_generator"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused_before_it_waits(llama, arguments, error):
     batch = RunningBatch(llama)
     with pytest.raises((TypeError, ValueError), match=error):
-        batch.add(**arguments)
+        batch.add(**{"input_ids": ids(4), **arguments})
     assert len(batch) == 0
 
 
@@ -353,7 +360,7 @@ def test_drafters_begin_and_end_with_their_texts(llama):
 
     batch = RunningBatch(llama, max_rows=2)
     for n in range(4):
-        batch.add(input_ids=ids(5, n), max_new_tokens=9, **GREEDY, candidate_generator=Counting())
+        add(batch, ids(5, n), candidate_generator=Counting())
     batch.step()
     batch.step()
     assert Counting.running == 2
@@ -361,54 +368,25 @@ def test_drafters_begin_and_end_with_their_texts(llama):
     assert Counting.running == 0
 
 
-def test_a_text_that_ends_in_its_prefill_has_ended_also_where_the_pass_of_others_fails(llama):
-    batch = RunningBatch(llama, max_draft_tokens=0)
-    failing = StoppingCriteriaList([FailsAt(8)])
-    batch.add(input_ids=ids(4), max_new_tokens=9, **GREEDY, stopping_criteria=failing)
-    for _ in range(2):
-        batch.step()
-    short = batch.add(input_ids=ids(4, 1), max_new_tokens=1, **GREEDY)
-    with pytest.raises(RuntimeError, match="criterion fails"):
-        batch.step()
-    assert short.finished and short.sequences.shape[1] == 5 and len(batch) == 0
-
-
-def test_a_text_that_cannot_join_ends(llama, monkeypatch):
-    def fail(*args):
-        raise MemoryError
-
-    batch = RunningBatch(llama, prefill_tokens=4)
-    texts = [batch.add(input_ids=ids(4, n), max_new_tokens=9, **GREEDY) for n in range(2)]
-    batch.step()
-    with monkeypatch.context() as patched:
-        patched.setattr("hf_refspec.verification.in_place.InPlaceEntries.join", fail)
-        with pytest.raises(MemoryError):
-            batch.step()
-    assert all(text.finished for text in texts) and len(batch) == 0
-
-
 def test_prompts_at_other_positions_share_nothing(models_by_type):
     model = models_by_type("gpt2")
-    batch, prompt = RunningBatch(model), {"input_ids": ids(40), "max_new_tokens": 10, **GREEDY}
-    for positions in (None, torch.arange(40)[None] * 2 + 3, None):
-        own = {} if positions is None else {"position_ids": positions}
-        text = batch.add(**prompt, **own)
+    batch = RunningBatch(model)
+    for positions in ({}, {"position_ids": torch.arange(40)[None] * 2 + 3}, {}):
+        text = add(batch, ids(40), **positions)
         finish(batch)
-        assert text.sequences.tolist() == model.generate(**prompt, **own).tolist()
+        assert text.sequences.tolist() == generated(model, ids(40), **positions)
 
 
-@pytest.mark.parametrize("padding", [0, 5])
-def test_ended_texts_keep_no_keys_and_values(llama, padding):
+def test_ended_texts_keep_no_keys_and_values(llama):
     def cached() -> int:
         gc.collect()
         tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-        return sum(each.ndim == 4 and each.shape[2] >= 40 - padding for each in tensors)
+        return sum(each.ndim == 4 and each.shape[2] >= 35 for each in tensors)
 
     before, batch = cached(), RunningBatch(llama, prefix_tokens=0)
     mask = torch.ones(1, 40, dtype=torch.int64)
-    mask[:, :padding] = 0
-    prompts = [{"input_ids": ids(40, n), "attention_mask": mask} for n in range(3)]
-    texts = [batch.add(**each, max_new_tokens=3, **GREEDY) for each in prompts]
+    mask[:, :5] = 0
+    texts = [add(batch, ids(40, n), 3, attention_mask=each) for n, each in enumerate((mask, None))]
     batch.step()
     assert cached() > before
     finish(batch)
@@ -417,15 +395,15 @@ def test_ended_texts_keep_no_keys_and_values(llama, padding):
 
 def test_a_drafter_is_freed_with_its_text_before_garbage_is_collected(llama):
     """A server that isolates its clients has one for each request."""
-    batch, prompt = RunningBatch(llama, prefix_tokens=0), ids(40)
+    batch = RunningBatch(llama, prefix_tokens=0)
     gc.collect()
     gc.disable()
     try:
         drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-        batch.add(input_ids=prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        add(batch, ids(40), candidate_generator=drafter)
         finish(batch)
         batched, drafter = weakref.ref(drafter), rs.ReferenceCopy() | rs.TokenRecycling()
-        llama.generate(prompt, candidate_generator=drafter, max_new_tokens=9, **GREEDY)
+        generated(llama, ids(40), candidate_generator=drafter)
         called, drafter = weakref.ref(drafter), None
         assert batched() is None and called() is None
     finally:
@@ -434,7 +412,7 @@ def test_a_drafter_is_freed_with_its_text_before_garbage_is_collected(llama):
 
 def test_texts_that_are_dropped_end(llama):
     batch, streamer = RunningBatch(llama), ListStreamer()
-    batch.add(input_ids=ids(4), max_new_tokens=9, streamer=streamer, **GREEDY)
+    add(batch, ids(4), streamer=streamer)
     batch.step()
     assert not streamer.ended
     del batch
@@ -444,10 +422,9 @@ def test_texts_that_are_dropped_end(llama):
 
 def test_a_long_text_does_not_take_the_place_of_kept_prefixes(llama):
     batch = RunningBatch(llama, prefix_tokens=100)
-    prompts = [ids(40), ids(150, 1), ids(40)]
     shared = []
-    for prompt in prompts:
-        text = batch.add(input_ids=prompt, max_new_tokens=3, **GREEDY)
+    for prompt in (ids(40), ids(150, 1), ids(40)):
+        text = add(batch, prompt, 3)
         finish(batch)
         shared.append(text.shared_tokens)
     assert shared == [0, 0, 39]

@@ -12,7 +12,7 @@ import hf_refspec as rs
 from hf_refspec.ralm.hidden_states import recorded
 
 OPTIONS = {**GREEDY, "max_new_tokens": 12}
-THREADS, CALLS = 4, 60
+THREADS, CALLS = 4, 40
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])

@@ -50,7 +50,10 @@ REFUSED = {
         {"prompt_lookup_num_tokens": 3},
         "cannot be combined with `prompt_lookup_num_tokens=3`: both draft",
     ),
-    "an assistant beside it": ({"assistant_model": torch.nn.Identity()}, "`assistant_model`"),
+    "an assistant beside it": (
+        {"assistant_model": torch.nn.Identity()},
+        r"`assistant_model.*rs.DraftModel\(assistant\)",
+    ),
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
     "continuous batching": ({"cache_implementation": "paged"}, "cache_implementation='paged'"),

@@ -11,17 +11,11 @@ import pytest
 from transformers import PreTrainedModel
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.loading import load
 
 DOCUMENT = (
     "The Harbour Museum was built in 1894 as a customs house. It is open every day from ten in the "
     "morning to six in the evening. Tickets cost 9 euros for adults and 4 euros for children."
 )
-
-
-@pytest.fixture(scope="session")
-def loaded():
-    return load(device_map="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -7,19 +7,18 @@ from transformers import pipeline
 
 pytest.importorskip("langchain_core", reason="the extra `integrations` is not installed")
 
+from langchain_community.llms import HuggingFacePipeline
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
 
 
-@pytest.fixture(scope="module", params=["langchain_community.llms", "langchain_huggingface"])
-def llm(request, trained_model, trained_tokenizer):
-    """`langchain_huggingface` wants another huggingface-hub than constraints.txt has (below 2)."""
-    package = pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+@pytest.fixture(scope="module")
+def llm(trained_model, trained_tokenizer):
     given = {"model": trained_model, "tokenizer": trained_tokenizer, "device": "cpu"}
     generator = pipeline("text-generation", **given, **OPTIONS)
-    return package.HuggingFacePipeline(pipeline=generator, batch_size=2)
+    return HuggingFacePipeline(pipeline=generator, batch_size=2)
 
 
 def test_invoke_and_batch(llm, prompts, drafted_as_plain):

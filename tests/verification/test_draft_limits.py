@@ -8,9 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 from architectures import VOCAB_SIZE, WINDOW, small
-from calls import GREEDY, PROMPT, assert_lossless
+from calls import GREEDY, PROMPT, ListStreamer, assert_lossless
 from drafters import Noise, Prophet
 from transformers import AutoConfig, DynamicCache
+from transformers.generation import stopping_criteria
 
 from hf_refspec.verification.cache import find_cache
 from hf_refspec.verification.draft_limits import PositionLimits
@@ -93,6 +94,34 @@ def test_drafts_stay_within_learned_positions(models_by_type):
     # An end of text keeps plain decoding within the table although max_length does not.
     end = int(model.generate(prompt, **{**GREEDY, "max_new_tokens": 22})[0, 510])
     assert_lossless(model, Noise(), max_length=600, eos_token_id=end, **options)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize("new_tokens", [21, 30])
+def test_past_the_models_positions_the_user_sees_what_plain_decoding_shows(
+    model_type, new_tokens, monkeypatch
+):
+    model = small(model_type, max_position_embeddings=32)
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([[5, 6, 7, 8] * 3])
+    warnings: list[str] = []
+    monkeypatch.setattr(stopping_criteria.logger, "warning_once", warnings.append)
+
+    def seen(**options) -> tuple:
+        warnings.clear()
+        streamer, raised = ListStreamer(), None
+        try:
+            model.generate(
+                prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **options
+            )
+        except IndexError as error:  # gpt2 has no position to look up
+            raised = str(error)
+        return streamer.puts, raised, {*warnings}
+
+    plain = seen()
+    assert (plain[1] is not None) == (model_type == "gpt2" and new_tokens == 30)
+    assert bool(plain[2]) == (new_tokens == 30)
+    assert seen(candidate_generator=Noise(), max_draft_tokens=8) == plain
 
 
 @pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])

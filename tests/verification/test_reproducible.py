@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, small
-from calls import GREEDY, Call
+from architectures import small
+from calls import GREEDY, Call, compiled_anywhere
+from calls import RANDOM_PROMPT as PROMPT
 from drafters import Noise, Prophet, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
-from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import hf_refspec as rs
 
-PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mistral"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_p": 0.9}}
@@ -84,15 +84,6 @@ def test_rows_have_the_same_texts(models_by_type, dtype, sampling):
         assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
 
 
-def test_what_drafters_remember_changes_no_bit(models_by_type):
-    model = models_by_type("llama", torch.bfloat16)
-    drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
-    outputs = [generate(model, drafter) for _ in range(3)]
-    assert drafter.stats.mat > 2  # the third call has seen it all
-    for output in outputs:
-        assert_same_bits(output, generate(model))
-
-
 @pytest.mark.parametrize("attached", [True, False])
 def test_an_attached_drafter_and_the_explicit_loop_change_no_id(models_by_type, attached):
     model, options = models_by_type("llama", torch.bfloat16), {**GREEDY, "max_new_tokens": 32}
@@ -113,17 +104,16 @@ def mixture(dtype):
     return small("qwen3_moe", dtype, **config)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_mixture_whose_shapes_depend_on_other_tokens_is_refused(dtype):
+def test_a_mixture_whose_shapes_depend_on_other_tokens_is_refused():
     with pytest.raises(ValueError, match='load it with `experts_implementation="batched_mm"`'):
-        generate(mixture(dtype))
+        generate(mixture(torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mixture_that_runs_each_token_alone_has_the_same_bits(dtype):
     model = mixture(dtype)
     model.set_experts_implementation("batched_mm")
-    for token in range(3, 9):  # short prompts, so that experts get few tokens
+    for token in (3, 8):  # short prompts, so that experts get few tokens
         options = {"inputs": torch.tensor([[token]]), "max_new_tokens": 24}
         plain = generate(model, **options)
         drafted = generate(model, Prophet(plain.sequences, 0.7), max_draft_tokens=8, **options)
@@ -148,10 +138,10 @@ def test_a_cache_without_room_for_a_pass_is_refused(llama):
     assert_same_bits(drafted, plain)
 
 
-def test_the_models_default_cache_does_not_matter(models_by_type, monkeypatch):
-    model = models_by_type("qwen3", torch.float32)
+def test_the_models_default_cache_does_not_matter():
+    model = small("qwen3")
     plain = generate(model)
-    monkeypatch.setattr(model.generation_config, "cache_implementation", "dynamic")
+    model.generation_config.cache_implementation = "dynamic"
     assert_same_bits(generate(model), plain)
 
 
@@ -159,9 +149,8 @@ def test_compiled_passes_have_the_same_bits(models_by_type):
     """Of one graph, which the probe compiles."""
     torch._dynamo.reset()
     counters.clear()
-    config = CompileConfig(mode="default", backend="aot_eager")
-    config._compile_all_devices = True
-    model, options = models_by_type("llama", torch.bfloat16), {"compile_config": config}
+    options = {"compile_config": compiled_anywhere(backend="aot_eager")}
+    model = models_by_type("llama", torch.bfloat16)
     plain = generate(model, **options)
     drafter = Prophet(plain.sequences, accuracy=0.8)
     assert_same_bits(generate(model, drafter, **options), plain)

@@ -1,0 +1,200 @@
+"""Caches that are given, returned, or left behind by a call that was interrupted."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from architectures import MODEL_TYPES, small
+from calls import GREEDY, PROMPT, Call, assert_same_entries
+from drafters import Noise, Prophets
+from transformers import DynamicCache, StaticCache, StoppingCriteriaList
+
+from hf_refspec.transformers_names import CACHE_NAME
+
+UNEQUAL = [0.95, 0.2, 0.5, 1.0]  # accuracies of rows
+STATIC = {"cache_implementation": "static"}
+# A type that adds layers to its cache, which the oldest transformers does not have.
+ADDS_LAYERS = pytest.param(
+    *("dory", "auto", 3, 96),
+    marks=pytest.mark.skipif("dory" not in MODEL_TYPES, reason="new type"),
+)
+
+
+def new_cache(model, room: int | None = None) -> DynamicCache | StaticCache:
+    """A static one with room for a number of tokens, or a dynamic one."""
+    if room is None:
+        return DynamicCache(config=model.config)
+    return StaticCache(config=model.config, max_cache_len=room)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "verification", "rows", "room"),
+    [
+        ("llama", "tree", 1, None),
+        ("llama", "chain", 1, None),
+        ("mistral", "chain", 1, None),
+        ("qwen3_next", "chain", 1, None),
+        ("llama", "tree", 4, None),
+        ("gpt2", "tree", 4, None),
+        ("gemma2", "tree", 1, None),
+        ("qwen3_moe", "chain", 1, None),
+        ("deepseek_v3", "tree", 1, None),
+        ("llama", "auto", 1, 96),
+        ("llama", "auto", 3, 96),
+        ("gemma2", "auto", 3, 96),
+        ("mistral", "auto", 1, 96),
+        ("mistral", "auto", 3, 96),
+        ("gpt_oss", "auto", 3, 96),
+        ADDS_LAYERS,
+    ],
+)
+def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
+    models_by_type, model_type, verification, rows, room
+):
+    """The first turn crosses the window of 16; behind it static windows take no drafts."""
+    first = Call(models_by_type(model_type), rows)
+    texts, caches = [], []
+    for drafts in (False, True):
+        cache = new_cache(first.model, room)
+        ids, mask = first.inputs["input_ids"], first.inputs["attention_mask"]
+        for turn, new_tokens in enumerate((15, 2, 15)):
+            options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": new_tokens}
+            if drafts:
+                drafter = Prophets(options, texts[turn], UNEQUAL)
+                options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+                options["verification"] = verification
+            ids = first.generate(past_key_values=cache, **options)
+            if drafts:
+                assert ids.tolist() == texts[turn].tolist()
+                has_static_windows = room is not None and model_type != "llama"
+                assert drafter.stats.mat > 1.2 or turn == 1 or has_static_windows
+            texts.append(ids)
+            assert int(cache.get_seq_length()) == ids.shape[1] - 1
+            ids = torch.cat([ids, first.inputs["input_ids"][:, -3:]], dim=-1)
+            mask = first.mask(ids.shape[1])
+        caches.append(cache)
+    assert_same_entries(*caches, first.mask(texts[2].shape[1] - 1))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("room", [-1, 0, 5])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_short_static_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, rows, room):
+    """The shortest one holds all tokens but the last, whose keys nobody needs."""
+    call = Call(models_by_type(model_type), rows)
+    length = call.plain.shape[1]
+    caches = [new_cache(call.model, length + room) for _ in range(2)]
+    plain = call.generate(past_key_values=caches[0])
+    drafted = call.generate(past_key_values=caches[1], candidate_generator=call.drafter(UNEQUAL))
+    assert drafted.tolist() == plain.tolist() == call.plain.tolist()
+    assert int(caches[1].get_seq_length()) == length - 1
+    assert_same_entries(*caches, call.mask(length - 1))
+
+
+def test_a_static_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
+    cache = new_cache(llama, 20)
+    with pytest.raises(ValueError, match="The static cache has room for 20 tokens"):
+        llama.generate(PROMPT, past_key_values=cache, candidate_generator=Noise(), **GREEDY)
+    assert int(cache.get_seq_length()) == 20  # a prefix of the text
+
+
+@pytest.mark.parametrize("verification", ["auto", "reproducible"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_prefill_in_chunks_leaves_room_for_drafts(models_by_type, model_type, verification):
+    """transformers then allocates a static cache before the prefill."""
+    call = Call(models_by_type(model_type), rows=3)
+    options = {**STATIC, "prefill_chunk_size": 5, "verification": verification}
+    assert call.assert_lossless(UNEQUAL, **options).mat > 1.2
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rows_of_all_positions_that_a_model_has_stand_still(static):
+    """No position is left for the last token of a row that ended first."""
+    call = Call(small("gpt2", n_positions=48), rows=3)
+    options = {"max_length": 49, "max_new_tokens": None, "return_dict_in_generate": True}
+    options |= STATIC if static else {}
+    plain = call.generate(**options).sequences
+    drafter = Prophets(call.inputs, plain, UNEQUAL)
+    drafted = call.generate(candidate_generator=drafter, **options).sequences
+    assert drafted.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("room", [None, 64])
+@pytest.mark.parametrize("given", [None, *sorted({"past_key_values", CACHE_NAME})])
+def test_a_cache_is_returned_under_each_name_that_transformers_has_for_it(llama, given, room):
+    cache = new_cache(llama, room)
+    options = {"return_dict_in_generate": True, **GREEDY, **({given: cache} if given else {})}
+    output = llama.generate(PROMPT, candidate_generator=Noise(), **options)
+    assert output.past_key_values is output[CACHE_NAME]
+    assert (output[CACHE_NAME] is cache) == (given is not None)
+    assert output.keys() == llama.generate(PROMPT, return_dict_in_generate=True, **GREEDY).keys()
+
+
+# --- interrupted calls
+
+
+class Interrupt:
+    """Raises at its n-th call: as a hook, as a stopping criterion, or as a streamer."""
+
+    only_reads = True  # so that the model is not probed anew
+
+    def __init__(self, calls: int):
+        self.left = calls
+
+    def __call__(self, module_or_ids, *_, **__):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        is_ids = isinstance(module_or_ids, torch.Tensor)
+        return torch.zeros(len(module_or_ids), dtype=torch.bool) if is_ids else None
+
+    put = __call__
+
+    def end(self):
+        raise AssertionError("a call that was interrupted has ended")
+
+
+# The type, the verification, the rows, and the room of a static cache.
+INTERRUPTED = {
+    "tree": ("llama", "tree", 1, None),
+    "chain": ("llama", "chain", 1, None),
+    "chain, window": ("mistral", "auto", 1, None),
+    "running state": ("qwen3_next", "auto", 1, None),
+    "static": ("llama", "auto", 1, 64),
+    "4 rows": ("llama", "auto", 4, None),
+}
+
+
+@pytest.mark.parametrize("kind", INTERRUPTED)
+@pytest.mark.parametrize(
+    ("place", "calls"),
+    [
+        *(("streamer", 2), ("streamer", 9), ("criterion", 8)),
+        *(("model", 1), ("model", 4), ("layer", 4)),
+    ],
+)
+def test_an_interrupted_call_leaves_a_cache_to_go_on_from(models_by_type, kind, place, calls):
+    model_type, verification, rows, room = INTERRUPTED[kind]
+    call = Call(models_by_type(model_type), rows)
+    drafting = {"candidate_generator": call.drafter(), "verification": verification}
+    drafting["max_draft_tokens"] = 8
+    call.generate(max_new_tokens=4, **drafting)  # probes
+    cache, interrupt = new_cache(call.model, room), Interrupt(calls)
+    given = {
+        "streamer": {"streamer": interrupt},
+        "criterion": {"stopping_criteria": StoppingCriteriaList([interrupt])},
+    }
+    hooked = {"model": call.model, "layer": call.model.model.layers[1]}.get(place)
+    hook = nullcontext() if hooked is None else hooked.register_forward_pre_hook(interrupt)
+    with hook, pytest.raises(KeyboardInterrupt):
+        call.generate(past_key_values=cache, **drafting, **given.get(place, {}))
+    length = int(cache.get_seq_length())
+    assert (12 if place != "model" or calls > 1 else 0) <= length < 12 + 32
+    assert rows == 1 or length <= 12
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    begun = max(length + 1, 12)
+    options = {"input_ids": call.plain[:, :begun], "attention_mask": call.mask(begun)}
+    options["max_new_tokens"] = 12 + 32 - begun
+    assert call.generate(past_key_values=cache, **options).tolist() == call.plain.tolist()
