@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from ...drafting.compilation import drafting_kernels
@@ -64,7 +65,7 @@ def serve(args: Namespace) -> int:
     from ..serve.app import make_app
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
-    from ..serve.server import Limits, Server, is_local, url
+    from ..serve.server import Limits, Server, url
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
@@ -81,7 +82,8 @@ def serve(args: Namespace) -> int:
         engine.start()
         name = name_for_people(args.model)
         served = ServedModel(name, tokenizer, model.config, args.max_new_tokens)
-        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
+        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
         limits = Limits(args.max_body_bytes)
         server = Server(make_app(served, engine, limits, hosts), engine, limits)
         logger.info("%s is served at %s; ctrl-C ends it", name, url(listening))

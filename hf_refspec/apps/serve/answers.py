@@ -46,7 +46,7 @@ class Answer:
     choice for each row, by the model that clients call `model`."""
 
     def __init__(
-        self, engine: Engine, rows: list[GenerationRequest], model: str, request: TextRequest
+        self, engine: Engine, prepared: GenerationRequest, model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
@@ -54,10 +54,10 @@ class Answer:
         self._logprobs = request.logprobs is not None and request.logprobs is not False
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
-        self._choices = [Choice(row.reader()) for row in rows]
+        self._choices = [Choice(prepared.reader()) for _ in range(prepared.rows)]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._generations = engine.submit(rows, self._put)
+        self._generations = engine.submit(prepared, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
         """What is streamed; raises an `ApiError` if a row could not be generated."""

@@ -48,18 +48,17 @@ def make_app(
     reader = Reader()
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[GenerationRequest]]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], GenerationRequest]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, list[GenerationRequest]]:
+        def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
             request = parsed(kind, body)
             return request, prepare(request)
 
         body = await read_body(http, limits)
 
         async def response() -> Response:
-            request, rows = await reader.read(read, body)
-            rows = await served.constrained(rows)
-            answer = Answer(engine, rows, served.name, request)
+            request, prepared = await reader.read(read, body)
+            answer = Answer(engine, await served.constrained(prepared), served.name, request)
             return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
         return await unless_left(http, response())

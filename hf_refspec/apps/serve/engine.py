@@ -94,21 +94,21 @@ class Engine:
         self._thread.start()
 
     def submit(
-        self, requests: Sequence[GenerationRequest], listener: Callable[[int, Piece | None], None]
+        self, request: GenerationRequest, listener: Callable[[int, Piece | None], None]
     ) -> list[Generation]:
-        """Puts the rows of a request at the end of the queue; `listener` receives each one's index
+        """Puts the rows of a request at the end of the queue; `listener` receives each row's index
         with its pieces. Raises an `ApiError` if the queue has no room for all of them."""
         generations = [
-            Generation(request, self._tokenizer, partial(listener, index))
-            for index, request in enumerate(requests)
+            Generation(request, row, self._tokenizer, partial(listener, row))
+            for row in range(request.rows)
         ]
         with self._changed:
             if self._closed:
                 raise shutting_down()
             room = self._max_waiting + self._max_rows
-            if len(requests) > room:
+            if request.rows > room:
                 raise ApiError(400, f"n: this server takes {room} at most", "n")
-            if self.waiting + self.running + len(requests) > room:
+            if self.waiting + self.running + request.rows > room:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
             self._waiting.extend(generations)
@@ -186,7 +186,7 @@ class Engine:
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
-            seed=request.seed,
+            seed=generation.seed,
             num_return_sequences=1,
             logits_processor=generation.processors(),
             stopping_criteria=StoppingCriteriaList([generation]),

@@ -52,13 +52,15 @@ Listener: TypeAlias = Callable[[Piece | None], Any]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate`, the ids
-    that the client expects, how many log probabilities it wants beside each token's own."""
+    """A request's prompt as ids and mask `(1, n)`, options of `generate`, the number of rows to
+    generate, the ids that the client expects, and how many log probabilities it wants beside each
+    token's own."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
+    rows: int = 1
     processors: list[LogitsProcessor] = field(default_factory=list)
-    seed: int | None = None
+    seed: int | None = None  # of the first row
     stop_strings: list[str] = field(default_factory=list)
     prediction: np.ndarray | None = None
     top_logprobs: int | None = None
@@ -70,14 +72,19 @@ class GenerationRequest:
 
 
 class Generation(StoppingCriteria):
-    """A request that waits, is decoded or has ended. As a stopping criterion it sees every token,
-    and ends the text at a stop string, when time is up, and when `cancelled` is set, because its
-    client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
+    """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
+    token, and ends the text at a stop string, when time is up, and when `cancelled` is set because
+    the client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: PreTrainedTokenizerBase, listener: Listener
+        self,
+        request: GenerationRequest,
+        row: int,
+        tokenizer: PreTrainedTokenizerBase,
+        listener: Listener,
     ) -> None:
         self.request = request
+        self.seed = None if request.seed is None else request.seed + row
         self.cancelled = False
         self.outcome: Outcome | None = None
         self.tokens = 0
@@ -112,13 +119,13 @@ class Generation(StoppingCriteria):
             self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
-        if self.outcome in _FAILURES:
-            return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
-        if self.request.top_logprobs is not None:
-            self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
-        if text := self._stop.put(self._text.put(self._last_token)):
-            self._pass_on(text)
-        ended = self._stop.found or self.is_interrupted()
+        ended = self.outcome in _FAILURES
+        if not ended:
+            if self.request.top_logprobs is not None:
+                self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
+            if text := self._stop.put(self._text.put(self._last_token)):
+                self._pass_on(text)
+            ended = self._stop.found or self.is_interrupted()
         return torch.full(input_ids.shape[:1], ended, device=input_ids.device)
 
     def is_interrupted(self) -> bool:

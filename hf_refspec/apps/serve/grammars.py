@@ -22,7 +22,7 @@ from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
 from .errors import ApiError, too_many
-from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
+from .protocol import ChatRequest, NamedTool, Tool
 from .tool_calls import CLOSE, OPEN
 
 _BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
@@ -58,34 +58,28 @@ class Constraint:
 
 
 def constraint(request: ChatRequest) -> Constraint | None:
-    """What the answer must look like, if the request says so. An answer that must be JSON may still
-    call a tool, where the model may choose."""
-    if demanded := _demanded_tools(request):
-        return Constraint("tools", "lark", _lark(request, demanded, None))
+    """The constraint that a request names, if any. Where the model may choose, an answer that must
+    be JSON may still call a tool."""
+    tools, choice, named = request.tools or [], request.tool_choice, ""
+    if isinstance(choice, NamedTool):
+        named = f" {choice.function.name[:64]!a}"
+        tools = [each for each in tools if each.function.name == choice.function.name]
+    if choice not in (None, "none", "auto"):
+        if not tools:
+            raise ApiError(400, f"tool_choice: there is no tool{named} in tools", "tool_choice")
+        return Constraint("tools", "lark", _lark(request, tools, None))
     form = request.response_format
-    if form is None or isinstance(form, AnyText):
+    if form is None or form.type == "text":
         return None
     schema: dict[str, Any] = {"type": "object"}
-    if isinstance(form, ObjectOfSchema) and form.json_schema.schema_ is not None:
-        schema = form.json_schema.schema_
-    if request.tools and request.tool_choice != "none":
-        return Constraint("response_format", "lark", _lark(request, request.tools, schema))
+    if form.type == "json_schema":
+        if form.json_schema is None:
+            message = "response_format.json_schema: Field required"
+            raise ApiError(400, message, "response_format.json_schema")
+        schema = form.json_schema.schema_ or schema
+    if tools and choice != "none":
+        return Constraint("response_format", "lark", _lark(request, tools, schema))
     return Constraint("response_format", "json_schema", schema)
-
-
-def _demanded_tools(request: ChatRequest) -> list[Tool]:
-    """The tools of which the answer must call one; none if it need not."""
-    tools, choice = request.tools or [], request.tool_choice
-    if choice in (None, "none", "auto"):
-        return []
-    if isinstance(choice, NamedTool):
-        tools = [each for each in tools if each.function.name == choice.function.name]
-        if not tools:
-            message = f"tool_choice: there is no tool {choice.function.name[:64]!a} in tools"
-            raise ApiError(400, message, "tool_choice")
-    if not tools:
-        raise ApiError(400, "tool_choice: there are no tools to choose from", "tool_choice")
-    return list(tools)
 
 
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import groupby, islice
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -162,22 +162,9 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class AnyText(BaseModel):
-    type: Literal["text"]
-
-
-class AnyObject(BaseModel):
-    type: Literal["json_object"]
-
-
-class ObjectOfSchema(BaseModel):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat: TypeAlias = Annotated[
-    AnyText | AnyObject | ObjectOfSchema, Field(discriminator="type")
-]
+class ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class TextRequest(BaseModel):
@@ -276,13 +263,11 @@ def _first_of(error: ValidationError) -> ApiError:
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
     # Fields and indices; whatever else stands there names one of several types.
-    parts = [
+    place = ".".join(
         str(part)
         for part in first["loc"]
         if isinstance(part, int) or (part.isidentifier() and part != "str")
-    ]
-    # The kind of an object stands beside the field of the same name.
-    place = ".".join(name for name, _ in groupby(parts))
+    )
     why = first["msg"].removeprefix("Value error, ")  # of our own validators
     if first["type"] == "model_type":
         why = "Input should be an object"

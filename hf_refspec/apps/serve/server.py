@@ -7,7 +7,6 @@ import logging
 import math
 import socket
 from dataclasses import dataclass
-from ipaddress import ip_address
 from operator import itemgetter
 from time import monotonic
 from types import FrameType
@@ -35,11 +34,6 @@ class Limits:
     body_seconds: float = 60
     reading_seconds: float = 30
     connections: int = 256
-
-
-def is_local(listening: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
-    return ip_address(listening.getsockname()[0]).is_loopback
 
 
 def url(listening: socket.socket) -> str:
