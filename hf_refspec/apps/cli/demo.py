@@ -1,4 +1,4 @@
-"""`hf-refspec demo`: a model answers with drafts and plainly, and says how the drafts came out."""
+"""`hf-refspec demo`: a model answers with drafts and plainly, and both are compared."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def demo(args: Namespace) -> int:
 def show(
     scene: Scene, comparison: Comparison, tokenizer: PreTrainedTokenizerBase, console: Terminal
 ) -> None:
-    """Streams the drafted answer of each turn, and then decodes the same without drafts."""
+    """Streams the drafted answer of each turn, and then decodes the turn without drafts."""
     drafter: LiveDrafts = comparison.methods[DRAFTED]["candidate_generator"]
     console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
     if scene.document:

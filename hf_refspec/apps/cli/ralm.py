@@ -1,4 +1,4 @@
-"""`hf-refspec ralm`, `knn build` and `store recycle`: what a model finds or expects in texts."""
+"""`hf-refspec ralm`, `knn build` and `store recycle`: models that read texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from ..shared.prompts import chat_inputs, user
 from .arguments import (
     add_model,
     add_source,
-    check_source,
     load_corpus,
     positive,
     quieten_transformers,
@@ -52,12 +51,11 @@ def add_ralm(parser: ArgumentParser) -> None:
 
 
 def ralm(args: Namespace) -> int:
-    """Prints answers and how they came about; returns 1 if speculation has changed one."""
+    """Prints answers and their passages; returns 1 if speculation has changed an answer."""
     quieten_transformers()
-    check_source(args)
+    documents, corpus, license = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, args.device_map, args.dtype)
-    documents, corpus, license = load_corpus(args)
     console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
         about = {"column": args.column, "pattern": args.pattern, "corpus": corpus}
@@ -104,7 +102,7 @@ def add_knn_build(parser: ArgumentParser) -> None:
 
 
 def knn_build(args: Namespace) -> None:
-    """Builds a kNN datastore, all of it or nothing, and prints its size."""
+    """Builds a kNN datastore, and prints its size."""
     quieten_transformers()
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
@@ -125,12 +123,11 @@ def add_recycle(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add("--out", type=Path, required=True, help="the new folder")
-    add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
+    add("--max-tokens", type=positive, metavar="N", help="read about N tokens")
     add("--license", help="of the corpus, for the card")
 
 
 def recycle(args: Namespace) -> None:
-    check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
     for path in args.source:  # before the model is loaded

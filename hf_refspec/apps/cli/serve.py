@@ -26,12 +26,12 @@ from .arguments import (
 
 logger = logging.getLogger("hf_refspec")
 
-_PASS_SECONDS = 5  # how long a second ctrl-C waits for the forward pass that is under way
+_PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
 _LIMITS = (
-    ("--max-new-tokens", 2048, "of an answer; as many where a request does not say it (2048)"),
-    ("--max-seconds", 600, "for which one request is decoded (600)"),
+    ("--max-new-tokens", 2048, "of an answer, also of a request that names no number (2048)"),
+    ("--max-seconds", 600, "that one request is decoded (600)"),
     ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
-    ("--max-waiting", 64, "further requests, which wait (64)"),
+    ("--max-waiting", 64, "requests that wait (64)"),
 )
 
 
@@ -51,8 +51,8 @@ def add_serve(parser: ArgumentParser) -> None:
         "--max-rows",
         type=positive,
         metavar="N",
-        help="requests that are decoded together (by default as many as half of the free memory "
-        "holds, of 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
+        help="requests that are decoded together (by default half of the free memory, at 4,096 "
+        "tokens for each: 16 at most on a CPU, 64 elsewhere)",
     )
     for option, default, help in _LIMITS:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)

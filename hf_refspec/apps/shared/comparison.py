@@ -28,7 +28,7 @@ _WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
 
 @dataclass(frozen=True)
 class Decoded:
-    """The new ids of a call, row after row, the seconds it took, and the model's forward passes."""
+    """A call's new ids, row after row, the seconds it took, and the model's forward passes."""
 
     ids: list[int]
     seconds: float
@@ -173,7 +173,7 @@ class Comparison:
         return sum(len(call.ids) for call in calls) / sum(call.passes for call in calls)
 
     def equal(self, name: str) -> int:
-        """How many of a method's texts are the first method's."""
+        """The number of a method's texts that equal the first method's."""
         pairs = zip(self.calls[self.first], self.calls[name], strict=True)
         return sum(first.ids == other.ids for first, other in pairs)
 
