@@ -1,4 +1,4 @@
-"""The answers, as OpenAI documents them: whole, or streamed in chunks."""
+"""Answers in OpenAI's form: whole, or streamed in chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Event: TypeAlias = dict[str, Any]
 
 @dataclass
 class Choice:
-    """What has come of a row, whose text the reader takes apart if it may have calls."""
+    """The answer of a row so far; the reader finds calls in its text, if it may have any."""
 
     reader: CallReader | None
     parts: list[Part] = field(default_factory=list)
@@ -42,8 +42,8 @@ class Choice:
 
 
 class Answer:
-    """Submits a request, and has its answer written in the event loop, piece by piece: with a
-    choice for each row, by the model that clients call `model`."""
+    """Submits a request, and writes its answer in the event loop, piece by piece: a choice for each
+    row, by the model that clients call `model`."""
 
     def __init__(
         self, engine: Engine, prepared: GenerationRequest, model: str, request: TextRequest
@@ -60,7 +60,7 @@ class Answer:
         self._generations = engine.submit(prepared, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
-        """What is streamed; raises an `ApiError` if a row could not be generated."""
+        """The events of a stream; raises an `ApiError` if a row could not be generated."""
         for row in range(len(self._choices)) if self._is_chat else ():
             yield self._chunk(row, {"delta": {"role": "assistant", "content": ""}}, None)
         left = len(self._choices)
@@ -73,7 +73,7 @@ class Answer:
             yield {**self._described([], ".chunk"), "usage": self._usage()}
 
     async def whole(self) -> Event:
-        """The complete answer. However it ends, so does the generation."""
+        """The complete answer. Its end, even by an error, ends the generation."""
         try:
             async for _ in self.events():
                 pass
@@ -86,7 +86,7 @@ class Answer:
         return {**self._described(choices), "usage": self._usage()}
 
     def cancel(self) -> None:
-        """Ends the generation: its client has left."""
+        """Ends the generation of a client that has left."""
         for generation in self._generations:
             self._engine.cancel(generation)
 
@@ -94,7 +94,7 @@ class Answer:
         reader, logprobs = self._choices[row].reader, piece.logprobs
         parts = [piece.text] if reader is None else reader.read(piece.text)
         if not parts and logprobs:
-            parts = [""]  # the text is held back
+            parts = [""]  # the reader holds the text back
         for part in parts:
             yield self._add(row, part, logprobs)
             logprobs = []
@@ -116,7 +116,7 @@ class Answer:
         yield self._chunk(row, {"delta": {}} if self._is_chat else {"text": ""}, None)
 
     def _add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> Event:
-        """Adds a part to its choice; returns what a stream sends of it."""
+        """Adds a part to its choice; returns its event."""
         choice = self._choices[row]
         if not self._is_chat:
             delta: Event = {"text": part}
@@ -154,7 +154,7 @@ class Answer:
         return {"message": message}
 
     def _listed(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event | None:
-        """Log probabilities; of a completion with the places of tokens in its text."""
+        """Log probabilities; those of a completion with the places of its tokens in the text."""
         if not self._logprobs:
             return None
         if self._is_chat:
@@ -169,8 +169,8 @@ class Answer:
         }
 
     def _usage(self) -> Event:
-        """The tokens of a request, whose prompt counts once. Tokens of a prediction are accepted if
-        they were drafted and the model chose them, and rejected otherwise."""
+        """Counts of tokens; the prompt counts once. A prediction's tokens are accepted if they were
+        drafted and the model chose them, and rejected otherwise."""
         prompt = self._generations[0].prompt_tokens
         completion = sum(each.tokens for each in self._generations)
         accepted = sum(each.accepted_prediction_tokens for each in self._generations)
@@ -198,7 +198,7 @@ def _described_call(call: Call) -> Event:
 
 
 class EventStream(StreamingResponse):
-    """The answer in chunks, as server-sent events. However it ends, so does the generation."""
+    """An answer as server-sent events. Its end, even by an error, ends the generation."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(self._lines(), media_type="text/event-stream")

@@ -1,4 +1,4 @@
-"""The routes, with their documentation at `/docs`, and how bodies are received."""
+"""The routes, their documentation at `/docs`, and the reading of bodies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .server import Limits
 
-# How many times the limit is read and discarded: a client that is still sending would see a broken
-# connection instead of the answer.
+# Beyond the limit, a multiple of it is read and discarded: a client that is still sending would see
+# a broken connection instead of the answer.
 _DISCARDED = 10
 _PLACE = "#/components/schemas/"
 
@@ -37,11 +37,11 @@ ResultT = TypeVar("ResultT")
 def make_app(
     served: ServedModel, engine: Engine, limits: Limits, hosts: Sequence[str] | None = None
 ) -> FastAPI:
-    """Answers requests with an engine, to clients that reach it by one of the names `hosts`."""
+    """Answers requests with an engine, if clients reach it by one of the names `hosts`."""
     app = FastAPI(title="hf_refspec", redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
     if hosts is not None:
-        # A page in a browser could otherwise reach a local server by a name of its own.
+        # Otherwise a page in a browser could reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     now = int(time.time())
     model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
@@ -141,7 +141,7 @@ class Reader:
         self._waiting = 0
 
     async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
-        """Calls a function with a body, or what it says, unless too many requests wait for that."""
+        """Calls a function with a body, unless too many requests wait for that."""
         if self._waiting == self._most_waiting:
             raise too_many(f"{self._waiting} requests wait to be read", 1)
         self._waiting += 1
@@ -153,7 +153,7 @@ class Reader:
 
 
 async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:
-    """Awaits a response, whose work is cancelled when the client leaves."""
+    """Awaits a response; cancels the work on it when the client leaves."""
     work = asyncio.create_task(response)
 
     async def client_leaves() -> None:

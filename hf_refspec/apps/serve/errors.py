@@ -51,7 +51,7 @@ def grammar_too_slow(param: str) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """All that a client learns of a fault of the server; the log has the rest."""
+    """Tells a client of a fault of the server; the log has the details."""
     return ApiError(500, "the server failed on this request; its log says why")
 
 
@@ -60,7 +60,7 @@ def shutting_down() -> ApiError:
 
 
 def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
-    """Answers all errors in OpenAI's form, and counts those before a request is decoded."""
+    """Answers all errors in OpenAI's form; counts requests that are refused before decoding."""
 
     @app.exception_handler(HTTPException)
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""What an answer must look like: a JSON schema, calls of tools, or either, as a grammar.
+"""Grammars that an answer must follow: JSON of a schema, calls of tools, or either.
 
 Each is compiled in a process that may be ended first: the intersection of a dozen regular
 expressions may take any time and memory, and nothing ends a compilation but the end of its process.
@@ -83,7 +83,7 @@ def constraint(request: ChatRequest) -> Constraint | None:
 
 
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
-    """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
+    """A grammar of calls, or of JSON of the schema, in llguidance's dialect of Lark."""
     # Parts of an intersection must allow each other's properties.
     calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
     is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
@@ -96,8 +96,8 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object without further properties, unless the schema allows them: a function would not
-    know these arguments."""
+    """Forbids properties that the schema does not name, unless it allows them itself: a function
+    would not know such arguments."""
     if schema.get("type") == "object" and "properties" in schema:
         return {"additionalProperties": False, **schema}
     return schema
@@ -108,8 +108,8 @@ def _formed(schema: dict[str, Any]) -> str:
 
 
 class GrammarCompiler:
-    """Compiles one grammar after another for a tokenizer, each for a few seconds at most, while the
-    event loop goes on."""
+    """Compiles one grammar after another for a tokenizer, each for a few seconds at most; the event
+    loop goes on meanwhile."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
@@ -121,8 +121,8 @@ class GrammarCompiler:
         self._waiting = 0
 
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
-        """Compiles a grammar, or raises an `ApiError`. A request that is cancelled, because its
-        client has left, gives up its turn at once."""
+        """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn at
+        once."""
         if self._waiting == self._most_waiting:
             raise too_many(f"{self._waiting} grammars wait to be compiled", 1)
         self._waiting += 1
@@ -158,8 +158,8 @@ class GrammarCompiler:
             raise ValueError(f"cannot be compiled: {error}")
 
     async def _answer(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line to the process and returns its answer; ends the process, and returns
-        nothing, if that does not come in time."""
+        """Sends a line to the process and returns its answer; if none comes in time, ends the
+        process and returns nothing."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         answer = b""

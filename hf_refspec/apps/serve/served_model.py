@@ -38,7 +38,7 @@ _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the p
 @dataclass(frozen=True)
 class ServedModel:
     """Prepares requests for the model that clients call `name`, or raises an `ApiError`.
-    `max_new_tokens` limits an answer, `clock` measures what grammars take."""
+    `max_new_tokens` limits an answer, `clock` measures the time of grammars."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -155,7 +155,7 @@ class ServedModel:
 
 
 def _sampling_options(request: TextRequest) -> dict[str, Any]:
-    """The options for `generate`; none if the request leaves them to the model."""
+    """The request's options for `generate`; the model's own apply to those that it leaves out."""
     names = ("temperature", "top_p", "min_p")
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.top_k is not None:
@@ -165,12 +165,12 @@ def _sampling_options(request: TextRequest) -> dict[str, Any]:
     elif given:
         given["do_sample"] = True
     if request.repetition_penalty is not None:
-        given["repetition_penalty"] = 1.0  # the model's own; the request's is a processor
+        given["repetition_penalty"] = 1.0  # turns the model's off; the request's is a processor
     return given
 
 
 def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
-    """What changes the logits. They go by the ids alone, so that several rows may share them."""
+    """The request's processors. They depend on the ids alone, so that rows can share them."""
     processors: list[LogitsProcessor] = []
     if request.logit_bias:
         biases = [[[token], float(bias)] for token, bias in request.logit_bias.items()]
@@ -184,8 +184,8 @@ def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsP
 
 
 class OutputPenalties(LogitsProcessor):
-    """OpenAI's penalties: a token's logit falls by `frequency` for each time that the answer has it
-    so far, and by `presence` if it has it at all. The prompt does not count."""
+    """OpenAI's penalties: a token's logit falls by `frequency` for each occurrence in the answer so
+    far, and by `presence` if there is one. The prompt does not count."""
 
     def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
         self._frequency, self._presence = frequency, presence

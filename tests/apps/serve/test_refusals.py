@@ -142,7 +142,7 @@ PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
 PROMPTS += [([[1, 2]], "prompt"), ([1.5], "prompt")]
 PROMPTS += [(ids, "from 0 to 258") for ids in ([5, 10_000], [-1], [2**70])]
 PROMPTS += [("x" * 3000, "3,000 tokens, and the model's context holds 2,048")]
-PROMPTS += [("x" * 90_000, "8,064 tokens or more, and")]  # of its beginning
+PROMPTS += [("x" * 90_000, "90,000 characters, and the model's context holds 2,048")]
 
 
 @pytest.mark.parametrize(("prompt", "message"), PROMPTS)
