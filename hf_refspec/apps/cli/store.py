@@ -32,13 +32,7 @@ def add_build(parser: ArgumentParser) -> None:
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
-    add(
-        "--shard-tokens",
-        type=positive,
-        default=32_000_000,
-        metavar="N",
-        help="32,000,000 by default",
-    )
+    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="32,000,000")
     add("--license", help="of the corpus, for the card")
 
 
@@ -96,12 +90,7 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add(
-        "--max-bytes",
-        type=positive,
-        metavar="N",
-        help="keep the n-grams that save most for their bytes",
-    )
+    add("--max-bytes", type=positive, metavar="N", help="keep what drafts best for its bytes")
 
 
 def compact(args: Namespace) -> None:
