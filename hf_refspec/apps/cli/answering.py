@@ -114,9 +114,9 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
     references = [read_text(path, "--reference") for path in args.reference or ()]
     found = default_sources(references or None, tokenizer)
     if args.datastore is not None:
-        store = Datastore.from_pretrained(args.datastore)
-        store.check_tokenizer(tokenizer)
-        found.append(DatastoreDrafts(store))
+        found.append(
+            DatastoreDrafts(Datastore.from_pretrained(args.datastore, tokenizer=tokenizer))
+        )
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 
 from .answers import Answer, EventStream
 from .engine import Engine
-from .errors import ApiError, answer_errors, not_json, too_many
+from .errors import ApiError, Places, answer_errors, not_json
 from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
@@ -29,9 +29,6 @@ from .server import Limits
 # a broken connection instead of the answer.
 _DISCARDED = 10
 _PLACE = "#/components/schemas/"
-
-GivenT = TypeVar("GivenT")
-ResultT = TypeVar("ResultT")
 
 
 def make_app(
@@ -45,7 +42,8 @@ def make_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     now = int(time.time())
     model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
-    reader = Reader()
+    reader = ThreadPoolExecutor(1, "reader")  # further threads would only take turns with it
+    places = Places("requests wait to be read")
 
     async def answered(
         http: Request, kind: type[RequestT], prepare: Callable[[RequestT], GenerationRequest]
@@ -57,7 +55,9 @@ def make_app(
         body = await read_body(http, limits)
 
         async def response() -> Response:
-            request, prepared = await reader.read(read, body)
+            with places:
+                loop = asyncio.get_running_loop()
+                request, prepared = await loop.run_in_executor(reader, read, body)
             answer = Answer(engine, await served.constrained(prepared), served.name, request)
             return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
@@ -130,26 +130,6 @@ async def read_body(http: Request, limits: Limits) -> bytes:
             413, f"the body has more than {limits.body_bytes:,} bytes, this server's limit"
         )
     return bytes(body)
-
-
-class Reader:
-    """Parses and tokenises one request at a time: threads would only take turns with each other."""
-
-    def __init__(self, most_waiting: int = 64) -> None:
-        self._thread = ThreadPoolExecutor(1, "reader")
-        self._most_waiting = most_waiting
-        self._waiting = 0
-
-    async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
-        """Calls a function with a body, unless too many requests wait for that."""
-        if self._waiting == self._most_waiting:
-            raise too_many(f"{self._waiting} requests wait to be read", 1)
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, function, given)
-        finally:
-            self._waiting -= 1
 
 
 async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:

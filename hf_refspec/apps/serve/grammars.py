@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
-from .errors import ApiError, too_many
+from .errors import ApiError, Places
 from .protocol import ChatRequest, NamedTool, Tool
 from .tool_calls import CLOSE, OPEN
 
@@ -115,31 +115,27 @@ class GrammarCompiler:
         self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
     ) -> None:
         self._tokenizer = tokenizer
-        self._seconds, self._most_waiting = seconds, most_waiting
+        self._seconds = seconds
         self._process: Process | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._places = Places("grammars wait to be compiled", most_waiting)
 
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
         """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn at
         once."""
-        if self._waiting == self._most_waiting:
-            raise too_many(f"{self._waiting} grammars wait to be compiled", 1)
-        self._waiting += 1
+        arguments: dict[str, Any] = {constraint.kind: constraint.given}
         try:
             llguidance()
-            async with self._turn:
-                await self._check(constraint)
-                arguments: dict[str, Any] = {constraint.kind: constraint.given}
-                return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
+            with self._places:
+                async with self._turn:
+                    await self._check(constraint)
+                    return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
         except ImportError as error:
             why = "this server was installed without the extra grammar"
             raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             why = " ".join(str(error).split())[:500]
             raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
-        finally:
-            self._waiting -= 1
 
     async def _check(self, constraint: Constraint) -> None:
         """Refuses a grammar that cannot be compiled, or takes too long."""

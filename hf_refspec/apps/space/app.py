@@ -38,9 +38,9 @@ def load_host(
     """Loads a model and its sources, and decodes a few tokens, which probes and times the model."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
-    store = None if datastore is None else Datastore.from_pretrained(datastore)
-    if store is not None:
-        store.check_tokenizer(tokenizer)  # before a model is loaded
+    store = None
+    if datastore is not None:
+        store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
     choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
     drafting_kernels.compile()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import socket
-import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,8 +12,7 @@ import pytest
 import requests
 from running_server import NAME, serving
 
-from hf_refspec.apps.serve.app import Reader
-from hf_refspec.apps.serve.errors import ApiError
+from hf_refspec.apps.serve.errors import ApiError, Places
 from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
 
 MESSAGES = [{"role": "user", "content": "one"}]
@@ -286,21 +283,11 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
 
 
 def test_when_too_many_wait_to_be_read_the_next_is_refused():
-    may_end = threading.Event()
-
-    def wait(body: bytes) -> bytes:
-        assert may_end.wait(60)
-        return body
-
-    async def ask() -> None:
-        reader = Reader(most_waiting=2)
-        tasks = [asyncio.create_task(reader.read(wait, body)) for body in (b"a", b"b")]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="2 requests wait") as refusal:
-            await reader.read(wait, b"c")
-        assert refusal.value.status_code == 429
-        may_end.set()
-        assert await asyncio.gather(*tasks) == [b"a", b"b"]
-        assert await reader.read(bytes.upper, b"d") == b"D"
-
-    asyncio.run(ask())
+    places = Places("requests wait to be read", most=2)
+    with places:
+        with places:
+            with pytest.raises(ApiError, match="2 requests wait to be read") as refusal, places:
+                pass
+            assert refusal.value.status_code == 429
+        with places:
+            pass  # a place is free again
