@@ -127,7 +127,8 @@ class Answer:
             delta = {"delta": {"reasoning_content": part.text}}
         else:
             delta = {"delta": {"content": part}}
-        chunk = self._chunk(row, delta, self._listed(logprobs, len(choice.text)))
+        offset = len(choice.text) if logprobs else 0
+        chunk = self._chunk(row, delta, self._listed(logprobs, offset))
         choice.parts.append(part)
         choice.logprobs += logprobs
         return chunk

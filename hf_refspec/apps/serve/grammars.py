@@ -76,7 +76,8 @@ def constraint(request: ChatRequest) -> Constraint | None:
         if form.json_schema is None:
             message = "response_format.json_schema: Field required"
             raise ApiError(400, message, "response_format.json_schema")
-        schema = form.json_schema.schema_ or schema
+        if form.json_schema.schema_ is not None:
+            schema = form.json_schema.schema_
     if tools and choice != "none":
         return Constraint("response_format", "lark", _lark(request, tools, schema))
     return Constraint("response_format", "json_schema", schema)
