@@ -43,7 +43,7 @@ from ..shared.prompts import (
     user,
     with_document,
 )
-from .arguments import add_model, draft_budget, positive, quieten_transformers, read_text
+from .arguments import add_model, draft_budget, positive, read_text
 
 _HELP = """\
 /stats  how many tokens of this session were drafted, and by what
@@ -145,7 +145,6 @@ def _decoding_options(args: Namespace) -> dict[str, Any]:
 
 def generate(args: Namespace) -> None:
     """Streams the text to stdout, and prints the statistics to stderr."""
-    quieten_transformers()
     options = _decoding_options(args)
     context = args.context and read_text(args.context, "--context")
     prompt = with_document(context, _prompt(args))
@@ -192,7 +191,6 @@ def _prompt(args: Namespace) -> str:
 
 def chat(args: Namespace) -> None:
     """Answers until the end of the input."""
-    quieten_transformers()
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
     context = args.context and read_text(args.context, "--context")
     tokenizer = load_tokenizer(args.model)

@@ -38,7 +38,7 @@ from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .arguments import add_model, draft_budget, positive, quieten_transformers
+from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
@@ -95,7 +95,6 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    quieten_transformers()
     if args.out is not None:
         require("matplotlib", "--out", "bench")
     chats = taking_turns(read_chats(args.replay or args.prompts))[: args.limit]
@@ -190,7 +189,6 @@ def add_evaluate(parser: ArgumentParser) -> None:
 
 def evaluate(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    quieten_transformers()
     if bool(args.texts) == (args.prompts is not None):
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)

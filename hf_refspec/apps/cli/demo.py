@@ -30,7 +30,7 @@ from ..shared.prompts import (
     with_document,
 )
 from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
-from .arguments import add_model, positive, quieten_transformers, read_text, waiting
+from .arguments import add_model, positive, read_text, waiting
 
 DRAFTED = "drafted"
 
@@ -46,7 +46,6 @@ def add_demo(parser: ArgumentParser) -> None:
 
 def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
-    quieten_transformers()
     if args.svg is not None and not args.svg.parent.is_dir():
         raise ValueError(
             f"--svg {args.svg} cannot be written: there is no folder {args.svg.parent}"

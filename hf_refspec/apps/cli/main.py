@@ -122,6 +122,7 @@ def _add_commands(
                 print("Loading ...", file=sys.stderr, flush=True)
             module, _, function = place.partition(".")
             found = import_module(f".{module}", __package__)
+            import_module(".arguments", __package__).quieten_transformers()
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))
 

@@ -31,7 +31,6 @@ from .arguments import (
     add_source,
     load_corpus,
     positive,
-    quieten_transformers,
 )
 
 EXCERPT = 160  # characters of a passage
@@ -52,7 +51,6 @@ def add_ralm(parser: ArgumentParser) -> None:
 
 def ralm(args: Namespace) -> int:
     """Prints answers and their passages; returns 1 if speculation has changed an answer."""
-    quieten_transformers()
     documents, corpus, license = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, args.device_map, args.dtype)
@@ -103,7 +101,6 @@ def add_knn_build(parser: ArgumentParser) -> None:
 
 def knn_build(args: Namespace) -> None:
     """Builds a kNN datastore, and prints its size."""
-    quieten_transformers()
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
     tokenizer = load_tokenizer(args.model)
@@ -134,7 +131,6 @@ def recycle(args: Namespace) -> None:
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents, corpus, license = load_corpus(args, streaming=True)
-    quieten_transformers()
     model, tokenizer = load(args.model, args.device_map, args.dtype)
     options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
     table = TokenRecycling.build(

@@ -21,7 +21,6 @@ from .arguments import (
     listen,
     log_to_stderr,
     positive,
-    quieten_transformers,
 )
 
 logger = logging.getLogger("hf_refspec")
@@ -69,7 +68,6 @@ def serve(args: Namespace) -> int:
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
-    quieten_transformers()
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
@@ -118,7 +116,6 @@ def space(args: Namespace) -> None:
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
 
-    quieten_transformers()
     serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
 
 

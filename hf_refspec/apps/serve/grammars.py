@@ -1,8 +1,8 @@
 """Grammars that an answer must follow: JSON of a schema, calls of tools, or either.
 
-Each is compiled in a process that may be ended first: the intersection of a dozen regular
-expressions may take any time and memory, and nothing ends a compilation but the end of its process.
-Masks and drafts of a compiled grammar have a budget of time.
+Each is first compiled in another process: the intersection of a dozen regular expressions may take
+any time and memory, and nothing but the end of its process ends a compilation. Masks and drafts of
+a compiled grammar have a budget of time.
 """
 
 from __future__ import annotations
