@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from rich.text import Text
-from transformers import (
-    BatchEncoding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
 from ...drafting.compilation import drafting_kernels

@@ -13,13 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...generation.default_drafter import default_sources
 from ...generation.warmup import warmup
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
-from ..shared.live_drafts import (
-    AnswerStream,
-    LiveDrafts,
-    Terminal,
-    legend,
-    without_controls,
-)
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import (
     assistant,

@@ -26,12 +26,7 @@ from ..shared.comparison import Comparison, Methods, decode
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
-from .arguments import (
-    add_model,
-    add_source,
-    load_corpus,
-    positive,
-)
+from .arguments import add_model, add_source, load_corpus, positive
 
 EXCERPT = 160  # characters of a passage
 

@@ -15,13 +15,7 @@ from ...store.hub import push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
-from .arguments import (
-    add_listening,
-    add_model,
-    listen,
-    log_to_stderr,
-    positive,
-)
+from .arguments import add_listening, add_model, listen, log_to_stderr, positive
 
 logger = logging.getLogger("hf_refspec")
 
