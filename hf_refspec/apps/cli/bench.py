@@ -125,7 +125,6 @@ def _compared(
 ) -> Comparison:
     """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
-    warm_up()
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
 

@@ -11,7 +11,6 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from ...generation.default_drafter import default_sources
-from ...generation.warmup import warmup
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
@@ -57,8 +56,7 @@ def demo(args: Namespace) -> int:
 
     options = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
     comparison = Comparison(model, methods, **options)
-    with waiting("warming up"):  # loads the kernels, probes and measures the model
-        warmup()
+    with waiting("warming up"):
         comparison.warm_up()
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
     dtype = str(model.dtype).removeprefix("torch.")

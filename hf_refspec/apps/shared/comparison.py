@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
 
+from ...generation.warmup import warmup
 from ...text_config import context_length, text_config
 
 # The arguments of `generate` that are a method's own, by the method's name.
@@ -138,7 +139,8 @@ class Comparison:
         self.calls: dict[str, list[Decoded]] = {name: [] for name in self.methods}
 
     def warm_up(self) -> None:
-        """Calls each method once, with drafters of its own: first calls compile, probe and load."""
+        """Compiles the kernels, and calls each method once with new drafters: first calls probe."""
+        warmup()
         vocabulary = text_config(self.model).vocab_size
         longest = (context_length(self.model) or 2 * _WARM_UP_LENGTH) - _WARM_UP_TOKENS
         numbers = torch.arange(max(min(_WARM_UP_LENGTH, longest), 1))

@@ -105,9 +105,7 @@ def tree_html(
     node's best child stands in its row: the accepted one, or else the most probable."""
     tree, path = step.tree, step.accepted()
     owners = dict(zip(path, step.owners, strict=False))  # of the accepted nodes
-    own = len(
-        tree
-    )  # the target's own token, below the accepted path, stands after the tree's nodes
+    own = len(tree)  # the index of the target's own token, a child of the accepted path
     probs = [*tree.probs.tolist(), 1.0]
     tokens = [*tree.tokens.tolist(), step.tokens[-1]]
     texts = [*(visible(tokenizer.decode([token])) for token in tokens), visible(before)]
