@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import pytest
 import yaml
+from hub_server import TOKEN
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
@@ -21,7 +22,10 @@ REPO = "owner/page"
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_each_push_is_a_commit_that_replaces_the_files_of_a_space(hub, capsys, private):
+def test_each_push_is_a_commit_that_replaces_the_files_of_a_space(
+    hub, capsys, private, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert main(["space", "--push", REPO, *["--private"] * private]) == 0
     assert main(["space", "--push", REPO, "--dtype", "bfloat16", "--model", "org/model"]) == 0
     assert capsys.readouterr().out == f"{hub.endpoint}/spaces/{REPO}\n" * 2
