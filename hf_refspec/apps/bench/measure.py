@@ -48,7 +48,7 @@ _LABEL = 36  # characters of a line of a method's name
 
 
 def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
-    """A maker of the drafter of a name such as `ReferenceCopy | DatastoreDrafts=org/store`."""
+    """A function that makes new drafters of a name, such as `auto | DatastoreDrafts=org/store`."""
     parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
     return lambda: reduce(or_, [part() for part in parts])
 

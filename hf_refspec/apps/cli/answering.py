@@ -100,7 +100,7 @@ def add_sources(texts: _ArgumentGroup) -> None:
         "--cache",
         type=Path,
         metavar="PATH",
-        help="a folder that keeps this and later answers, for drafts",
+        help="a folder that keeps answers; this and later calls draft from them",
     )
 
 

@@ -42,7 +42,7 @@ from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
-# By the name of a method: a maker of its drafters, and the draft budget.
+# By the name of a method, a function that makes its drafters, and its draft budget.
 Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 

@@ -51,7 +51,7 @@ class Answer:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
-        self._logprobs = request.logprobs is not None and request.logprobs is not False
+        self._logprobs = prepared.top_logprobs is not None
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
         self._choices = [Choice(prepared.reader()) for _ in range(prepared.rows)]
