@@ -21,7 +21,7 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import files_of
 from ...store.datastore import Datastore
-from ...store.stored_tokenizer import public_name, vocabulary_size
+from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
 from ..bench.measure import (
     BY_NAME,
@@ -126,7 +126,7 @@ def _compared(
     """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
-    print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
+    print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {PLAIN: {}}
