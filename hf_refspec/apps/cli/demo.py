@@ -22,7 +22,7 @@ from ..shared.prompts import (
     user,
     with_document,
 )
-from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
+from ..shared.scenes import BUILT_IN_SCENES, Scene, scenes_of_file
 from .arguments import add_model, positive, read_text, waiting
 
 DRAFTED = "drafted"
@@ -46,7 +46,7 @@ def demo(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     check_chat_template(tokenizer, args.model, "choose a --model with one")
     if args.file is None:
-        scenes = built_in_scenes()
+        scenes = BUILT_IN_SCENES
     else:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
     model = load_model(args.model, args.device_map, torch.float32)

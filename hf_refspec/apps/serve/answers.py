@@ -18,7 +18,7 @@ from .engine import Engine
 from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
 from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
-from .tool_calls import Call, CallReader, Part, Reasoning
+from .tool_calls import CallReader, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def calls(self) -> list[Event]:
-        return [_described_call(part) for part in self.parts if isinstance(part, Call)]
+        return [part for part in self.parts if isinstance(part, dict)]
 
 
 class Answer:
@@ -110,9 +110,9 @@ class Answer:
             raise shutting_down()
         for part in [] if choice.reader is None else choice.reader.read(None):
             yield self._add(row, part, [])
-        choice.finish_reason = generation.finish_reason
-        if choice.calls and choice.finish_reason == "stop":
-            choice.finish_reason = "tool_calls"
+        choice.finish_reason = "length"
+        if generation.outcome == "stop":
+            choice.finish_reason = "tool_calls" if choice.calls else "stop"
         yield self._chunk(row, {"delta": {}} if self._is_chat else {"text": ""}, None)
 
     def _add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> Event:
@@ -120,9 +120,8 @@ class Answer:
         choice = self._choices[row]
         if not self._is_chat:
             delta: Event = {"text": part}
-        elif isinstance(part, Call):
-            call = {"index": len(choice.calls), **_described_call(part)}
-            delta = {"delta": {"tool_calls": [call]}}
+        elif isinstance(part, dict):
+            delta = {"delta": {"tool_calls": [{"index": len(choice.calls), **part}]}}
         elif isinstance(part, Reasoning):
             delta = {"delta": {"reasoning_content": part.text}}
         else:
@@ -191,11 +190,6 @@ class Answer:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, (row, piece))
         except RuntimeError:  # the event loop is closed
             self._generations[row].cancelled = True
-
-
-def _described_call(call: Call) -> Event:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 class EventStream(StreamingResponse):

@@ -164,11 +164,6 @@ class Generation(StoppingCriteria):
         return {**described, "top_logprobs": [self._described(each) for each in best]}
 
     @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for the outcome."""
-        return "stop" if self.outcome == "stop" else "length"
-
-    @property
     def prompt_tokens(self) -> int:
         return self.request.inputs["input_ids"].shape[1]
 

@@ -22,7 +22,7 @@ from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
 from .errors import ApiError, Places
-from .protocol import ChatRequest, NamedTool, Tool
+from .protocol import ChatRequest, Tool
 from .tool_calls import CLOSE, OPEN
 
 _BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
@@ -61,8 +61,8 @@ def constraint(request: ChatRequest) -> Constraint | None:
     """The constraint that a request names, if any. Where the model may choose, an answer that must
     be JSON may still call a tool."""
     tools, choice, named = request.tools or [], request.tool_choice, ""
-    if isinstance(choice, NamedTool):
-        named = f" {choice.function.name[:64]!a}"
+    if isinstance(choice, Tool):
+        named = f" {choice.function.name}"
         tools = [each for each in tools if each.function.name == choice.function.name]
     if choice not in (None, "none", "auto"):
         if not tools:
@@ -87,7 +87,7 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
     """A grammar of calls, or of JSON of the schema, in llguidance's dialect of Lark."""
     # Parts of an intersection must allow each other's properties.
     calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
-    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, Tool)
     further = "" if is_one else ' ("\\n" call)*'
     start = f"start: call{further}"
     call = f"call: {json.dumps(OPEN)} %json {_formed(calls)} {json.dumps(CLOSE)}"

@@ -141,20 +141,6 @@ class Tool(BaseModel):
     function: Function
 
 
-class ToolName(BaseModel):
-    name: Text
-
-
-class NamedTool(BaseModel):
-    """The tool that the model must call."""
-
-    type: Literal["function"]
-    function: ToolName
-
-
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
-
-
 class JsonSchema(BaseModel):
     name: Text = ""
     description: Text | None = None
@@ -215,7 +201,7 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=_MOST_TOOLS)
-    tool_choice: ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # or the one to call
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 

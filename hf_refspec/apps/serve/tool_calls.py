@@ -11,8 +11,8 @@ import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
@@ -52,23 +52,14 @@ _HERMES = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """A function's name, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-    # Mistral's templates refuse ids of any other length.
-    id: str = field(default_factory=lambda: uuid.uuid4().hex[:9])
-
-
-@dataclass(frozen=True)
 class Reasoning:
     """The model's thoughts before its answer."""
 
     text: str
 
 
-Part = str | Reasoning | Call
+Call: TypeAlias = dict[str, Any]  # in OpenAI's form
+Part: TypeAlias = str | Reasoning | Call
 
 
 class CallReader:
@@ -123,7 +114,9 @@ def calls_in(value: Any) -> list[Part]:
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             return []
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append(Call(name, text))
+        described = {"name": name, "arguments": text}
+        # Mistral's templates refuse ids of any other length.
+        calls.append({"id": uuid.uuid4().hex[:9], "type": "function", "function": described})
     return calls
 
 

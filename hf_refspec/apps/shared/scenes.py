@@ -45,13 +45,12 @@ class Scene:
     system: str | None = None
 
 
-def built_in_scenes() -> list[Scene]:
-    """Three scenes that a model of 135 million parameters can do."""
-    return [
-        Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
-        Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
-        Scene("chat", QUERIES, title="Two turns of a chat"),
-    ]
+# A model of 135 million parameters can do these.
+BUILT_IN_SCENES = [
+    Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
+    Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
+    Scene("chat", QUERIES, title="Two turns of a chat"),
+]
 
 
 def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
