@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -22,22 +21,18 @@ TEXTS = [
     "Tides are caused by the moon. Its pull raises the sea on both sides of the earth.",
     "Spring tides come at new moon and at full moon, when sun and moon pull together.",
     "Earthquakes come where plates of the crust slide past each other.",
-    "Rainbows stand opposite to the sun, where light is bent in drops of water.",
 ]
 
 
 class LangChainRetriever:
     """LangChain returns neither ids nor scores: an id is a hash of the passage's text, and a score
-    is one divided by its rank.
-
-    How LangChain would rank passages of the request cache is unknown. `score` guesses by the tokens
-    that they share with the query; a wrong guess costs a correction, the output is the same. The
-    passages that were found are kept.
-    """
+    is one divided by its rank. `score` guesses how LangChain would rank passages of the request
+    cache by the tokens that they share with the query; a wrong guess costs a correction, and the
+    output is the same."""
 
     def __init__(self, retriever: BaseRetriever, tokenizer: PreTrainedTokenizerBase) -> None:
         self.retriever, self.tokenizer = retriever, tokenizer
-        self.passages: dict[int, np.ndarray] = {}
+        self.passages: dict[int, np.ndarray] = {}  # all that were found
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
         return token_ids
@@ -49,8 +44,7 @@ class LangChainRetriever:
     def _retrieved(self, documents: Sequence, k: int) -> rs.Retrieved:
         found = []
         for text in dict.fromkeys(document.page_content for document in documents):
-            tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            if tokens:
+            if tokens := self.tokenizer(text, add_special_tokens=False)["input_ids"]:
                 digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
                 found.append(int.from_bytes(digest, "little"))
                 self.passages[found[-1]] = np.array(tokens, np.int64)
@@ -59,9 +53,8 @@ class LangChainRetriever:
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         passages = [self.passages[i] for i in ids.tolist()]
-        shared = [len(np.intersect1d(query, passage)) for passage in passages]
-        lengths = [len(np.unique(passage)) for passage in passages]
-        return np.array(shared, np.float32) / np.sqrt(np.array(lengths, np.float32))
+        shared = [len(np.intersect1d(query, each)) / len(each) ** 0.5 for each in passages]
+        return np.array(shared, np.float32)
 
     def passage(self, passage_id: int) -> np.ndarray:
         return self.passages[int(passage_id)]
@@ -72,18 +65,14 @@ def main() -> None:
     tok = AutoTokenizer.from_pretrained(rs.default_model())
     # In earnest: embeddings that mean something, and search_kwargs={"k": 20} for speculation.
     store = InMemoryVectorStore.from_texts(TEXTS, DeterministicFakeEmbedding(size=16))
-    options = {
-        "custom_generate": rs.iterative_ralm,
-        "retriever": LangChainRetriever(store.as_retriever(), tok),
-        "tokenizer": tok,
-        "max_new_tokens": 16,
-        "do_sample": False,
-    }
+    retriever = LangChainRetriever(store.as_retriever(), tok)
     inputs = tok("The tides of the sea are caused by", return_tensors="pt")
+    options = {"retriever": retriever, "tokenizer": tok, "max_new_tokens": 16}
+    options |= {"custom_generate": rs.iterative_ralm, "do_sample": False}
     waiting = model.generate(**inputs, **options, speculation=None)
     speculative = model.generate(**inputs, **options)
     print(tok.decode(speculative[0]))
-    print("the same:", torch.equal(waiting, speculative))
+    print("the same:", waiting.equal(speculative))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from pymilvus import MilvusClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,39 +19,31 @@ TEXTS = [
     "Tides are caused by the moon. Its pull raises the sea on both sides of the earth.",
     "Spring tides come at new moon and at full moon, when sun and moon pull together.",
     "Earthquakes come where plates of the crust slide past each other.",
-    "Rainbows stand opposite to the sun, where light is bent in drops of water.",
 ]
-ROWS_AT_ONCE, SPARE = 1000, 16
+SPARE = 16  # passages beyond the k best that are ranked again
 
 
 class MilvusRetriever:
-    """Milvus holds ids and embeddings, and the texts stay in the knowledge base.
-
-    Milvus may round scores differently from one batch to the next. Its results are therefore ranked
-    by `score`, with which the request cache predicts them.
-    """
+    """Milvus holds ids and embeddings, and the texts stay in the knowledge base. As it may round
+    scores differently from one batch to the next, its results are ranked by `score`, with which the
+    request cache predicts them."""
 
     def __init__(self, base: rs.KnowledgeBase, encoder: Callable, uri: str) -> None:
         self.base, self.encoder, self.client = base, encoder, MilvusClient(uri)
-        self.collection = f"passages_{base.config.embeddings_file.sha256[:16]}"
-        if self.client.has_collection(self.collection):
+        if self.client.has_collection("passages"):  # filled before
             return
         dimension = base.embeddings.shape[1]
-        self.client.create_collection(self.collection, dimension=dimension, metric_type="IP")
-        for begin in range(0, len(base), ROWS_AT_ONCE):
-            rows = enumerate(base.embeddings[begin : begin + ROWS_AT_ONCE], begin)
-            self.client.insert(self.collection, [{"id": i, "vector": row} for i, row in rows])
+        self.client.create_collection("passages", dimension=dimension, metric_type="IP")
+        for i, row in enumerate(base.embeddings):  # insert thousands at once if you have many
+            self.client.insert("passages", {"id": i, "vector": row})
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
         text = self.base.tokenizer.decode(token_ids, skip_special_tokens=True)
         return np.asarray(self.encoder([text])[0], np.float32)
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[rs.Retrieved]:
-        if not queries:
-            return []
-        answers = self.client.search(
-            self.collection, list(queries), limit=k + SPARE, consistency_level="Strong"
-        )
+        options = {"limit": k + SPARE, "consistency_level": "Strong"}
+        answers = self.client.search("passages", list(queries), **options) if queries else []
         found = [np.array([hit["id"] for hit in answer], np.int64) for answer in answers]
         pairs = zip(queries, found, strict=True)
         return [rs.Retrieved.best(ids, self.score(query, ids), k) for query, ids in pairs]
@@ -75,18 +66,14 @@ def main() -> None:
     tok = AutoTokenizer.from_pretrained(rs.default_model())
     with tempfile.TemporaryDirectory() as folder:
         base = rs.KnowledgeBase.build(TEXTS, tok, letters, f"{folder}/base", progress=False)
-        options = {
-            "custom_generate": rs.iterative_ralm,
-            "retriever": MilvusRetriever(base, letters, f"{folder}/passages.db"),
-            "tokenizer": tok,
-            "max_new_tokens": 16,
-            "do_sample": False,
-        }
+        retriever = MilvusRetriever(base, letters, f"{folder}/passages.db")
         inputs = tok("The tides of the sea are caused by", return_tensors="pt")
+        options = {"retriever": retriever, "tokenizer": tok, "max_new_tokens": 16}
+        options |= {"custom_generate": rs.iterative_ralm, "do_sample": False}
         waiting = model.generate(**inputs, **options, speculation=None)
         speculative = model.generate(**inputs, **options)
     print(tok.decode(speculative[0]))
-    print("the same:", torch.equal(waiting, speculative))
+    print("the same:", waiting.equal(speculative))
 
 
 if __name__ == "__main__":

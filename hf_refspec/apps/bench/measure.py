@@ -41,14 +41,14 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
     "LLMA": partial(ReferenceCopy, mode="llma", copy_length=18),
     "PublishedRecycling": partial(TokenRecycling, mode="published"),
 }
-# With the folder or Hub id of a datastore, of a model, or of a recycling table.
+# Names with the folder or Hub id of a datastore, a model or a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
 _ACCENT, _NEUTRAL = "#0072B2", "#B4BAC1"  # of the plot
 _LABEL = 36  # characters of a line of a method's name
 
 
 def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
-    """What returns a new drafter of a name such as `ReferenceCopy | DatastoreDrafts=org/store`."""
+    """A function that makes new drafters of a name, such as `auto | DatastoreDrafts=org/store`."""
     parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
     return lambda: reduce(or_, [part() for part in parts])
 

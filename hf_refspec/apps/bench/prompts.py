@@ -39,7 +39,7 @@ class Chat:
     def inputs(
         self, tokenizer: PreTrainedTokenizerBase, turn: int, answers: list[str]
     ) -> BatchEncoding:
-        """The same as ids and mask, `(1, n)`."""
+        """These messages, or the text, as ids and mask `(1, n)`."""
         if self.is_text:
             return text_inputs(tokenizer, self.turns[turn])
         return chat_inputs(tokenizer, self.until(turn, answers))

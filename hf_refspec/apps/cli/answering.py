@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from rich.text import Text
-from transformers import (
-    BatchEncoding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
 from ...drafting.compilation import drafting_kernels
@@ -43,7 +38,7 @@ from ..shared.prompts import (
     user,
     with_document,
 )
-from .arguments import add_model, draft_budget, positive, quieten_transformers, read_text
+from .arguments import add_model, draft_budget, positive, read_text
 
 _HELP = """\
 /stats  how many tokens of this session were drafted, and by what
@@ -73,14 +68,14 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
         type=draft_budget,
         default="auto",
         metavar="N",
-        help="the most that one forward pass verifies; auto, the default, as many as pay",
+        help="verified in one forward pass at most; by default auto: as many as pay",
     )
     texts = parser.add_argument_group("texts")
     texts.add_argument(
         "--context",
         type=Path,
         metavar="FILE",
-        help="a text that the model reads, before the prompt, and drafts are copied from",
+        help="a text before the prompt: the model reads it, and drafts are copied from it",
     )
     add_sources(texts)
     add = parser.add_argument_group("sampling, as transformers has it").add_argument
@@ -97,15 +92,15 @@ def add_sources(texts: _ArgumentGroup) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="texts that drafts are copied from; the model never sees them, so that they change "
-        "nothing but the speed",
+        help="texts that drafts are copied from; the model never sees them, so they change only "
+        "the speed",
     )
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add(
         "--cache",
         type=Path,
         metavar="PATH",
-        help="a folder that keeps the answers of this and of later calls to draft from",
+        help="a folder that keeps answers; this and later calls draft from them",
     )
 
 
@@ -114,9 +109,9 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
     references = [read_text(path, "--reference") for path in args.reference or ()]
     found = default_sources(references or None, tokenizer)
     if args.datastore is not None:
-        store = Datastore.from_pretrained(args.datastore)
-        store.check_tokenizer(tokenizer)
-        found.append(DatastoreDrafts(store))
+        found.append(
+            DatastoreDrafts(Datastore.from_pretrained(args.datastore, tokenizer=tokenizer))
+        )
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
@@ -145,7 +140,6 @@ def _decoding_options(args: Namespace) -> dict[str, Any]:
 
 def generate(args: Namespace) -> None:
     """Streams the text to stdout, and prints the statistics to stderr."""
-    quieten_transformers()
     options = _decoding_options(args)
     context = args.context and read_text(args.context, "--context")
     prompt = with_document(context, _prompt(args))
@@ -153,7 +147,7 @@ def generate(args: Namespace) -> None:
     drafter = Blend(sources(args, tokenizer))
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
-    # The chat template is for prompts that are in none already.
+    # A prompt with special tokens is in a template already.
     templated = any(token in prompt for token in special)
     inputs = text_inputs(tokenizer, prompt) if templated else chat_inputs(tokenizer, [user(prompt)])
     config = load_config(args.model)
@@ -192,7 +186,6 @@ def _prompt(args: Namespace) -> str:
 
 def chat(args: Namespace) -> None:
     """Answers until the end of the input."""
-    quieten_transformers()
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
     context = args.context and read_text(args.context, "--context")
     tokenizer = load_tokenizer(args.model)
@@ -216,8 +209,8 @@ def chat(args: Namespace) -> None:
 
 @dataclass
 class Chat:
-    """A conversation; each line of the standard input is a message. `document` stands before the
-    first, `opening` has the system message if there is one, `options` are for `generate`."""
+    """A conversation: each line of the standard input is a message. `document` stands before the
+    first message, `opening` has the system message, if any, and `options` are for `generate`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -258,7 +251,7 @@ class Chat:
                 self._answer(line)
 
     def _answer(self, question: str) -> None:
-        """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
+        """Streams an answer, which stays in the conversation even if Ctrl-C cuts it off."""
         about, document = ("this message", "shorten it"), self.document
         if self.messages:
             about, document = ("this conversation", "/reset begins a new one"), None
@@ -282,7 +275,7 @@ class Chat:
         self.messages = [*messages, assistant(text)]
 
     def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> tuple[list[int], float]:
-        """Streams an answer; returns its ids, as far as Ctrl-C lets them come, and the seconds."""
+        """Streams an answer, up to Ctrl-C; returns its ids and the seconds it took."""
         stream = AnswerStream(self.console, self.tokenizer)
         ids: list[int] = []
 

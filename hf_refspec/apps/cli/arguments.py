@@ -101,15 +101,10 @@ def add_source(parser: ArgumentParser) -> None:
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
-def check_source(args: Namespace) -> None:
-    """Raises `ValueError` unless the arguments name either files and folders or a dataset."""
-    if bool(args.source) == (args.dataset is not None or args.preset is not None):
-        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
-
-
 def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | None, str | None]:
     """The documents that the arguments name, and the name and licence that a preset has."""
-    check_source(args)
+    if bool(args.source) == (args.dataset is not None or args.preset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
     if args.source:
         return (args.source[0] if len(args.source) == 1 else args.source), None, None
     preset = None if args.preset is None else PRESETS[args.preset]
@@ -125,7 +120,7 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | No
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes each record to the present standard error: an earlier one may have been closed."""
+    """Writes to whatever is the standard error at the time: an earlier one may be closed."""
 
     stream = property(lambda _: sys.stderr, lambda *_: None)
 
@@ -139,14 +134,14 @@ def log_to_stderr(format: str) -> None:
 
 
 def _load_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Loads a dataset; where the Hub does not answer, from the cache."""
+    """Loads a dataset, from the cache if the Hub does not answer."""
     datasets = require("datasets", "a dataset", "datastore")
     silent = None
     if not is_here(name):
         silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")
-        if silent is not None:  # the cache may have it
+        if silent is not None:
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    # One line on a terminal in place of the libraries' progress bars; none in logs.
+    # One line on a terminal, and nothing in logs, in place of the libraries' progress bars.
     datasets.disable_progress_bars()
     disable_progress_bars()
     try:
@@ -162,8 +157,8 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 def waiting(message: str) -> Status:
-    """Shows what is going on while it is entered, where the standard error is a terminal."""
-    # Seldom redrawn: redrawing takes time from the decoding that is measured.
+    """Shows a message while it is entered, if the standard error is a terminal."""
+    # Redrawing takes time from the decoding that is measured.
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     return console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
 

@@ -21,7 +21,7 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import files_of
 from ...store.datastore import Datastore
-from ...store.stored_tokenizer import public_name, vocabulary_size
+from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
 from ..bench.measure import (
     BY_NAME,
@@ -38,11 +38,11 @@ from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .arguments import add_model, draft_budget, positive, quieten_transformers
+from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
-# What returns a new drafter, and its draft budget, by the name of the method.
+# By the name of a method, a function that makes its drafters, and its draft budget.
 Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
 
@@ -95,7 +95,6 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    quieten_transformers()
     if args.out is not None:
         require("matplotlib", "--out", "bench")
     chats = taking_turns(read_chats(args.replay or args.prompts))[: args.limit]
@@ -126,9 +125,8 @@ def _compared(
 ) -> Comparison:
     """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
-    warm_up()
     dtype = str(model.dtype).removeprefix("torch.")
-    print(f"{public_name(model)} in {dtype} on {model.device}, {len(chats)} chats")
+    print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {PLAIN: {}}
@@ -190,7 +188,6 @@ def add_evaluate(parser: ArgumentParser) -> None:
 
 def evaluate(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    quieten_transformers()
     if bool(args.texts) == (args.prompts is not None):
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)

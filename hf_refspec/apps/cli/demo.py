@@ -1,4 +1,4 @@
-"""`hf-refspec demo`: a model answers with drafts and plainly, and says how the drafts came out."""
+"""`hf-refspec demo`: a model answers with drafts and plainly, and both are compared."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from ...generation.default_drafter import default_sources
-from ...generation.warmup import warmup
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
-from ..shared.live_drafts import (
-    AnswerStream,
-    LiveDrafts,
-    Terminal,
-    legend,
-    without_controls,
-)
+from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import (
     assistant,
@@ -29,8 +22,8 @@ from ..shared.prompts import (
     user,
     with_document,
 )
-from ..shared.scenes import Scene, built_in_scenes, scenes_of_file
-from .arguments import add_model, positive, quieten_transformers, read_text, waiting
+from ..shared.scenes import BUILT_IN_SCENES, Scene, scenes_of_file
+from .arguments import add_model, positive, read_text, waiting
 
 DRAFTED = "drafted"
 
@@ -46,7 +39,6 @@ def add_demo(parser: ArgumentParser) -> None:
 
 def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
-    quieten_transformers()
     if args.svg is not None and not args.svg.parent.is_dir():
         raise ValueError(
             f"--svg {args.svg} cannot be written: there is no folder {args.svg.parent}"
@@ -54,7 +46,7 @@ def demo(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     check_chat_template(tokenizer, args.model, "choose a --model with one")
     if args.file is None:
-        scenes = built_in_scenes()
+        scenes = BUILT_IN_SCENES
     else:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
     model = load_model(args.model, args.device_map, torch.float32)
@@ -64,8 +56,7 @@ def demo(args: Namespace) -> int:
 
     options = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
     comparison = Comparison(model, methods, **options)
-    with waiting("warming up"):  # loads the kernels, probes and measures the model
-        warmup()
+    with waiting("warming up"):
         comparison.warm_up()
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -88,7 +79,7 @@ def demo(args: Namespace) -> int:
 def show(
     scene: Scene, comparison: Comparison, tokenizer: PreTrainedTokenizerBase, console: Terminal
 ) -> None:
-    """Streams the drafted answer of each turn, and then decodes the same without drafts."""
+    """Streams the drafted answer of each turn, and then decodes the turn without drafts."""
     drafter: LiveDrafts = comparison.methods[DRAFTED]["candidate_generator"]
     console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
     if scene.document:

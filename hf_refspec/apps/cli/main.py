@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from ...store.printable import one_line
 from ...version import __version__
 
-# The help of each command, and the function that runs it and may return a status, beside which
-# another one adds its arguments; or further commands. Only the chosen command's module is imported:
-# torch takes seconds to load, and --help should not wait.
+# For each command its help, and further commands or the function that runs it, which may return an
+# exit status; `add_` and its name is the function that adds the arguments. Only the chosen
+# command's module is imported: torch takes seconds to load, and --help should not wait.
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
     "build": ("build a datastore from a corpus", "store.build"),
@@ -51,14 +51,14 @@ GROUPS: dict[str, Commands] = {
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
-# These say that they load libraries and a model, up to half a minute. The standard error of
-# `generate`, which does so too, is its statistics.
+# These say that they load, which takes up to half a minute. `generate` does not: its standard error
+# is for the statistics.
 _LOADING = {"chat", "check", "demo", "serve", "space"}
 _NOT_IN_A_PATH = r"(?<![\w/.-])"
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with its own usage; the parser above it would print another."""
+    """Refuses unknown arguments with its own usage, not with that of the parser above it."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
@@ -122,19 +122,20 @@ def _add_commands(
                 print("Loading ...", file=sys.stderr, flush=True)
             module, _, function = place.partition(".")
             found = import_module(f".{module}", __package__)
+            import_module(".arguments", __package__).quieten_transformers()
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """Puts options and commands in the place of Python's names: `max_bytes=100` becomes
-    `--max-bytes 100`, and `compact()` becomes `hf-refspec store compact`."""
+    """Replaces Python's names by options and commands: `max_bytes=100` becomes `--max-bytes 100`,
+    and `compact()` becomes `hf-refspec store compact`."""
     for name in vars(args):
         option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
         message = re.sub(rf"{word}=True\b", option, message)
         message = re.sub(rf"{word}=(?=[\w'\"])", f"{option} ", message)
         message = re.sub(rf"{word}=", option, message)
-        if "_" in name:  # others are words of their own
+        if "_" in name:  # other names are ordinary words
             message = re.sub(rf"{word}(?![\w/-]|\.\w)", option, message)
     for command in _STORE:
         message = re.sub(rf"{_NOT_IN_A_PATH}{command}\(\)", f"hf-refspec store {command}", message)

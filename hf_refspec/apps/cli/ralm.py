@@ -1,4 +1,4 @@
-"""`hf-refspec ralm`, `knn build` and `store recycle`: what a model finds or expects in texts."""
+"""`hf-refspec ralm`, `knn build` and `store recycle`: models that read texts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ from ..shared.comparison import Comparison, Methods, decode
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
-from .arguments import (
-    add_model,
-    add_source,
-    check_source,
-    load_corpus,
-    positive,
-    quieten_transformers,
-)
+from .arguments import add_model, add_source, load_corpus, positive
 
 EXCERPT = 160  # characters of a passage
 
@@ -52,12 +45,10 @@ def add_ralm(parser: ArgumentParser) -> None:
 
 
 def ralm(args: Namespace) -> int:
-    """Prints answers and how they came about; returns 1 if speculation has changed one."""
-    quieten_transformers()
-    check_source(args)
+    """Prints answers and their passages; returns 1 if speculation has changed an answer."""
+    documents, corpus, license = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, args.device_map, args.dtype)
-    documents, corpus, license = load_corpus(args)
     console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
         about = {"column": args.column, "pattern": args.pattern, "corpus": corpus}
@@ -104,8 +95,7 @@ def add_knn_build(parser: ArgumentParser) -> None:
 
 
 def knn_build(args: Namespace) -> None:
-    """Builds a kNN datastore, all of it or nothing, and prints its size."""
-    quieten_transformers()
+    """Builds a kNN datastore, and prints its size."""
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
     tokenizer = load_tokenizer(args.model)
@@ -125,19 +115,17 @@ def add_recycle(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add("--out", type=Path, required=True, help="the new folder")
-    add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
+    add("--max-tokens", type=positive, metavar="N", help="read about N tokens")
     add("--license", help="of the corpus, for the card")
 
 
 def recycle(args: Namespace) -> None:
-    check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
     for path in args.source:  # before the model is loaded
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents, corpus, license = load_corpus(args, streaming=True)
-    quieten_transformers()
     model, tokenizer = load(args.model, args.device_map, args.dtype)
     options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
     table = TokenRecycling.build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from ...drafting.compilation import drafting_kernels
@@ -14,23 +15,16 @@ from ...store.hub import push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
-from .arguments import (
-    add_listening,
-    add_model,
-    listen,
-    log_to_stderr,
-    positive,
-    quieten_transformers,
-)
+from .arguments import add_listening, add_model, listen, log_to_stderr, positive
 
 logger = logging.getLogger("hf_refspec")
 
-_PASS_SECONDS = 5  # how long a second ctrl-C waits for the forward pass that is under way
+_PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
 _LIMITS = (
-    ("--max-new-tokens", 2048, "of an answer; as many where a request does not say it (2048)"),
-    ("--max-seconds", 600, "for which one request is decoded (600)"),
+    ("--max-new-tokens", 2048, "of an answer, also of a request that names no number (2048)"),
+    ("--max-seconds", 600, "that one request is decoded (600)"),
     ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
-    ("--max-waiting", 64, "further requests, which wait (64)"),
+    ("--max-waiting", 64, "requests that wait (64)"),
 )
 
 
@@ -50,8 +44,8 @@ def add_serve(parser: ArgumentParser) -> None:
         "--max-rows",
         type=positive,
         metavar="N",
-        help="requests that are decoded together (by default as many as half of the free memory "
-        "holds, of 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
+        help="requests that are decoded together (by default as many as fit into half of the free "
+        "memory with 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
     )
     for option, default, help in _LIMITS:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
@@ -64,11 +58,10 @@ def serve(args: Namespace) -> int:
     from ..serve.app import make_app
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
-    from ..serve.server import Limits, Server, is_local, url
+    from ..serve.server import Limits, Server, url
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
-    quieten_transformers()
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
@@ -81,7 +74,8 @@ def serve(args: Namespace) -> int:
         engine.start()
         name = name_for_people(args.model)
         served = ServedModel(name, tokenizer, model.config, args.max_new_tokens)
-        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
+        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
         limits = Limits(args.max_body_bytes)
         server = Server(make_app(served, engine, limits, hosts), engine, limits)
         logger.info("%s is served at %s; ctrl-C ends it", name, url(listening))
@@ -116,7 +110,6 @@ def space(args: Namespace) -> None:
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
 
-    quieten_transformers()
     serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
 
 

@@ -23,8 +23,8 @@ from .arguments import add_source, load_corpus, positive
 if TYPE_CHECKING:
     from ...drafting.tree import DraftTree
 
-_NODES = 24  # that a search drafts
-_EXAMPLES, _EXAMPLE_TOKENS = 3, 12  # places that a search shows, and what stands around them
+_NODES = 24  # of the draft tree of a search
+_EXAMPLES, _EXAMPLE_TOKENS = 3, 12  # places that a search shows, with tokens around each
 
 
 def add_build(parser: ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-bytes", type=positive, metavar="N", help="keep what is accepted most for its bytes")
+    add("--max-bytes", type=positive, metavar="N", help="keep what drafts best for its bytes")
 
 
 def compact(args: Namespace) -> None:
@@ -199,7 +199,7 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add_source(parser)
     add = parser.add_argument
     add("--streaming", action="store_true", help="do not download the dataset first")
-    add("--max-tokens", type=positive, metavar="N", help="stop after so many tokens")
+    add("--max-tokens", type=positive, metavar="N", help="stop after N tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
     add("--engine", choices=("local", "ray"), default="local")
 

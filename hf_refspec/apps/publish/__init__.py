@@ -1,1 +1,1 @@
-"""What is published on the Hub beside datastores: a Space, and `generate(custom_generate=...)`."""
+"""Published on the Hub beside datastores: a Space, and `generate(custom_generate=...)`."""

@@ -1,4 +1,4 @@
-"""Plain `generate`'s text in fewer forward passes, by the package `hf_refspec`.
+"""The text of plain `generate` in fewer forward passes, by the package `hf_refspec`.
 
 This file is published as it stands, as `custom_generate/generate.py` of a Hub repository.
 """
@@ -21,13 +21,13 @@ def generate(
 
     Args:
         model (`PreTrainedModel`): The target model, which transformers passes.
-        references (`str` or list of `str`, *optional*): Texts to draft from beside; they need
+        references (`str` or list of `str`, *optional*): Further texts to draft from; they need
             `tokenizer=`.
-        datastore (`str`, *optional*): A datastore to draft from beside: its Hub id, or a folder.
+        datastore (`str`, *optional*): A datastore to draft from, too: its Hub id, or a folder.
         **kwargs: As of `model.generate`.
 
     Returns:
-        What `model.generate(**kwargs)` returns.
+        As of `model.generate(**kwargs)`.
     """
     if references is None and datastore is None:
         return model.generate(**kwargs, candidate_generator="auto")

@@ -1,6 +1,4 @@
-"""The repositories on the Hub that publish the package: the one for
-`generate(custom_generate="user/name")`, and the page as a Space.
-"""
+"""The package's repositories on the Hub: for `custom_generate="user/name"`, and a Space."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _README = """\
 # hf_refspec
 
 A chat in which plain and drafted decoding race side by side: drafts are looked up in the text so
-far, in the model's own earlier logits and, if you choose so, in a datastore, and `{model}` verifies
+far, in the model's own earlier logits and, if you like, in a datastore, and `{model}` verifies
 them. In float32 the texts are the same. Written by `hf-refspec space --push`.
 """
 _APP = '''\
@@ -100,7 +98,7 @@ def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str
             install=install,
         ),
         "custom_generate/generate.py": (here / "generate.py").read_text(encoding="utf-8"),
-        # transformers compares it with what is installed, and reads names and versions only.
+        # transformers compares it with the installed packages, and reads only names and versions.
         "custom_generate/requirements.txt": f"hf_refspec>={__version__}\n",
     }
     return {path: text.encode() for path, text in texts.items()} | wheel
@@ -113,7 +111,7 @@ def space_repository(
     datastore: str | None = None,
     package: Package = FROM_INDEX,
 ) -> dict[str, bytes]:
-    """The files of a Space by name, which serves the page with these options."""
+    """The files, by name, of a Space that serves the page with these options."""
     for option, name in (("--model", model), ("--datastore", datastore)):
         if name is not None and (Path(name).exists() or name.count("/") != 1):
             raise ValueError(

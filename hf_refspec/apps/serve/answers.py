@@ -1,4 +1,4 @@
-"""The answers, as OpenAI documents them: whole, or streamed in chunks."""
+"""Answers in OpenAI's form: whole, or streamed in chunks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .engine import Engine
 from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
 from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
-from .tool_calls import Call, CallReader, Part, Reasoning
+from .tool_calls import CallReader, Part, Reasoning
 
 Event: TypeAlias = dict[str, Any]
 
 
 @dataclass
 class Choice:
-    """What has come of a row, whose text the reader takes apart if it may have calls."""
+    """The answer of a row so far; the reader finds calls in its text, if it may have any."""
 
     reader: CallReader | None
     parts: list[Part] = field(default_factory=list)
@@ -38,29 +38,29 @@ class Choice:
 
     @property
     def calls(self) -> list[Event]:
-        return [_described_call(part) for part in self.parts if isinstance(part, Call)]
+        return [part for part in self.parts if isinstance(part, dict)]
 
 
 class Answer:
-    """Submits a request, and has its answer written in the event loop, piece by piece: with a
-    choice for each row, by the model that clients call `model`."""
+    """Submits a request, and writes its answer in the event loop, piece by piece: a choice for each
+    row, by the model that clients call `model`."""
 
     def __init__(
-        self, engine: Engine, rows: list[GenerationRequest], model: str, request: TextRequest
+        self, engine: Engine, prepared: GenerationRequest, model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
-        self._logprobs = request.logprobs is not None and request.logprobs is not False
+        self._logprobs = prepared.top_logprobs is not None
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
-        self._choices = [Choice(row.reader()) for row in rows]
+        self._choices = [Choice(prepared.reader()) for _ in range(prepared.rows)]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._generations = engine.submit(rows, self._put)
+        self._generations = engine.submit(prepared, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
-        """What is streamed; raises an `ApiError` if a row could not be generated."""
+        """The events of a stream; raises an `ApiError` if a row could not be generated."""
         for row in range(len(self._choices)) if self._is_chat else ():
             yield self._chunk(row, {"delta": {"role": "assistant", "content": ""}}, None)
         left = len(self._choices)
@@ -73,7 +73,7 @@ class Answer:
             yield {**self._described([], ".chunk"), "usage": self._usage()}
 
     async def whole(self) -> Event:
-        """The complete answer. However it ends, so does the generation."""
+        """The complete answer. Its end, even by an error, ends the generation."""
         try:
             async for _ in self.events():
                 pass
@@ -86,7 +86,7 @@ class Answer:
         return {**self._described(choices), "usage": self._usage()}
 
     def cancel(self) -> None:
-        """Ends the generation: its client has left."""
+        """Ends the generation of a client that has left."""
         for generation in self._generations:
             self._engine.cancel(generation)
 
@@ -94,7 +94,7 @@ class Answer:
         reader, logprobs = self._choices[row].reader, piece.logprobs
         parts = [piece.text] if reader is None else reader.read(piece.text)
         if not parts and logprobs:
-            parts = [""]  # the text is held back
+            parts = [""]  # the reader holds the text back
         for part in parts:
             yield self._add(row, part, logprobs)
             logprobs = []
@@ -110,24 +110,24 @@ class Answer:
             raise shutting_down()
         for part in [] if choice.reader is None else choice.reader.read(None):
             yield self._add(row, part, [])
-        choice.finish_reason = generation.finish_reason
-        if choice.calls and choice.finish_reason == "stop":
-            choice.finish_reason = "tool_calls"
+        choice.finish_reason = "length"
+        if generation.outcome == "stop":
+            choice.finish_reason = "tool_calls" if choice.calls else "stop"
         yield self._chunk(row, {"delta": {}} if self._is_chat else {"text": ""}, None)
 
     def _add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> Event:
-        """Adds a part to its choice; returns what a stream sends of it."""
+        """Adds a part to its choice; returns its event."""
         choice = self._choices[row]
         if not self._is_chat:
             delta: Event = {"text": part}
-        elif isinstance(part, Call):
-            call = {"index": len(choice.calls), **_described_call(part)}
-            delta = {"delta": {"tool_calls": [call]}}
+        elif isinstance(part, dict):
+            delta = {"delta": {"tool_calls": [{"index": len(choice.calls), **part}]}}
         elif isinstance(part, Reasoning):
             delta = {"delta": {"reasoning_content": part.text}}
         else:
             delta = {"delta": {"content": part}}
-        chunk = self._chunk(row, delta, self._listed(logprobs, len(choice.text)))
+        offset = len(choice.text) if logprobs else 0
+        chunk = self._chunk(row, delta, self._listed(logprobs, offset))
         choice.parts.append(part)
         choice.logprobs += logprobs
         return chunk
@@ -154,7 +154,7 @@ class Answer:
         return {"message": message}
 
     def _listed(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event | None:
-        """Log probabilities; of a completion with the places of tokens in its text."""
+        """Log probabilities; those of a completion with the places of its tokens in the text."""
         if not self._logprobs:
             return None
         if self._is_chat:
@@ -169,8 +169,8 @@ class Answer:
         }
 
     def _usage(self) -> Event:
-        """The tokens of a request, whose prompt counts once. Tokens of a prediction are accepted if
-        they were drafted and the model chose them, and rejected otherwise."""
+        """Counts of tokens; the prompt counts once. A prediction's tokens are accepted if they were
+        drafted and the model chose them, and rejected otherwise."""
         prompt = self._generations[0].prompt_tokens
         completion = sum(each.tokens for each in self._generations)
         accepted = sum(each.accepted_prediction_tokens for each in self._generations)
@@ -192,13 +192,8 @@ class Answer:
             self._generations[row].cancelled = True
 
 
-def _described_call(call: Call) -> Event:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
 class EventStream(StreamingResponse):
-    """The answer in chunks, as server-sent events. However it ends, so does the generation."""
+    """An answer as server-sent events. Its end, even by an error, ends the generation."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(self._lines(), media_type="text/event-stream")

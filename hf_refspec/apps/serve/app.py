@@ -1,4 +1,4 @@
-"""The routes, with their documentation at `/docs`, and how bodies are received."""
+"""The routes, their documentation at `/docs`, and the reading of bodies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,47 +19,46 @@ from starlette.responses import JSONResponse
 
 from .answers import Answer, EventStream
 from .engine import Engine
-from .errors import ApiError, answer_errors, not_json, too_many
+from .errors import ApiError, Places, answer_errors, not_json
 from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .server import Limits
 
-# How many times the limit is read and discarded: a client that is still sending would see a broken
-# connection instead of the answer.
+# Beyond the limit, a multiple of it is read and discarded: a client that is still sending would see
+# a broken connection instead of the answer.
 _DISCARDED = 10
 _PLACE = "#/components/schemas/"
-
-GivenT = TypeVar("GivenT")
-ResultT = TypeVar("ResultT")
 
 
 def make_app(
     served: ServedModel, engine: Engine, limits: Limits, hosts: Sequence[str] | None = None
 ) -> FastAPI:
-    """Answers requests with an engine, to clients that reach it by one of the names `hosts`."""
+    """Answers requests with an engine, if clients reach it by one of the names `hosts`."""
     app = FastAPI(title="hf_refspec", redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
     if hosts is not None:
-        # A page in a browser could otherwise reach a local server by a name of its own.
+        # Otherwise a page in a browser could reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     now = int(time.time())
     model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
-    reader = Reader()
+    reader = ThreadPoolExecutor(1, "reader")  # further threads would only take turns with it
+    places = Places("requests wait to be read")
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[GenerationRequest]]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], GenerationRequest]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, list[GenerationRequest]]:
+        def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
             request = parsed(kind, body)
             return request, prepare(request)
 
         body = await read_body(http, limits)
 
         async def response() -> Response:
-            request, rows = await reader.read(read, body)
-            rows = await served.constrained(rows)
-            answer = Answer(engine, rows, served.name, request)
+            with places:
+                loop = asyncio.get_running_loop()
+                request, prepared = await loop.run_in_executor(reader, read, body)
+            answer = Answer(engine, await served.constrained(prepared), served.name, request)
             return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
 
         return await unless_left(http, response())
@@ -133,28 +132,8 @@ async def read_body(http: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-class Reader:
-    """Parses and tokenises one request at a time: threads would only take turns with each other."""
-
-    def __init__(self, most_waiting: int = 64) -> None:
-        self._thread = ThreadPoolExecutor(1, "reader")
-        self._most_waiting = most_waiting
-        self._waiting = 0
-
-    async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
-        """Calls a function with a body, or what it says, unless too many requests wait for that."""
-        if self._waiting == self._most_waiting:
-            raise too_many(f"{self._waiting} requests wait to be read", 1)
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, function, given)
-        finally:
-            self._waiting -= 1
-
-
 async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:
-    """Awaits a response, whose work is cancelled when the client leaves."""
+    """Awaits a response; cancels the work on it when the client leaves."""
     work = asyncio.create_task(response)
 
     async def client_leaves() -> None:

@@ -1,4 +1,4 @@
-"""The thread that decodes as many requests together as there are rows; others wait in order."""
+"""A thread that decodes several requests together, up to a number of rows; others wait in order."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .request_sources import Grammar, Prediction
 
 logger = logging.getLogger(__name__)
 
-# Up to which waiting times are counted.
+# Bounds of the waiting times in the histograms.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Engine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
-    while `max_waiting` others may wait. What the `sources` learn in one request serves the next
-    ones, and a prompt is not read again where it begins like another, unless `isolates` is set."""
+    while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` keep what they
+    learn for later ones, and the common beginning of two prompts is read once."""
 
     def __init__(
         self,
@@ -78,37 +78,37 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """How many requests are decoded."""
+        """The number of rows that are decoded."""
         return len(self._running)
 
     def start(self) -> None:
-        """Probes the model, so that no request waits for it, and starts the thread."""
+        """Probes the model, so that no request waits for that, and starts the thread."""
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         text = self._batch.add(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
         while not text.finished:
             self._batch.step()
-        torch.seed()  # or each start of the server would sample the same texts
-        # Collecting garbage among all that is loaded would stop every thread for 200 ms.
+        torch.seed()  # otherwise each start of the server would sample the same texts
+        # A garbage collection over everything that is loaded would stop all threads for 200 ms.
         gc.collect()
         gc.freeze()
         self._thread.start()
 
     def submit(
-        self, requests: Sequence[GenerationRequest], listener: Callable[[int, Piece | None], None]
+        self, request: GenerationRequest, listener: Callable[[int, Piece | None], None]
     ) -> list[Generation]:
-        """Puts the rows of a request at the end of the queue; `listener` receives each one's index
+        """Puts the rows of a request at the end of the queue; `listener` receives each row's index
         with its pieces. Raises an `ApiError` if the queue has no room for all of them."""
         generations = [
-            Generation(request, self._tokenizer, partial(listener, index))
-            for index, request in enumerate(requests)
+            Generation(request, row, self._tokenizer, partial(listener, row))
+            for row in range(request.rows)
         ]
         with self._changed:
             if self._closed:
                 raise shutting_down()
             room = self._max_waiting + self._max_rows
-            if len(requests) > room:
+            if request.rows > room:
                 raise ApiError(400, f"n: this server takes {room} at most", "n")
-            if self.waiting + self.running + len(requests) > room:
+            if self.waiting + self.running + request.rows > room:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
             self._waiting.extend(generations)
@@ -116,7 +116,7 @@ class Engine:
         return generations
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a request in the queue, in its prefill or after its next token."""
+        """Ends a row in the queue, in its prefill or after its next token."""
         generation.cancelled = True
         with self._changed:
             if generation not in self._waiting:
@@ -126,7 +126,7 @@ class Engine:
         self._end(generation)
 
     def drain(self) -> None:
-        """Takes no more requests; those that wait are still decoded."""
+        """Takes no more requests, and finishes those that wait."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -138,7 +138,7 @@ class Engine:
             self.cancel(generation)
 
     def close(self, seconds: float) -> None:
-        """Cancels all requests, and waits for the forward pass that runs, for `seconds` at most."""
+        """Cancels all requests, and waits up to `seconds` for the running forward pass."""
         self.drain()
         self.cancel_all()
         self._thread.join(seconds)
@@ -147,7 +147,7 @@ class Engine:
         while self._admit():
             try:
                 ended = self._batch.step()
-            except Exception:  # of the model, or a device: the next requests may go well
+            except Exception:  # of the model or a device: later requests may succeed
                 logger.exception("A forward pass failed.")
                 for text in [each for each in self._texts if each.finished]:
                     self._finish(text, failed=not text.complete)
@@ -156,7 +156,7 @@ class Engine:
                     self._finish(text)
 
     def _admit(self) -> bool:
-        """Waits for something to do, and begins requests; returns whether anything is left."""
+        """Waits for requests, and begins them; returns whether anything is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
             room = max(self._max_rows - self.running, 0)
@@ -186,7 +186,7 @@ class Engine:
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
-            seed=request.seed,
+            seed=generation.seed,
             num_return_sequences=1,
             logits_processor=generation.processors(),
             stopping_criteria=StoppingCriteriaList([generation]),
@@ -204,7 +204,7 @@ class Engine:
                 generation.outcome = generation.outcome or "error"
             else:
                 generation.end(self._end_tokens)
-        except Exception:  # the thread decodes on for all others
+        except Exception:  # the thread goes on with the others
             logger.exception("The end of a request failed.")
             generation.outcome = "error"
         self._remove(generation)
@@ -227,7 +227,7 @@ class Engine:
 
 
 class Metrics:
-    """What the server has done so far, in Prometheus form; the functions count requests."""
+    """Counts of the server in Prometheus form; the functions return how many requests there are."""
 
     def __init__(
         self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
@@ -254,7 +254,7 @@ class Metrics:
             self._accepted.labels(source)  # present from the start, with 0
 
     def count_refused(self) -> None:
-        """Counts a request that was refused: it was wrong, or too many waited."""
+        """Counts a refused request: it was wrong, or too many were waiting."""
         self._requests.labels("refused").inc()
 
     def record(self, generation: Generation) -> None:
@@ -264,7 +264,7 @@ class Metrics:
             self._waited.observe(generation.began_at - generation.submitted_at)
         if generation.first_token_at is not None:
             self._first.observe(generation.first_token_at - generation.submitted_at)
-        if not stats.forward_passes:  # it only waited, and this is not the engine's thread
+        if not stats.forward_passes:  # it only waited, and this is another thread than the engine's
             return
         self._prompt_tokens.inc(generation.prompt_tokens)
         self._tokens.inc(stats.tokens)

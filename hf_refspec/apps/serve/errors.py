@@ -45,13 +45,29 @@ def too_many(message: str, seconds: int) -> ApiError:
     return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
 
 
+class Places:
+    """Counts the requests that wait for the same thing, each inside of a `with` block, and refuses
+    more than `most` of them."""
+
+    def __init__(self, waiting: str, most: int = 64) -> None:
+        self._waiting, self._most, self._taken = waiting, most, 0
+
+    def __enter__(self) -> None:
+        if self._taken == self._most:
+            raise too_many(f"{self._taken} {self._waiting}", 1)
+        self._taken += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._taken -= 1
+
+
 def grammar_too_slow(param: str) -> ApiError:
     message = f"{param}: the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
     return ApiError(400, message, param, _TOO_SLOW)
 
 
 def internal_error() -> ApiError:
-    """All that a client learns of a fault of the server; the log has the rest."""
+    """Tells a client of a fault of the server; the log has the details."""
     return ApiError(500, "the server failed on this request; its log says why")
 
 
@@ -60,7 +76,7 @@ def shutting_down() -> ApiError:
 
 
 def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
-    """Answers all errors in OpenAI's form, and counts those before a request is decoded."""
+    """Answers all errors in OpenAI's form; counts requests that are refused before decoding."""
 
     @app.exception_handler(HTTPException)
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""One request on its way through the model."""
+"""Requests, and their rows while they are decoded."""
 
 from __future__ import annotations
 
@@ -27,63 +27,70 @@ from .tool_calls import CallReader
 
 logger = logging.getLogger(__name__)
 
-# "time": it took longer than a request may take. "cancelled": its client has left. "grammar": its
-# grammar took longer than a grammar may take.
+# "time": the request took too long. "cancelled": its client has left. "grammar": its grammar took
+# too long.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "grammar", "error"]
 _FAILURES = ("grammar", "error")
-_LEAST = -9999.0  # OpenAI's number for what cannot be; JSON has no infinity
+_LEAST = -9999.0  # OpenAI's number for impossible tokens; JSON has no infinity
 
 
-# A token with its log probability and the most probable ones in its place, as chats describe it.
+# A token, its log probability and the most probable tokens at its place, in the form of chats.
 TokenLogprob: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text, and what is known of its tokens, if that was asked for."""
+    """A part of a text, with the log probabilities of its tokens if the request wants them."""
 
     text: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-# Receives each piece of the text, and `None` when it has ended, in the engine's thread.
+# Receives the pieces of a text, and `None` at its end, in the engine's thread.
 Listener: TypeAlias = Callable[[Piece | None], Any]
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate`, the ids
-    that the client expects, how many log probabilities it wants beside each token's own."""
+    """A request's prompt as ids and mask `(1, n)`, options of `generate`, the number of rows to
+    generate, the ids that the client expects, and how many log probabilities it wants beside each
+    token's own."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
+    rows: int = 1
     processors: list[LogitsProcessor] = field(default_factory=list)
-    seed: int | None = None
+    seed: int | None = None  # of the first row
     stop_strings: list[str] = field(default_factory=list)
     prediction: np.ndarray | None = None
     top_logprobs: int | None = None
     keeps_special_tokens: bool = False
     reader: Callable[[], CallReader | None] = lambda: None  # finds calls in the text
-    constraint: Constraint | None = None  # whose grammar is not compiled yet
+    constraint: Constraint | None = None  # to be compiled into `grammar`
     grammar: GrammarDrafts | None = None
     grammar_budget: GrammarBudget = field(default_factory=GrammarBudget)
 
 
 class Generation(StoppingCriteria):
-    """A request that waits, is decoded or has ended. As a stopping criterion it sees every token,
-    and ends the text at a stop string, when time is up, and when `cancelled` is set, because its
-    client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
+    """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
+    token, and ends the text at a stop string, when time is up, and when `cancelled` is set because
+    the client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: PreTrainedTokenizerBase, listener: Listener
+        self,
+        request: GenerationRequest,
+        row: int,
+        tokenizer: PreTrainedTokenizerBase,
+        listener: Listener,
     ) -> None:
         self.request = request
+        self.seed = None if request.seed is None else request.seed + row
         self.cancelled = False
         self.outcome: Outcome | None = None
         self.tokens = 0
         self.stats = SpeculationStats()
         self.listener = listener
-        self.session = ExitStack()  # what it has while it is decoded: a drafter
+        self.session = ExitStack()  # holds its drafter while it is decoded
         self._last_token = -1
         self.submitted_at = monotonic()
         self.began_at: float | None = None
@@ -92,18 +99,18 @@ class Generation(StoppingCriteria):
         self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, not request.keeps_special_tokens)
         self._stop = StopStrings(request.stop_strings)
-        self.next_logprobs = torch.empty(0)  # of all tokens, by the model itself; if asked for
+        self.next_logprobs = torch.empty(0)  # the model's own of all tokens, if asked for
         self._logprobs: list[TokenLogprob] = []  # of the tokens since the last piece
 
     def processors(self) -> LogitsProcessorList:
-        """What the request asks for, and what constrains it."""
+        """The request's processors and its grammar's, as one."""
         request = self.request
         if not request.processors and request.grammar is None and request.top_logprobs is None:
             return LogitsProcessorList()
         return LogitsProcessorList([_OfOneRequest(self)])
 
     def begin(self, max_seconds: float) -> None:
-        """It is decoded from now on, for so long at most."""
+        """Marks the start of its decoding, which may take `max_seconds`."""
         self.began_at = monotonic()
         self._ends_at = self.began_at + max_seconds
 
@@ -112,17 +119,17 @@ class Generation(StoppingCriteria):
             self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
-        if self.outcome in _FAILURES:
-            return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
-        if self.request.top_logprobs is not None:
-            self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
-        if text := self._stop.put(self._text.put(self._last_token)):
-            self._pass_on(text)
-        ended = self._stop.found or self.is_interrupted()
+        ended = self.outcome in _FAILURES
+        if not ended:
+            if self.request.top_logprobs is not None:
+                self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
+            if text := self._stop.put(self._text.put(self._last_token)):
+                self._pass_on(text)
+            ended = self._stop.found or self.is_interrupted()
         return torch.full(input_ids.shape[:1], ended, device=input_ids.device)
 
     def is_interrupted(self) -> bool:
-        """Whether its client has left, or time is up."""
+        """Whether its client has left or time is up."""
         if self.cancelled:
             self.outcome = "cancelled"
         elif monotonic() > self._ends_at:
@@ -130,7 +137,7 @@ class Generation(StoppingCriteria):
         return self.outcome is not None
 
     def end(self, end_tokens: Set[int | None]) -> None:
-        """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
+        """Sends the rest of the text, and sets the outcome; `end_tokens` end a text."""
         if self.outcome in _FAILURES:
             return
         rest = "" if self._stop.found else self._stop.put(self._text.end()) + self._stop.end()
@@ -146,7 +153,7 @@ class Generation(StoppingCriteria):
         self.listener(Piece(text, logprobs))
 
     def _described(self, token: int, top: int | None = None) -> TokenLogprob:
-        """A part of a character has no bytes of its own."""
+        """A token and its log probability; a part of a character has no bytes."""
         text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
         logprob = max(float(self.next_logprobs[token]), _LEAST)
         encoded = None if PART_OF_CHARACTER in text else [*text.encode()]
@@ -157,17 +164,12 @@ class Generation(StoppingCriteria):
         return {**described, "top_logprobs": [self._described(each) for each in best]}
 
     @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for the outcome."""
-        return "stop" if self.outcome == "stop" else "length"
-
-    @property
     def prompt_tokens(self) -> int:
         return self.request.inputs["input_ids"].shape[1]
 
     @property
     def accepted_prediction_tokens(self) -> int:
-        """Accepted draft tokens that the prediction drafted: it is the first source."""
+        """Accepted tokens of the prediction, which is the first source."""
         return self.stats.sources[0].first if self.stats.sources else 0
 
     @property
@@ -177,8 +179,8 @@ class Generation(StoppingCriteria):
 
 
 class _OfOneRequest(LogitsProcessor):
-    """A request's processors, and its grammar's. If one fails, leaves no token or has spent its
-    budget, the request ends, and those that are decoded with it go on."""
+    """A request's processors and its grammar's. If one fails, allows no token or has spent its
+    budget, this request ends, and those that are decoded with it go on."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -209,7 +211,7 @@ class _OfOneRequest(LogitsProcessor):
 
 
 class StopStrings:
-    """Passes a text on up to the first stop string, and holds back what may begin one."""
+    """Passes a text on up to its first stop string, and holds back what may be the start of one."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.found = False
@@ -217,13 +219,13 @@ class StopStrings:
         self._held = ""
 
     def put(self, text: str) -> str:
-        """Returns what certainly stands before any stop string."""
+        """Returns the text that certainly stands before any stop string."""
         text = self._held + text
         places = [place for each in self._strings if (place := text.find(each)) >= 0]
         self.found = bool(places)
         if places:
             return text[: min(places)]
-        # How many characters at the end may begin a stop string.
+        # The number of characters at the end that may be the start of a stop string.
         longest = max((len(each) - 1 for each in self._strings), default=0)
         counts = range(min(longest, len(text)), 0, -1)
         begun = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
@@ -232,5 +234,5 @@ class StopStrings:
         return text[:end]
 
     def end(self) -> str:
-        """What is still held back when the text has ended."""
+        """The text that is still held back at the end."""
         return self._held

@@ -1,8 +1,8 @@
-"""What an answer must look like: a JSON schema, calls of tools, or either, as a grammar.
+"""Grammars that an answer must follow: JSON of a schema, calls of tools, or either.
 
-Each is compiled in a process that may be ended first: the intersection of a dozen regular
-expressions may take any time and memory, and nothing ends a compilation but the end of its process.
-Masks and drafts of a compiled grammar have a budget of time.
+Each is first compiled in another process: the intersection of a dozen regular expressions may take
+any time and memory, and nothing but the end of its process ends a compilation. Masks and drafts of
+a compiled grammar have a budget of time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
-from .errors import ApiError, too_many
-from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
+from .errors import ApiError, Places
+from .protocol import ChatRequest, Tool
 from .tool_calls import CLOSE, OPEN
 
 _BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
@@ -58,41 +58,36 @@ class Constraint:
 
 
 def constraint(request: ChatRequest) -> Constraint | None:
-    """What the answer must look like, if the request says so. An answer that must be JSON may still
-    call a tool, where the model may choose."""
-    if demanded := _demanded_tools(request):
-        return Constraint("tools", "lark", _lark(request, demanded, None))
+    """The constraint that a request names, if any. Where the model may choose, an answer that must
+    be JSON may still call a tool."""
+    tools, choice, named = request.tools or [], request.tool_choice, ""
+    if isinstance(choice, Tool):
+        named = f" {choice.function.name}"
+        tools = [each for each in tools if each.function.name == choice.function.name]
+    if choice not in (None, "none", "auto"):
+        if not tools:
+            raise ApiError(400, f"tool_choice: there is no tool{named} in tools", "tool_choice")
+        return Constraint("tools", "lark", _lark(request, tools, None))
     form = request.response_format
-    if form is None or isinstance(form, AnyText):
+    if form is None or form.type == "text":
         return None
     schema: dict[str, Any] = {"type": "object"}
-    if isinstance(form, ObjectOfSchema) and form.json_schema.schema_ is not None:
-        schema = form.json_schema.schema_
-    if request.tools and request.tool_choice != "none":
-        return Constraint("response_format", "lark", _lark(request, request.tools, schema))
+    if form.type == "json_schema":
+        if form.json_schema is None:
+            message = "response_format.json_schema: Field required"
+            raise ApiError(400, message, "response_format.json_schema")
+        if form.json_schema.schema_ is not None:
+            schema = form.json_schema.schema_
+    if tools and choice != "none":
+        return Constraint("response_format", "lark", _lark(request, tools, schema))
     return Constraint("response_format", "json_schema", schema)
 
 
-def _demanded_tools(request: ChatRequest) -> list[Tool]:
-    """The tools of which the answer must call one; none if it need not."""
-    tools, choice = request.tools or [], request.tool_choice
-    if choice in (None, "none", "auto"):
-        return []
-    if isinstance(choice, NamedTool):
-        tools = [each for each in tools if each.function.name == choice.function.name]
-        if not tools:
-            message = f"tool_choice: there is no tool {choice.function.name[:64]!a} in tools"
-            raise ApiError(400, message, "tool_choice")
-    if not tools:
-        raise ApiError(400, "tool_choice: there are no tools to choose from", "tool_choice")
-    return list(tools)
-
-
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
-    """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
+    """A grammar of calls, or of JSON of the schema, in llguidance's dialect of Lark."""
     # Parts of an intersection must allow each other's properties.
     calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
-    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, Tool)
     further = "" if is_one else ' ("\\n" call)*'
     start = f"start: call{further}"
     call = f"call: {json.dumps(OPEN)} %json {_formed(calls)} {json.dumps(CLOSE)}"
@@ -102,8 +97,8 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object without further properties, unless the schema allows them: a function would not
-    know these arguments."""
+    """Forbids properties that the schema does not name, unless it allows them itself: a function
+    would not know such arguments."""
     if schema.get("type") == "object" and "properties" in schema:
         return {"additionalProperties": False, **schema}
     return schema
@@ -114,38 +109,34 @@ def _formed(schema: dict[str, Any]) -> str:
 
 
 class GrammarCompiler:
-    """Compiles one grammar after another for a tokenizer, each for a few seconds at most, while the
-    event loop goes on."""
+    """Compiles one grammar after another for a tokenizer, each for a few seconds at most; the event
+    loop goes on meanwhile."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
     ) -> None:
         self._tokenizer = tokenizer
-        self._seconds, self._most_waiting = seconds, most_waiting
+        self._seconds = seconds
         self._process: Process | None = None
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._places = Places("grammars wait to be compiled", most_waiting)
 
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
-        """Compiles a grammar, or raises an `ApiError`. A request that is cancelled, because its
-        client has left, gives up its turn at once."""
-        if self._waiting == self._most_waiting:
-            raise too_many(f"{self._waiting} grammars wait to be compiled", 1)
-        self._waiting += 1
+        """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn at
+        once."""
+        arguments: dict[str, Any] = {constraint.kind: constraint.given}
         try:
             llguidance()
-            async with self._turn:
-                await self._check(constraint)
-                arguments: dict[str, Any] = {constraint.kind: constraint.given}
-                return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
+            with self._places:
+                async with self._turn:
+                    await self._check(constraint)
+                    return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
         except ImportError as error:
             why = "this server was installed without the extra grammar"
             raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             why = " ".join(str(error).split())[:500]
             raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
-        finally:
-            self._waiting -= 1
 
     async def _check(self, constraint: Constraint) -> None:
         """Refuses a grammar that cannot be compiled, or takes too long."""
@@ -164,8 +155,8 @@ class GrammarCompiler:
             raise ValueError(f"cannot be compiled: {error}")
 
     async def _answer(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line to the process and returns its answer; ends the process, and returns
-        nothing, if that does not come in time."""
+        """Sends a line to the process and returns its answer; if none comes in time, ends the
+        process and returns nothing."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         answer = b""

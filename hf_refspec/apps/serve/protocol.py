@@ -1,10 +1,10 @@
-"""The requests, as OpenAI documents them, what of them is supported, and how they are read."""
+"""Requests in OpenAI's form: their supported fields, and how they are read."""
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import groupby, islice
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -23,7 +23,7 @@ from .errors import ApiError, not_json
 # Fields that change no answer.
 _IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
 _IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-# Fields that would change the answer and are not supported, each with the values beside null that
+# Fields that would change the answer and are not supported, each with the values that, like null,
 # ask for nothing. docs/tasks/serving.md has the same table.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(["audio", "reasoning_effort", "verbosity", "web_search_options"], ()),
@@ -43,15 +43,15 @@ _MOST_SCHEMA = 65_536  # characters of a JSON schema
 _DEEPEST_SCHEMA = 64
 # A mask takes up to the cube of the references to one definition: 20 ms for 64, a minute for 1,500.
 _MOST_REFERENCES = 64
-# Strings, brackets and commas of a body. Python builds and frees what they describe without letting
-# other threads run: so many take 30 ms, and 4 MB of nothing but brackets would take a second.
+# Strings, brackets and commas of a body. Python builds and frees the objects that they describe
+# without letting other threads run: 30 ms for this number, a second for 4 MB of brackets.
 _MOST_PARTS = 1 << 18
-# It matches wherever it begins, so that quotes that are never closed cost nothing.
+# A quote that is never closed matches, too, so that no text is searched twice.
 _PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuses a JSON schema that is too large, too deep, too ambiguous or no JSON."""
+    """Refuses a JSON schema that is too large, too deep, too ambiguous or not valid JSON."""
     if is_deeper(schema, _DEEPEST_SCHEMA):
         raise ValueError(f"is nested more than {_DEEPEST_SCHEMA} levels deep")
     try:
@@ -66,7 +66,7 @@ def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-# Without any bound pydantic lets lone surrogates pass, which JSON may hold and text may not.
+# JSON may hold lone surrogates and text may not; without any bound pydantic lets them pass.
 Text: TypeAlias = Annotated[str, Field(min_length=0)]
 StopString: TypeAlias = Annotated[str, Field(min_length=1)]
 StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
@@ -101,7 +101,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat, which may hold text, or the model's calls and what they returned."""
+    """A message of a chat: text, the model's calls, or the result of a call."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST, fail_fast=True)] | None = None
@@ -128,7 +128,7 @@ class StreamOptions(BaseModel):
 
 
 class Function(BaseModel):
-    """What a model may call; without parameters it takes none."""
+    """A function that a model may call; if `parameters` are left out, it takes none."""
 
     name: FunctionName
     description: Text | None = None
@@ -141,20 +141,6 @@ class Tool(BaseModel):
     function: Function
 
 
-class ToolName(BaseModel):
-    name: Text
-
-
-class NamedTool(BaseModel):
-    """The tool that the model must call."""
-
-    type: Literal["function"]
-    function: ToolName
-
-
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
-
-
 class JsonSchema(BaseModel):
     name: Text = ""
     description: Text | None = None
@@ -162,26 +148,13 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class AnyText(BaseModel):
-    type: Literal["text"]
-
-
-class AnyObject(BaseModel):
-    type: Literal["json_object"]
-
-
-class ObjectOfSchema(BaseModel):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat: TypeAlias = Annotated[
-    AnyText | AnyObject | ObjectOfSchema, Field(discriminator="type")
-]
+class ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class TextRequest(BaseModel):
-    """The fields of chats and completions; null means that a field is left out."""
+    """The fields that chats and completions share; null stands for a field that is left out."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -214,7 +187,7 @@ class TextRequest(BaseModel):
                 continue
             if (value is None and name in UNSUPPORTED) or value in UNSUPPORTED.get(name, ()):
                 continue
-            shown = ascii(name[:64])  # it may be no text
+            shown = ascii(name[:64])  # it may hold lone surrogates
             why = "is not supported with this value" if name in UNSUPPORTED else "is no field"
             raise ApiError(400, f"{shown} {why}; leave it out", shown[1:-1])
         return data
@@ -228,7 +201,7 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=_MOST_TOOLS)
-    tool_choice: ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # or the one to call
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
@@ -248,14 +221,14 @@ RequestT = TypeVar("RequestT", bound=TextRequest)
 
 
 def parsed(kind: type[RequestT], body: bytes) -> RequestT:
-    """Reads a request from a body, or names the first thing that is wrong with it."""
+    """Reads a request from a body, or raises an `ApiError` that names the first mistake."""
     try:
         text = body.decode()
-        bare = text.replace("\\\\", "").replace('\\"', "")  # no string contains a quote any more
+        bare = text.replace("\\\\", "").replace('\\"', "")  # no string holds a quote now
         if sum(1 for _ in islice(_PART.finditer(bare), _MOST_PARTS + 1)) > _MOST_PARTS:
             why = f"the body has more than {_MOST_PARTS:,} strings, brackets and commas; shorten it"
             raise ApiError(413, why)
-        # No field takes more digits, and thousands of them would take long to convert.
+        # No field takes more digits, and thousands would take long to convert.
         data = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     except json.JSONDecodeError as error:
         raise not_json(f" ({error.msg}, character {error.pos})") from error
@@ -272,17 +245,15 @@ def parsed(kind: type[RequestT], body: bytes) -> RequestT:
 def _first_of(error: ValidationError) -> ApiError:
     """The first error, without the value, which may not be printable."""
     errors: list[Any] = error.errors(include_url=False, include_input=False)
-    # A field of several types has an error for each; one that got past the type says more.
+    # A field of several types has an error for each; the error of the right type says more.
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
-    # Fields and indices; whatever else stands there names one of several types.
-    parts = [
+    # Fields and indices: other parts name one of several types.
+    place = ".".join(
         str(part)
         for part in first["loc"]
         if isinstance(part, int) or (part.isidentifier() and part != "str")
-    ]
-    # The kind of an object stands beside the field of the same name.
-    place = ".".join(name for name, _ in groupby(parts))
+    )
     why = first["msg"].removeprefix("Value error, ")  # of our own validators
     if first["type"] == "model_type":
         why = "Input should be an object"

@@ -14,8 +14,8 @@ from .grammars import GrammarBudget
 
 
 class Prediction(Source):
-    """Drafts what the request's own `source` does: copies of the answer that its client expects.
-    It serves all requests, so that a blend keeps what it has learned of its estimates."""
+    """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
+    one request after another, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
         self.source = Source()  # which drafts nothing
@@ -39,7 +39,7 @@ class Prediction(Source):
 
 
 class Grammar(Prediction):
-    """As above, what a schema or the form of a call forces, while the `budget` allows it."""
+    """As above, for the grammar of a request, as long as its `budget` allows."""
 
     def __init__(self) -> None:
         super().__init__()

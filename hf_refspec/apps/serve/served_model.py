@@ -30,14 +30,15 @@ from .tool_calls import CallReader, template_messages
 
 # Logits divided by less are no longer finite; the most probable token is chosen instead.
 _LEAST_TEMPERATURE = 1e-5
-_CUT_WORD = 128  # tokens
+# Texts with more characters than this for each token of the context are refused unread.
+_CHARACTERS_A_TOKEN = 16
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """Prepares requests for the model that clients call `name`, or raises an `ApiError`.
-    `max_new_tokens` limits an answer, `clock` measures what grammars take."""
+    `max_new_tokens` limits an answer, `clock` measures the time of grammars."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ class ServedModel:
     max_new_tokens: int
     clock: Callable[[], float] = thread_time
 
-    def chat(self, request: ChatRequest) -> list[GenerationRequest]:
+    def chat(self, request: ChatRequest) -> GenerationRequest:
         self.check_name(request.model)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
@@ -53,8 +54,8 @@ class ServedModel:
         constrained = constraint(request)
         text = self._prompt(request, tools)
         ids = self._ids(text, "messages", add_special_tokens=False)
-        row = replace(
-            self._row(request, ids, request.max_completion_tokens or request.max_tokens),
+        prepared = replace(
+            self._prepared(request, ids, request.max_completion_tokens or request.max_tokens),
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             constraint=constrained,
         )
@@ -62,16 +63,15 @@ class ServedModel:
             own = getattr(self.tokenizer, "response_template", None)
             common = constrained is not None or own is None
             reader = partial(CallReader, self.tokenizer, text, tools, common)
-            row = replace(row, reader=reader, keeps_special_tokens=not common)
-        return _rows(row, request)
+            prepared = replace(prepared, reader=reader, keeps_special_tokens=not common)
+        return prepared
 
-    async def constrained(self, rows: list[GenerationRequest]) -> list[GenerationRequest]:
-        """Compiles what constrains a request, if anything does."""
-        if rows[0].constraint is None:
-            return rows
-        grammar = await self._grammars.compiled(rows[0].constraint)
-        budget = GrammarBudget(self.clock)  # of all rows together
-        return [replace(row, grammar=grammar, grammar_budget=budget) for row in rows]
+    async def constrained(self, request: GenerationRequest) -> GenerationRequest:
+        """Compiles the grammar that constrains a request, if there is one."""
+        if request.constraint is None:
+            return request
+        grammar = await self._grammars.compiled(request.constraint)
+        return replace(request, grammar=grammar, grammar_budget=GrammarBudget(self.clock))
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
         try:
@@ -86,7 +86,7 @@ class ServedModel:
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
 
-    def completion(self, request: CompletionRequest) -> list[GenerationRequest]:
+    def completion(self, request: CompletionRequest) -> GenerationRequest:
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
@@ -96,8 +96,8 @@ class ServedModel:
                 self._check_ids(ids, "the prompt's ids", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
-        row = self._row(request, ids, request.max_tokens)
-        return _rows(replace(row, top_logprobs=request.logprobs), request)
+        prepared = self._prepared(request, ids, request.max_tokens)
+        return replace(prepared, top_logprobs=request.logprobs)
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""
@@ -110,23 +110,19 @@ class ServedModel:
         return GrammarCompiler(self.tokenizer)
 
     def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """Tokenises a text: longer and longer beginnings of it, until one is too long."""
-        longest = context_length(self.config)
-        size = len(text) if longest is None else 4 * longest
-        while True:
-            part = self.tokenizer(text[:size], add_special_tokens=add_special_tokens, verbose=False)
-            ids: list[int] = part["input_ids"]
-            if size >= len(text):
-                self._check_length(len(ids), param)
-                return ids
-            # Where a word is cut, its beginning may have more tokens than all of it.
-            self._check_length(len(ids) - _CUT_WORD, param, "tokens or more")
-            size *= 2
+        """Tokenises a text, unless it is far too long."""
+        self._check_length(len(text), param, "characters", _CHARACTERS_A_TOKEN)
+        options = {"add_special_tokens": add_special_tokens, "verbose": False}
+        ids: list[int] = self.tokenizer(text, **options)["input_ids"]
+        self._check_length(len(ids), param)
+        return ids
 
-    def _check_length(self, length: int, param: str, unit: str = "tokens") -> None:
+    def _check_length(
+        self, length: int, param: str, unit: str = "tokens", units_a_token: int = 1
+    ) -> None:
         longest = context_length(self.config)
-        if longest is not None and length >= longest:
-            holds = f"the model's context holds {longest:,} with the answer"
+        if longest is not None and length >= units_a_token * longest:
+            holds = f"the model's context holds {longest:,} tokens with the answer"
             message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
             raise ApiError(400, message, param, "context_length_exceeded")
 
@@ -135,10 +131,10 @@ class ServedModel:
         if not all(0 <= token <= last for token in ids):
             raise ApiError(400, f"{noun} must be from 0 to {last}", param)
 
-    def _row(
+    def _prepared(
         self, request: TextRequest, ids: list[int], max_tokens: int | None
     ) -> GenerationRequest:
-        """What chats and completions have in common."""
+        """Prepares the fields that chats and completions have in common."""
         self._check_ids(request.logit_bias or (), "logit_bias: the ids", "logit_bias")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
@@ -150,6 +146,7 @@ class ServedModel:
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling_options(request)},
+            request.n or 1,
             _logits_processors(request, len(ids)),
             request.seed,
             [stop] if isinstance(stop, str) else stop,
@@ -157,14 +154,8 @@ class ServedModel:
         )
 
 
-def _rows(row: GenerationRequest, request: TextRequest) -> list[GenerationRequest]:
-    """As many rows as the request wants, each with a seed of its own."""
-    seeds = [None if row.seed is None else row.seed + i for i in range(request.n or 1)]
-    return [replace(row, seed=seed) for seed in seeds]
-
-
 def _sampling_options(request: TextRequest) -> dict[str, Any]:
-    """The options for `generate`; none if the request leaves them to the model."""
+    """The request's options for `generate`; the model's own apply to those that it leaves out."""
     names = ("temperature", "top_p", "min_p")
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.top_k is not None:
@@ -174,12 +165,12 @@ def _sampling_options(request: TextRequest) -> dict[str, Any]:
     elif given:
         given["do_sample"] = True
     if request.repetition_penalty is not None:
-        given["repetition_penalty"] = 1.0  # the model's own; the request's is a processor
+        given["repetition_penalty"] = 1.0  # turns the model's off; the request's is a processor
     return given
 
 
 def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
-    """What changes the logits. They go by the ids alone, so that several rows may share them."""
+    """The request's processors. They depend on the ids alone, so that rows can share them."""
     processors: list[LogitsProcessor] = []
     if request.logit_bias:
         biases = [[[token], float(bias)] for token, bias in request.logit_bias.items()]
@@ -193,8 +184,8 @@ def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsP
 
 
 class OutputPenalties(LogitsProcessor):
-    """OpenAI's penalties: a token's logit falls by `frequency` for each time that the answer has it
-    so far, and by `presence` if it has it at all. The prompt does not count."""
+    """OpenAI's penalties: a token's logit falls by `frequency` for each occurrence in the answer so
+    far, and by `presence` if there is one. The prompt does not count."""
 
     def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
         self._frequency, self._presence = frequency, presence

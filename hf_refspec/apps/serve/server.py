@@ -1,4 +1,4 @@
-"""The server, which limits how long connections may wait for their clients."""
+"""The server, and its limits for connections that wait for their clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import socket
 from dataclasses import dataclass
-from ipaddress import ip_address
 from operator import itemgetter
 from time import monotonic
 from types import FrameType
@@ -20,15 +19,15 @@ from .engine import Engine
 
 logger = logging.getLogger(__name__)
 
-_FORCED_SECONDS = 5  # after a second ctrl-C: for a forward pass, and to tell the clients
+_FORCED_SECONDS = 5  # after a second ctrl-C, for a forward pass and for telling the clients
 _LOOK_SECONDS = 0.1  # between two looks at the connections
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may take: the bytes of a body; the seconds for a head and for a body to arrive,
-    and for a client to read on; and how many connections may wait for their clients for longer than
-    a second: a client that is about to send its request does so at once."""
+    """Limits for clients: the bytes of a body; the seconds for a head and for a body to arrive, and
+    for a client to read on; and the number of connections that may wait for their clients longer
+    than a second: a client that has a request sends it at once."""
 
     body_bytes: int
     head_seconds: float = 10
@@ -37,13 +36,8 @@ class Limits:
     connections: int = 256
 
 
-def is_local(listening: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
-    return ip_address(listening.getsockname()[0]).is_loopback
-
-
 def url(listening: socket.socket) -> str:
-    """Where clients find it."""
+    """The address for clients."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
@@ -62,7 +56,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # It runs to the end: the shutdown waits for connections, too.
+        # Never cancelled: the shutdown waits for connections, too.
         self._limiting = asyncio.create_task(self._limit_connections())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,7 +82,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _patience(self, connection: Any) -> float:
-        """For how many seconds a connection may stay as it is; 0 if its client owes nothing."""
+        """The seconds that a connection may stay as it is; 0 if its client owes nothing."""
         cycle = connection.cycle
         if cycle is None or cycle.response_complete:
             return self._limits.head_seconds

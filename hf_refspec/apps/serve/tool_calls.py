@@ -1,7 +1,7 @@
-"""Tool calls: how a model learns of the tools, and how its calls are read from its text.
+"""Tool calls: showing tools to a model, and reading its calls from its text.
 
-Where chat templates know no tools, and tokenizers do not say how calls are read, the form is that
-of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+If the chat template knows no tools, or the tokenizer does not say how calls are read, they have the
+form of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,7 +37,7 @@ For each function call, return a json object with function name and arguments wi
 
 _HERMES = {
     "defaults": {"role": "assistant"},
-    "start_anchor": OPEN,  # prompts hold none that is open
+    "start_anchor": OPEN,  # a prompt has no open one
     "fields": {
         "tool_calls": {
             "open_pattern": r"\s*<tool_call>",
@@ -52,28 +52,19 @@ _HERMES = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """A function's name, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-    # Mistral's templates refuse ids of any other length.
-    id: str = field(default_factory=lambda: uuid.uuid4().hex[:9])
-
-
-@dataclass(frozen=True)
 class Reasoning:
-    """What the model thought before it answered."""
+    """The model's thoughts before its answer."""
 
     text: str
 
 
-Part = str | Reasoning | Call
+Call: TypeAlias = dict[str, Any]  # in OpenAI's form
+Part: TypeAlias = str | Reasoning | Call
 
 
 class CallReader:
     """Finds calls in an answer as it comes. They have the form of the tokenizer's
-    `response_template`, or, where there is none or they are `forced`, the common one."""
+    `response_template`; if it has none, or if they are `forced`, the form above."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Sequence[Tool], forced: bool
@@ -92,7 +83,7 @@ class CallReader:
         try:
             events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
             return [part for event in events for part in self._parts(event)]
-        except (ValueError, KeyError, TypeError):  # of JSON, or of what it describes
+        except (ValueError, KeyError, TypeError):  # not JSON, or not of a call
             self._failed = True
             return [self._body + (text or "")]
 
@@ -110,7 +101,7 @@ class CallReader:
 
 
 def calls_in(value: Any) -> list[Part]:
-    """The calls that a parsed value describes; none if it does not."""
+    """The calls that a parsed value describes, if any."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -123,20 +114,22 @@ def calls_in(value: Any) -> list[Part]:
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             return []
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append(Call(name, text))
+        described = {"name": name, "arguments": text}
+        # Mistral's templates refuse ids of any other length.
+        calls.append({"id": uuid.uuid4().hex[:9], "type": "function", "function": described})
     return calls
 
 
 def template_messages(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for the chat template; as texts, if it knows no tools."""
+    """Messages and tools for the chat template; if it knows no tools, messages of text alone."""
     shown = [each.model_dump(exclude_none=True) for each in tools]
     template = tokenizer.get_chat_template(tools=shown or None)
     if re.search(r"\btools\b", template):
         return _with_calls(messages), shown or None
     plain = []
-    for each in messages:  # the roles may be checked
+    for each in messages:  # in roles that every template knows
         role = "user" if each.role == "tool" else _ROLES.get(each.role, each.role)
         plain.append({"role": role, "content": _as_text(each)})
     if shown:
@@ -161,7 +154,7 @@ def _as_text(message: ChatMessage) -> str:
 
 
 def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages with arguments as objects, and the function that a result is from."""
+    """Messages with arguments as objects, and the function's name beside each result."""
     names: dict[str | None, str] = {}
     described = []
     for each in messages:

@@ -1,1 +1,1 @@
-"""What several applications need: loading of models, prompts, text streams, live drafts."""
+"""Shared by the applications: loading of models, prompts, text streams, live drafts."""

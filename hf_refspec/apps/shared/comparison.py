@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
 
+from ...generation.warmup import warmup
 from ...text_config import context_length, text_config
 
 # The arguments of `generate` that are a method's own, by the method's name.
@@ -28,7 +29,7 @@ _WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
 
 @dataclass(frozen=True)
 class Decoded:
-    """The new ids of a call, row after row, the seconds it took, and the model's forward passes."""
+    """A call's new ids, row after row, the seconds it took, and the model's forward passes."""
 
     ids: list[int]
     seconds: float
@@ -138,7 +139,8 @@ class Comparison:
         self.calls: dict[str, list[Decoded]] = {name: [] for name in self.methods}
 
     def warm_up(self) -> None:
-        """Calls each method once, with drafters of its own: first calls compile, probe and load."""
+        """Compiles the kernels, and calls each method once with new drafters: first calls probe."""
+        warmup()
         vocabulary = text_config(self.model).vocab_size
         longest = (context_length(self.model) or 2 * _WARM_UP_LENGTH) - _WARM_UP_TOKENS
         numbers = torch.arange(max(min(_WARM_UP_LENGTH, longest), 1))
@@ -173,7 +175,7 @@ class Comparison:
         return sum(len(call.ids) for call in calls) / sum(call.passes for call in calls)
 
     def equal(self, name: str) -> int:
-        """How many of a method's texts are the first method's."""
+        """The number of a method's texts that equal the first method's."""
         pairs = zip(self.calls[self.first], self.calls[name], strict=True)
         return sum(first.ids == other.ids for first, other in pairs)
 

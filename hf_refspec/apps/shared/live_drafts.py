@@ -17,7 +17,7 @@ from ...drafting.stats import SpeculationStats
 from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream
 
-# Of a blend's sources, in order.
+# The styles of a blend's sources, in order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
@@ -36,8 +36,8 @@ class Terminal(Console):
 
 
 class LiveDrafts(Blend):
-    """Tells its `listener` in each step which source first drafted each accepted token. Meanwhile
-    `verified` is the tree of the step."""
+    """Tells its `listener` in each step which source first drafted each accepted token; `verified`
+    is the tree of that step."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -58,8 +58,8 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come; `put` is a [`Listener`]. A picture gets it at its end,
-    in lines that end between words."""
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A console that records a
+    picture gets the answer at its end, and breaks its lines between words."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
@@ -71,7 +71,7 @@ class AnswerStream:
             self._print(self._stream.put(token), "" if owner is None else style_of(owner))
 
     def end(self) -> None:
-        """Prints what is left, and ends the line."""
+        """Prints the rest of the text, and ends the line."""
         self._print(self._stream.end(), "")
         self._console.print(self._held)
 

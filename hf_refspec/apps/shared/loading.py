@@ -32,7 +32,7 @@ def load(
 
 
 def name_for_people(name: str | None) -> str:
-    """A model's name without the path of its folder, for those who see no more of this machine."""
+    """A model's name, without the path of its folder: for readers on other machines."""
     if name is not None and Path(name).exists():
         return Path(name).resolve().name
     return name or HUB_ID

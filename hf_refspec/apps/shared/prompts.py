@@ -42,13 +42,13 @@ def tokens_left(
 
 
 def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hint: str) -> None:
-    """Refuses a tokenizer without a chat template, with the `hint` what to do."""
+    """Refuses a tokenizer without a chat template, and says what to do: `hint`."""
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {name or HUB_ID} has no chat template; {hint}")
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat up to where its answer begins, in the model's template or as a text: `(1, n)`."""
+    """A chat up to its answer, in the model's template or as a text: ids and mask, `(1, n)`."""
     if tokenizer.chat_template is None:
         return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
     return tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""What the demo and the page show: a question about a document, an edit, and a chat."""
+"""Scenes of the demo and the page: a question about a document, an edit, and a chat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-FILE_TOKENS = 400  # the most of a file that the model reads
+FILE_TOKENS = 400  # of a file that the model reads, at most
 
 # Without this instruction a small model soon invents.
 FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
@@ -45,13 +45,12 @@ class Scene:
     system: str | None = None
 
 
-def built_in_scenes() -> list[Scene]:
-    """Three scenes that a model of 135 million parameters can do."""
-    return [
-        Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
-        Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
-        Scene("chat", QUERIES, title="Two turns of a chat"),
-    ]
+# A model of 135 million parameters can do these.
+BUILT_IN_SCENES = [
+    Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
+    Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
+    Scene("chat", QUERIES, title="Two turns of a chat"),
+]
 
 
 def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:

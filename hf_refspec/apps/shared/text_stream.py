@@ -26,7 +26,7 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """What is left: a character that was never completed."""
+        """The rest of the text: a character that was never completed."""
         return self._new_text()
 
     def _new_text(self) -> str:

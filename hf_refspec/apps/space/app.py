@@ -35,12 +35,12 @@ def load_host(
     datastore: str | None = None,
     device_map: str | None = None,
 ) -> Host:
-    """Loads what answers, and decodes a few tokens with it: the model is probed and timed."""
+    """Loads a model and its sources, and decodes a few tokens, which probes and times the model."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
-    store = None if datastore is None else Datastore.from_pretrained(datastore)
-    if store is not None:
-        store.check_tokenizer(tokenizer)  # before a model is loaded
+    store = None
+    if datastore is not None:
+        store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
     choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
     drafting_kernels.compile()
@@ -60,7 +60,7 @@ def start(blocks: gr.Blocks, **options: Any) -> str:
         ssr_mode=False,
         quiet=True,
         prevent_thread_lock=True,
-        max_file_size=0,  # nobody has anything to upload
+        max_file_size=0,  # no uploads
         app_kwargs={"middleware": [Middleware(BodyLimit)]},
         **options,
     )

@@ -1,4 +1,4 @@
-"""What answers the visitors, one after another, and the conversation of each of them."""
+"""The host, which answers one visitor after another, and the conversation of each visitor."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _NGRAMS = 2_000  # of each length
 
 @dataclass(frozen=True)
 class Host:
-    """A model with a name for people, a tokenizer with a chat template, perhaps a datastore to
-    draft from, and others to choose. The first race of its `line` runs, the others wait."""
+    """A model, its name for people, a tokenizer with a chat template, a datastore to draft from, if
+    any, and others to choose. The first race of its `line` runs, the others wait."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -54,15 +54,15 @@ class Host:
             self.line.remove(race)
 
     def wait(self, race: Race) -> str:
-        """What a race waits for; empty when it is its turn."""
+        """Says how many answers come before a race; empty when it is its turn."""
         before = self.line.index(race)
         answers = "1 answer comes" if before == 1 else f"{before} answers come"
         return f"{answers} before yours." if before else ""
 
     def sources(self) -> dict[str, list[Drafter]]:
-        """What a visitor can draft from: the default sources and the datastore, or a choice."""
-        mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
-        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
+        """The sources to choose: the default ones with the datastore, or those of another."""
+        own = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
+        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *own]}
         for store in self.choices:
             is_full = store.form == "full"
             drafts = DatastoreDrafts(store, mode="rest" if is_full else "mixed")
@@ -72,7 +72,7 @@ class Host:
 
 def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
     """Opens both forms of a small datastore of Python's standard library, which is built once for
-    each tokenizer (seconds) and kept in HF_HOME; empty, with a warning, where it cannot be."""
+    each tokenizer (seconds) and kept in HF_HOME. If that fails, warns and returns none."""
     about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"
@@ -100,13 +100,13 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
 
 @dataclass
 class Conversation:
-    """Messages, each with the race of its answer, and the drafters that learn from one to the next.
+    """Messages with the races of their answers, and drafters that learn from one race to the next.
     `document` stands before the first message, `busy` is held while an answer is shown."""
 
     document: str = ""
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)
-    left: bool = False  # for another conversation
+    left: bool = False  # the visitor has begun another one
     _drafters: dict[str, LiveDrafts] = field(default_factory=dict)
 
     def ask(self, host: Host, message: str, max_new_tokens: int, drafts: str = AUTO) -> Race:

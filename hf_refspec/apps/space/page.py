@@ -1,4 +1,4 @@
-"""The page: its parts, and what happens when they are used."""
+"""The page: its parts and their events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .views import conversation_html, step_html
 logger = logging.getLogger("hf_refspec")
 
 _SECONDS_BETWEEN_PICTURES = 0.15
-_SECONDS_IN_LINE = 0.5  # between two looks at the races before
+_SECONDS_IN_LINE = 0.5  # between two looks at the line
 _SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
@@ -32,7 +32,7 @@ verifies a whole tree of them in one forward pass. {promise} Coloured words were
 whose clock is behind goes next.</p></div>"""
 
 
-# Examples, of whose messages the later ones are offered after the answers.
+# Examples; after an answer, the next message of its example is offered.
 _HOURS = "When is the library open on Saturdays?"
 _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
@@ -45,7 +45,7 @@ PRESETS = (
 
 
 def following(message: str) -> str:
-    """The message that follows this one in its preset; empty if none does."""
+    """The next message of the preset that has this one, or an empty text."""
     later = dict(pair for preset in PRESETS for pair in pairwise(preset.questions))
     return later.get(message.strip(), "")
 
@@ -147,7 +147,7 @@ def _race_preset(
 
 
 def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
-    """Shows the race, and at its end the tree of its best step; or what went wrong."""
+    """Shows the race, and then the tree of its best step; or what went wrong."""
     conversation = conversation or Conversation()
     if conversation.busy.locked():  # by an example's race
         return

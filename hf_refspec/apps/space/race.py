@@ -83,13 +83,13 @@ class Race:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as many tokens a second the drafted call yields."""
+        """The drafted call's tokens per second, as a multiple of the plain call's."""
         if not (self.plain.rate and self.drafted.rate):
             return None
         return self.drafted.rate / self.plain.rate
 
     def first_difference(self) -> int | None:
-        """The first position at which the ids differ, as far as both have come; or `None`."""
+        """The first position at which the ids differ so far, or `None`."""
         position = first_difference(self.plain.ids, self.drafted.ids)
         ended = position == min(len(self.plain.ids), len(self.drafted.ids))
         return None if ended and not self.finished else position
@@ -110,7 +110,7 @@ class Lane:
         self.seconds = 0.0
         self.finished = self.completed = False
         self._text = TextStream(tokenizer)
-        # Whether to go on, and the ends of turns: an error, or `None`.
+        # At the start of a turn whether to go on, and at its end an error or `None`.
         self._turns: SimpleQueue[bool] = SimpleQueue()
         self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread = Thread(target=self._run, args=[decode], name="Lane", daemon=True)
@@ -125,7 +125,7 @@ class Lane:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of its own computing time."""
+        """Tokens per second of its own time."""
         return len(self.ids) / self.seconds if self.seconds else 0.0
 
     def advance(self) -> None:
@@ -141,7 +141,7 @@ class Lane:
             raise error
 
     def stop(self) -> None:
-        """Ends the call where it is."""
+        """Ends the call at its present token."""
         if not self.finished and self._thread.ident is not None:
             self._turns.put(False)
             self._thread.join()
@@ -164,7 +164,7 @@ class Lane:
             self.completed = True
         except _Stopped:
             pass
-        except BaseException as raised:  # again where the race runs
+        except BaseException as raised:  # `advance` raises it again
             error = raised
         self.pieces.append((self._text.end(), None))
         self.finished = True

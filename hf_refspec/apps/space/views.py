@@ -22,8 +22,8 @@ _EMPTY = (
     "by side.</div>"
 )
 _ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between boxes, around
-_CHARACTER = 7.3  # pixels of the drawing's type
-_LONGEST = 16  # characters of a token
+_CHARACTER = 7.3  # pixels, the width of a character
+_LONGEST = 16  # characters of a token that are shown
 
 
 def source_class(source: int) -> str:
@@ -61,7 +61,7 @@ def _lane(title: str, lane: Lane, race: Race) -> str:
 
 
 def _legend(race: Race) -> str:
-    """The colours: which source drafted how many of the tokens."""
+    """The number of tokens that each source drafted, in its colour."""
     counts = Counter(owner for _, owner in race.drafted.pieces[: len(race.drafted.ids)])
     parts = [
         f'<span><span class="{source_class(i)}" title="{_EXPLANATIONS.get(name, "")}">{name}</span>'
@@ -83,7 +83,7 @@ def _text(lane: Lane) -> str:
 
 
 def _verdict(race: Race, wait: str = "") -> str:
-    """Whether the texts are the same, and how much faster the drafted one came."""
+    """Says whether the texts are the same, and how much faster the drafted one came."""
     position, kind = race.first_difference(), ""
     if position is not None:
         verdict, kind = f"The texts differ from token {position + 1} on.", " differs"
@@ -105,7 +105,7 @@ def tree_html(
     node's best child stands in its row: the accepted one, or else the most probable."""
     tree, path = step.tree, step.accepted()
     owners = dict(zip(path, step.owners, strict=False))  # of the accepted nodes
-    own = len(tree)  # behind the tree's nodes the target's own token, a child of the accepted path
+    own = len(tree)  # the index of the target's own token, a child of the accepted path
     probs = [*tree.probs.tolist(), 1.0]
     tokens = [*tree.tokens.tolist(), step.tokens[-1]]
     texts = [*(visible(tokenizer.decode([token])) for token in tokens), visible(before)]
@@ -119,7 +119,7 @@ def tree_html(
         return named.get(node) or ("accepted" if node in path else "rejected")
 
     def draw(node: int, left: float, row: int) -> int:
-        """Draws a node and all below it; returns the first row that is still empty."""
+        """Draws a node and all nodes below it; returns the first empty row."""
         nonlocal width
         text, kind, percent = texts[node], kind_of(node), ""
         right = left + 14 + _CHARACTER * min(len(text), _LONGEST)
@@ -180,8 +180,8 @@ def step_html(
         f"New text: <code>{escape(text)}</code></p>"
         f"{tree_html(step, before, sources, tokenizer)}"
         '<p class="quiet">From left to right: the last token, the draft tree with the probability '
-        "of each node in percent, the accepted path in bold, and, dashed, the token that the model "
-        "chose itself after it. A space is shown as ·, the end of a line as ⏎.</p></div>"
+        "of each node in percent and the accepted path in bold, and, dashed, the token that the "
+        "model chose after it. · is a space, ⏎ the end of a line.</p></div>"
     )
 
 

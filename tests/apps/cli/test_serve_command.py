@@ -17,21 +17,11 @@ from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.cli.main import main
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    """Of a model whose texts have no end."""
-    path = tmp_path_factory.mktemp("model") / "bytes"
-    model = copy.deepcopy(byte_llama)
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
-
-
 def begun(address: str):
-    """A stream whose first words have come."""
+    """A stream whose first words have come, and which does not end by itself."""
     client = openai.OpenAI(base_url=address, api_key="-", max_retries=0)
-    stream = client.completions.create(model="bytes", prompt="cat", temperature=0, stream=True)
+    options = {"temperature": 0, "logit_bias": {"2": -100}, "stream": True}  # 2 ends a text
+    stream = client.completions.create(model="bytes", prompt="cat", **options)
     next(stream)
     return stream
 

@@ -96,13 +96,11 @@ def test_builds_from_files_in_their_order(built, corpus):
     assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", text)
 
 
-def test_builds_with_the_default_models_tokenizer(built, corpus, folder, monkeypatch):
+def test_builds_from_a_pattern_of_files_with_the_default_models_tokenizer(
+    built, corpus, folder, monkeypatch
+):
     monkeypatch.setattr(smollm2, "default_model", lambda: folder)
-    assert built(corpus / "a.py", tokenizer_options=())[0] == [TEXTS["a.py"]]
-
-
-def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(built, corpus):
-    texts, text = built(corpus, "--license", "MIT", "--pattern", "*.py")
+    texts, text = built(corpus, "--license", "MIT", "--pattern", "*.py", tokenizer_options=())
     assert texts == [TEXTS["a.py"], TEXTS["b.py"]] and "licence     MIT\n" in text
 
 

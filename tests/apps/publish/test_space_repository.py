@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import pytest
 import yaml
-from hub_server import hub_in_place
+from hub_server import TOKEN
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
@@ -21,17 +21,16 @@ pytest.importorskip("gradio")
 REPO = "owner/page"
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with hub_in_place(monkeypatch, tmp_path) as server:
-        yield server
-
-
-def test_a_push_writes_a_space_in_one_commit(hub, capsys):
+@pytest.mark.parametrize("private", [False, True])
+def test_each_push_is_a_commit_that_replaces_the_files_of_a_space(
+    hub, capsys, private, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["space", "--push", REPO, *["--private"] * private]) == 0
     assert main(["space", "--push", REPO, "--dtype", "bfloat16", "--model", "org/model"]) == 0
-    assert capsys.readouterr().out.strip() == f"{hub.endpoint}/spaces/{REPO}"
+    assert capsys.readouterr().out == f"{hub.endpoint}/spaces/{REPO}\n" * 2
     repo = hub.repos[REPO]
-    assert repo.sdk == "gradio" and not repo.private and len(repo.commits) == 2
+    assert repo.sdk == "gradio" and repo.private == private and len(repo.commits) == 3
     expected = space_repository(REPO, "org/model", "bfloat16")
     assert {name: repo.files()[name] for name in expected} == expected
     assert b"serve(model='org/model', dtype='bfloat16')" in expected["app.py"]
@@ -65,13 +64,6 @@ def test_a_wheel_is_copied_and_installed_by_the_app_and_a_requirement_gets_the_e
     requirement = package("hf_refspec @ git+https://host/repository")
     requirements = space_repository(REPO, package=requirement)["requirements.txt"].decode()
     assert requirements.endswith("\nhf_refspec[space] @ git+https://host/repository\n")
-
-
-def test_a_second_push_replaces_the_files_and_the_space_stays_private(hub):
-    assert main(["space", "--push", REPO, "--private"]) == 0
-    assert main(["space", "--push", REPO, "--dtype", "bfloat16"]) == 0
-    assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
-    assert hub.repos[REPO].private
 
 
 def test_the_written_app_serves_the_page(tmp_path):

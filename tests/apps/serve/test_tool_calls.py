@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.apps.serve.protocol import ChatMessage, Tool
-from hf_refspec.apps.serve.tool_calls import Call, CallReader, template_messages
+from hf_refspec.apps.serve.tool_calls import CallReader, template_messages
 
 TOOL = Tool.model_validate({"type": "function", "function": {"name": "f"}})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -30,7 +30,8 @@ def read(tokenizer, pieces):
     reader = CallReader(tokenizer, "", [TOOL], forced=True)
     parts = [part for piece in [*pieces, None] for part in reader.read(piece)]
     text = "".join(part for part in parts if isinstance(part, str))
-    return text, [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
+    functions = [part["function"] for part in parts if isinstance(part, dict)]
+    return text, [(each["name"], each["arguments"]) for each in functions]
 
 
 @given(st.lists(st.integers(0, 200), max_size=5))
@@ -91,4 +92,4 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
     call = json.dumps({"name": "f", "arguments": {"a": 1}})
     pieces = [f"well [[{call}]]", "[[{nonsense]]", None]
     parts = [part for piece in pieces for part in reader.read(piece)]
-    assert parts[0] == "well " and isinstance(parts[1], Call) and "{nonsense" in parts[2]
+    assert parts[0] == "well " and isinstance(parts[1], dict) and "{nonsense" in parts[2]

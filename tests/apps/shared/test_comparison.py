@@ -68,7 +68,7 @@ def test_passes_are_those_of_the_model_and_of_its_drafter(byte_llama, inputs):
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     assert decode(byte_llama, one, **options).passes == 12
     drafter = rs.ReferenceCopy()
-    drafted = decode(byte_llama, one, **options, candidate_generator=drafter)
+    drafted = decode(byte_llama, one, **options, candidate_generator=drafter, max_draft_tokens=8)
     assert drafted.passes == drafter.stats.forward_passes < 12
     static = decode(byte_llama, inputs, **options, cache_implementation="static")
     assert static.passes == 12 and len(static.ids) == 2 * 12

@@ -41,6 +41,8 @@ def test_a_difference_and_a_stop_are_told(run, host):
     race = run("abcabcabc", conversation)
     race.drafted.ids[7] += 1
     assert "The texts differ from token 8 on." in conversation_html(conversation)
+    del race.drafted.ids[7:]  # as if it had ended there
+    assert "The texts differ from token 8 on." in conversation_html(conversation)
     stopped = Conversation()
     for _ in stopped.ask(host, "abcabcabc", 40).run():
         stopped.stop()
