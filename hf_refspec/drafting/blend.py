@@ -68,9 +68,6 @@ class Blend(Drafter):
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
 
-    def _sources(self) -> list[Drafter]:
-        return [self, *self.drafters]
-
     def _that(self, trait: str, has: bool = True) -> dict[int, Source]:
         """The sources that have a trait of [`Source`] now, or have not, by their numbers."""
         sources = {i: each for i, each in enumerate(self.drafters) if isinstance(each, Source)}
@@ -195,6 +192,3 @@ def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
         np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
         np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
     )
-
-
-Drafter._blended = Blend

@@ -14,7 +14,7 @@ from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
 from .observation import Observation
-from .payoff import Payoff, Prices
+from .payoff import Payoff
 from .source import Source
 from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens
@@ -105,7 +105,7 @@ class DraftModel(Source):
             self._temperature = sampling.temperature
 
     def draft(self, budget: int) -> DraftTree:
-        self._payoff.prices, chain = self.call.prices(), self.call.chain
+        chain, speed = self.call.chain, self.call.speed
         path, passes = _Path(self.known), 0
         most = context_length(self.assistant)
         room = budget if most is None else min(budget, most - len(self._ids))
@@ -113,7 +113,7 @@ class DraftModel(Source):
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             own = self._outcomes.calibrated(path.tree)
             probs = merged([self.known, own], len(self.known) + len(own)).probs
-            if self._payoff.pays(probs, path.missed, passes):
+            if self._payoff.pays(speed, probs, path.missed, passes):
                 path.extend(*self._pass(path), self._outcomes)
                 passes += 1
             elif not path.follow():
@@ -135,16 +135,16 @@ class DraftModel(Source):
         if self._temperature != 1.0:
             logits = logits.float() / self._temperature
         top = top_tokens(logits, _SIBLINGS)
-        seconds, read = perf_counter() - began, self._text.pass_tokens
-        self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
+        if self.call.speed is not None:
+            seconds, read = perf_counter() - began, self._text.pass_tokens
+            self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        nodes = len(observation.verified)
-        self._payoff.record_outcome(*self._outcome(tokens), len(tokens), self.known.probs, nodes)
+        self._payoff.record_outcome(self.call.speed, *self._outcome(tokens), len(tokens))
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 
@@ -157,7 +157,6 @@ class DraftModel(Source):
         self._text = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
-        self._payoff.prices = Prices()
 
     @property
     def _assistant_size(self) -> int:

@@ -155,7 +155,7 @@ class Loop:
         if nodes <= 0 or depth <= 0:
             return DraftTree.empty()
         call = row.drafter.call
-        call.chain, call.prices = self.chains, self.budget.prices
+        call.chain, call.speed = self.chains, self.budget.speed
         return checked_draft(row.drafter, nodes, self.verifier.vocab_size).truncated(depth)
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
