@@ -16,10 +16,10 @@ from .token_ids import common_length
 class AssistantText:
     """Forward passes of an assistant model over one text and its drafts.
 
-    A pass reads the tokens that are not in the cache yet; rejected tokens leave the cache before.
-    Logits are computed for a `vocabulary` alone, ids in increasing order, if there is one."""
+    A pass first removes rejected tokens from the cache, and reads the tokens that are not there. It
+    computes the logits of a `vocabulary` alone, ids in increasing order, if there is one."""
 
-    pass_tokens = 0  # how many the last pass read
+    pass_tokens = 0  # the number of tokens that the last pass read
 
     def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
         self._assistant, self._vocabulary = assistant, vocabulary
@@ -28,23 +28,23 @@ class AssistantText:
             ids = torch.from_numpy(vocabulary).to(layer.weight.device)
             bias = None if layer.bias is None else layer.bias.detach()[ids]
             self._output_layer = layer.weight.detach()[ids], bias
-        # Without a configuration it keeps every position, those past a sliding window too, so that
+        # Without a configuration it keeps all positions, even those past a sliding window, so that
         # it can always go back.
         self._cache = DynamicCache()
         self._read = np.empty(0, dtype=np.int64)  # what the cache holds
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
-        """The logits after each of the last `count` ids of a text (int64 of shape `(n,)`),
-        `(1, count, vocab_size)`, or of its vocabulary."""
-        kept = min(common_length(self._read, ids), len(ids) - max(count, 1))
+        """The logits `(1, count, vocab_size)` after each of the last `count` > 0 ids of a text,
+        int64 of shape `(n,)`."""
+        kept = min(common_length(self._read, ids), len(ids) - count)
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
         self._read, self.pass_tokens = ids, len(ids) - kept
-        assistant, model, last = self._assistant, self._assistant.base_model, {}
-        if self._vocabulary is None:
-            model = assistant
-            last = {"logits_to_keep": count} if supports_logits_to_keep(assistant) else {}
+        assistant, last = self._assistant, {}
+        if self._vocabulary is None and supports_logits_to_keep(assistant):
+            last = {"logits_to_keep": count}
+        model = assistant if self._vocabulary is None else assistant.base_model
         new_ids, device = torch.from_numpy(ids[kept:])[None], assistant.device
         if device.type == "meta":  # offloaded: its hooks move what it reads
             device = new_ids.device

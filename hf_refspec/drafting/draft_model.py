@@ -1,4 +1,4 @@
-"""Drafts from a smaller model, as far as its passes pay, after what other sources are sure of."""
+"""Drafts from a smaller model, as far as its passes pay, beyond what other sources are sure of."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
-# How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
-# beside it. They cost nothing but the target's pass over them.
+# The tokens that each pass drafts: the best one goes on, and the next best ones stand beside it,
+# which cost nothing but the target's pass over them.
 _SIBLINGS = 4
 
 
@@ -30,10 +30,9 @@ class DraftModel(Source):
     each the next best ones.
 
     Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
-    goes on only while the time that the next token is expected to save is longer; with a number of
-    nodes, while its best tokens have been accepted that far. In a blend it is asked last: where the
-    other sources are sure it does not run at all; it reads what they drafted and goes on from where
-    they no longer are.
+    goes on while more tokens per second are expected with that pass; with a number of nodes, while
+    its best tokens have been accepted that far. In a blend it drafts last: where the other sources
+    are sure it does not run, and elsewhere it reads what they drafted and goes on from there.
 
     Forks and copies share the assistant's weights.
 
@@ -41,21 +40,21 @@ class DraftModel(Source):
         assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
             another device, and of another type.
         padded (`bool`, *optional*, defaults to `False`): Whether its vocabulary may have another
-            size than the target's: the tokens are the same, and the padding behind them differs.
+            size than the target's, since the tokens are the same and only the padding differs.
         vocabulary (ids in any form, *optional*): The only tokens that it drafts, such as the most
             frequent ones of a corpus. Its output layer, the larger part of a small assistant's
             pass, is computed for them alone (FR-Spec, arXiv 2502.14856, section 3).
 
     Raises:
         TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
-        ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
-            an encoder-decoder model; if `vocabulary` holds ids that are not its own, or its output
-            layer is not linear. A call raises it if the target's vocabulary has another size and it
-            is not `padded`.
+        ValueError: If it keeps anything but keys and values (as Mamba and its hybrids do), or is an
+            encoder-decoder model; if `vocabulary` holds ids that are not its own, or its output
+            layer is not linear. A call raises it if the target's vocabulary has another size,
+            unless it is `padded`.
     """
 
     costly = True
-    _tree: DraftTree  # all that the assistant has drafted, also what is not verified
+    _tree: DraftTree  # all that the assistant has drafted, verified or not
     _text: AssistantText | None
 
     def __init__(
@@ -125,7 +124,7 @@ class DraftModel(Source):
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
-        """The assistant's best next tokens at the unread places of a path, and about their
+        """The assistant's best next tokens at the unread places of a path, and their approximate
         probabilities, both of shape `(path.unread, k)`."""
         ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
         ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
@@ -160,13 +159,13 @@ class DraftModel(Source):
 
     @property
     def _assistant_size(self) -> int:
-        """How many tokens the assistant knows."""
+        """The size of the assistant's vocabulary."""
         size: int = text_config(self.assistant).vocab_size
         return size
 
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
-        """Where no other source was right: at how many places the assistant drafted, at how many
-        its tokens were accepted, and at how many the best of them."""
+        """Where no other source was right: the number of places where the assistant drafted, of
+        those where a token of its was accepted, and of those where its best token was."""
         parents, known = self._tree.parents, len(self.known.along(tokens.tolist()))
         nodes = [ROOT, *self._tree.along(tokens.tolist())]
         asked = np.isin(nodes[known : len(tokens)], parents)
@@ -176,16 +175,16 @@ class DraftModel(Source):
 
 
 class _Path:
-    """A path that an assistant goes along, beside what other sources drafted.
+    """The path that an assistant drafts along, given what other sources drafted.
 
     Attributes:
         tree ([`DraftTree`]): All nodes that the assistant has drafted, with its own estimates.
-        tokens (`list[int]`): The path's tokens. The assistant has yet to read the last one, or
-            several that others have drafted.
+        tokens (`list[int]`): The path's tokens. The assistant has yet to read the last one, or the
+            last ones if others have drafted them.
         nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
-        prob (`float`): An estimate that all of the path is accepted.
-        unread (`int`): At how many places of the path, its beginning among them, the assistant has
-            not drafted anything.
+        prob (`float`): An estimate that the whole path is accepted.
+        unread (`int`): The number of places of the path, including its beginning, where the
+            assistant has drafted nothing yet.
     """
 
     def __init__(self, known: DraftTree) -> None:
@@ -208,7 +207,7 @@ class _Path:
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
-        """Goes on with the best token that others have drafted, if there is one."""
+        """Goes on with the best token that others have drafted; false if there is none."""
         known_prob, nodes = self._known_next()
         if len(nodes) == 0:
             return False
@@ -221,9 +220,9 @@ class _Path:
     def extend(
         self, best_tokens: np.ndarray, best_probs: np.ndarray, outcomes: Calibration
     ) -> None:
-        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path
-        goes on with the most probable of them: where others have drafted what the assistant does
-        not expect, it turns off there."""
+        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path goes
+        on with the most probable one, and so leaves what others have drafted where the assistant
+        does not expect it."""
         arrays = self.tree.tokens, self.tree.parents, self.tree.probs
         tokens, parents, probs = (each.tolist() for each in arrays)
         best, best_depth = -1, 0
@@ -255,8 +254,8 @@ class _Path:
             self.prob = max(self.prob, float(self._known.probs[known[-1]]))
 
     def _known_next(self) -> tuple[float, np.ndarray]:
-        """How probable other sources take the path to be, and their nodes at its end: 1 and none if
-        they do not have it."""
+        """Other sources' estimate of the path, and their nodes at its end: 1 and none if they have
+        not drafted it."""
         known = self._known.along(self.tokens)
         if len(known) < len(self.tokens):
             return 1.0, np.empty(0, dtype=np.int64)
@@ -266,7 +265,7 @@ class _Path:
 
 
 def _check_assistant(assistant: PreTrainedModel) -> None:
-    """Refuses what cannot draft, by a pass over two tokens."""
+    """Refuses an assistant that cannot draft, after a pass over two tokens."""
     if not isinstance(assistant, PreTrainedModel):
         raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
     name = type(assistant).__name__
@@ -285,7 +284,7 @@ def _check_assistant(assistant: PreTrainedModel) -> None:
 
 
 def _own_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:
-    """A draft vocabulary in increasing order; refuses what the assistant cannot draft alone."""
+    """A draft vocabulary in increasing order; refuses one that the assistant cannot draft alone."""
     if isinstance(vocabulary, str):
         raise TypeError(f"vocabulary must be ids, but is {vocabulary!r}")
     ids = np.unique(to_ids("vocabulary", vocabulary, None)).astype(np.int64)

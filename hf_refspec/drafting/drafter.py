@@ -33,13 +33,13 @@ _ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a call samples: the options of transformers by which a drafter estimates what is drawn.
-    Others, as min-p, may shape the distribution too; the text is plain sampling's with all of them.
+    """The options of a sampled call by which a drafter estimates what is drawn. Other options, such
+    as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
 
     Attributes:
         temperature (`float`): What logits are divided by.
-        top_k (`int`): Only this number of tokens is drawn from; 0 for all.
-        top_p (`float`): Only the most probable tokens that add up to this are drawn.
+        top_k (`int`): How many of the most probable tokens may be drawn; 0 for all.
+        top_p (`float`): The probability up to which the most probable tokens may be drawn.
     """
 
     temperature: float = 1.0
@@ -116,8 +116,8 @@ class Drafter(CandidateGenerator):
         return drafter
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        """Starts a call. Where the kernels were not loaded yet, it comes after the first token, or
-        in the middle of the call, and `observe` then receives what was emitted before.
+        """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
+        in the call, and `observe` then receives the tokens emitted before.
 
         Args:
             prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt.
@@ -133,15 +133,15 @@ class Drafter(CandidateGenerator):
 
         Args:
             observation ([`Observation`]): The emitted tokens, the verified tree and what the target
-                expected at each of its nodes; or, where `prompt_fraction` is above 0, what it
+                expected after each of its nodes; or, if `prompt_fraction` is above 0, what it
                 expected inside the prompt.
         """
 
     def fork(self) -> Drafter:
         """Returns a drafter for another row of the same call, before `begin`.
 
-        By default a deep copy. Override it to share what is large, or what all rows should add to.
-        What became of any row's drafts corrects the estimates of all: forks share `calibration`.
+        By default a deep copy that shares `calibration`, so that the outcomes of each row's drafts
+        correct the estimates of all. Override it to share what is large, or what all rows add to.
         """
         fork = copy.deepcopy(self)
         fork.calibration = self.calibration
@@ -155,7 +155,7 @@ class Drafter(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
 
-        Ids that continue those of the last call are the same text, others begin a new one.
+        Ids that continue those of the last call belong to its text; others begin a new one.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
@@ -186,7 +186,7 @@ class Drafter(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """transformers' protocol: nothing to do, `get_candidates` sees what was accepted."""
+        """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
 
     def __or__(self, other: Any) -> Blend:
         """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
@@ -200,7 +200,7 @@ class Drafter(CandidateGenerator):
         return Blend([other, self])
 
     def __repr__(self) -> str:
-        """The arguments that differ from their defaults, but no large ones."""
+        """Its arguments that differ from the defaults: numbers and strings alone."""
         given = []
         for each in inspect.signature(type(self).__init__).parameters.values():
             value = getattr(self, each.name, each.default)
@@ -209,12 +209,15 @@ class Drafter(CandidateGenerator):
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dict__.keys() - {"_in_use", "call"}}
+        state = self.__dict__.copy()
+        for of_a_call in ("_in_use", "call", "stats"):
+            state.pop(of_a_call, None)
+        return state
 
 
 def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
-    """Asks a drafter for a draft, a single path where its call needs one; raises a ValueError if it
-    is not valid, or has more than `budget` nodes."""
+    """A drafter's draft, as a single path where its call needs one. Raises a ValueError if the
+    draft is not valid, or has more than `budget` nodes."""
     draft: Any = drafter.draft(budget)
     if not isinstance(draft, DraftTree) or len(draft) > budget:
         drafted = len(draft) if isinstance(draft, DraftTree) else repr(draft)
@@ -232,8 +235,8 @@ def sources_of(drafter: Drafter) -> list[Drafter]:
 
 
 def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
-    """Refuses a target model before a call does any work: asks each source that has a
-    `check_vocabulary(vocab_size)` of its own, which raises a ValueError."""
+    """Refuses a target model before a call does any work: calls `check_vocabulary(vocab_size)`,
+    which raises a ValueError, of each source that has it."""
     for source in sources_of(drafter):
         if hasattr(source, "check_vocabulary"):
             source.check_vocabulary(vocab_size)
@@ -241,7 +244,7 @@ def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
 
 @contextmanager
 def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has it."""
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one uses them."""
     with ExitStack() as stack:
         for each in sources_of(drafter):
             lock: threading.Lock = each.__dict__.setdefault("_in_use", threading.Lock())

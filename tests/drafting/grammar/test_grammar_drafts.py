@@ -365,7 +365,7 @@ ANCHOR = {"$anchor": "named", "type": "integer"}
         ({"json_schema": ENDLESS}, ValueError, "json_schema forces .* too long, or never ends"),
         ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
         ({"tools": []}, ValueError, "tools is empty"),
-        ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict as"),
+        ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict like"),
     ],
 )
 def test_bad_grammars_are_refused(tokenizer, given, error, message):
