@@ -412,7 +412,7 @@ def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     none = np.empty(0, dtype=np.float32)
     assert budget.speed(none, 0.0) == pytest.approx(1.05)
     assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
-    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(1.9 / 2)
+    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
 
 
 def test_drafting_that_took_long_once_does_not_end_it():

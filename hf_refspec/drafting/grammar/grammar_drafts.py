@@ -38,9 +38,9 @@ class GrammarDrafts(Source):
             candidate_generator=grammar | ReferenceCopy() | TokenRecycling(),
         )
 
-    The processor constrains, the drafter only drafts. In a blend it removes what the grammar forbids
-    from the others' trees, and continues them with what it forces. Forks and copies share the
-    compiled grammar.
+    The processor constrains, the drafter only drafts. In a blend it removes what the grammar
+    forbids from the others' trees, and continues them with what it forces. Forks and copies share
+    the compiled grammar.
 
     The grammar's text begins behind the prompt, and ends with the tokenizer's `eos_token`. JSON has
     the form of `json.dumps`, with its keys in the order of the schema.
