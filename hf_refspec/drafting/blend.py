@@ -149,8 +149,16 @@ class Blend(Drafter):
         for i, other in self._pruners.items():
             tree = tree if i == source else other.prune(tree, path)
         self._drafts.append(_Draft(source, path, tree))
-        estimate = self._calibrations[source].calibrated(tree)
-        return _behind(path, prob, estimate) if len(path) else estimate
+        estimate, length = self._calibrations[source].calibrated(tree), len(path)
+        if length == 0:
+            return estimate
+        # The path's nodes have probability 0, so that merging leaves the other tree's estimates.
+        parents = np.where(estimate.parents < 0, length - 1, estimate.parents + length)
+        return DraftTree(
+            np.concatenate((path, estimate.tokens)),
+            np.concatenate((np.arange(-1, length - 1), parents), dtype=np.int32),
+            np.concatenate((np.zeros(length), prob * estimate.probs), dtype=np.float32),
+        )
 
     def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
         """What the cheap sources draft behind the best leaves of a tree; or, if it `prunes`, what
@@ -177,15 +185,3 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
-
-
-def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
-    """A tree behind a path of another tree. The nodes of the path have probability 0, so that
-    merging leaves the other tree's estimates; the path as a whole has `prob`."""
-    length = len(path)
-    parents = np.where(tree.parents < 0, length - 1, tree.parents + length).astype(np.int32)
-    return DraftTree(
-        np.concatenate((path, tree.tokens)),
-        np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
-        np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
-    )

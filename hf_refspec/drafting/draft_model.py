@@ -64,7 +64,21 @@ class DraftModel(Source):
         padded: bool = False,
         vocabulary: Reference | None = None,
     ) -> None:
-        _check_assistant(assistant)
+        if not isinstance(assistant, PreTrainedModel):
+            raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
+        name = type(assistant).__name__
+        if assistant.config.is_encoder_decoder or not assistant.can_generate():
+            raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
+        text, reason = AssistantText(assistant), None
+        try:
+            text.read(np.zeros(2, dtype=np.int64), 1)
+        except Exception as error:
+            reason = error
+        if reason is not None or not text.keeps_keys():
+            raise ValueError(
+                f"assistant is a {name}, which cannot go back in its text: it does not keep just "
+                "the keys and values of each token. Use one with attention alone."
+            ) from reason
         self.assistant, self.padded = assistant, padded
         self._vocabulary = None if vocabulary is None else _own_ids(assistant, vocabulary)
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
@@ -262,25 +276,6 @@ class _Path:
         end = known[-1] if known else ROOT
         prob = float(self._known.probs[end]) if known else 1.0
         return max(prob, 1e-9), np.flatnonzero(self._known.parents == end)
-
-
-def _check_assistant(assistant: PreTrainedModel) -> None:
-    """Refuses an assistant that cannot draft, after a pass over two tokens."""
-    if not isinstance(assistant, PreTrainedModel):
-        raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
-    name = type(assistant).__name__
-    if assistant.config.is_encoder_decoder or not assistant.can_generate():
-        raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
-    text, reason = AssistantText(assistant), None
-    try:
-        text.read(np.zeros(2, dtype=np.int64), 1)
-    except Exception as error:
-        reason = error
-    if reason is not None or not text.keeps_keys():
-        raise ValueError(
-            f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
-            "keys and values of each token. Use one with attention alone."
-        ) from reason
 
 
 def _own_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:

@@ -19,7 +19,6 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
-from .drafter import Sampling
 from .observation import Observation
 from .source import LookUp
 from .top_tokens import top_tokens
@@ -118,7 +117,12 @@ class TokenRecycling(LookUp):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._take_vocabulary(vocab_size)
         super().begin(prompt_ids, vocab_size)
-        self._runners_up, self._pooling = _NOTHING, _pooling(self.call.sampling)
+        self._runners_up, self._pooling, sampling = _NOTHING, _GREEDY, self.call.sampling
+        if sampling is not None and sampling.top_k != 1:
+            # The less of the distribution top-k and top-p leave, the more a sample is like the
+            # greedy choice.
+            left = min(sampling.top_p, 1.0) ** 2
+            self._pooling = _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
 
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
@@ -340,12 +344,3 @@ class TokenRecycling(LookUp):
             made_for = tokenizer or self._origin["tokenizer"]
             stored = RecyclingTable(Path(folder, "table"), made_for)
             return stored.push_to_hub(repo_id, **options)
-
-
-def _pooling(sampling: Sampling | None) -> Pooling:
-    """How contexts are pooled: for the greedy choice, or for a sample, which is the more like the
-    greedy choice the less of the distribution top-k and top-p leave."""
-    if sampling is None or sampling.top_k == 1:
-        return _GREEDY
-    left = min(sampling.top_p, 1.0) ** 2
-    return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))

@@ -13,7 +13,6 @@ from drafters import drafted as draft
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
-from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
 from hf_refspec.store.compact import CONTINUATIONS
 from hf_refspec.store.files import write_arrays
@@ -133,18 +132,6 @@ def test_what_is_no_datastore_is_refused(wrong):
 def test_the_compact_form_has_no_rest_trees(compact):
     with pytest.raises(ValueError, match='mode="rest" needs the full form of the datastore'):
         DatastoreDrafts(compact, mode="rest")
-
-
-@pytest.mark.parametrize("form", ["store", "compact"])
-def test_tokens_outside_of_the_vocabulary_are_refused_at_the_call(form, request):
-    drafter = DatastoreDrafts(request.getfixturevalue(form))
-    message = "tokens up to 49, outside of the target model's vocabulary of 49; .*org/tokenizer"
-    with (
-        pytest.raises(ValueError, match=message),
-        drafter_call(drafter, [np.array([1])], VOCAB_SIZE - 1),
-    ):
-        pass
-    draft(drafter, [1])  # it is free again
 
 
 @pytest.mark.parametrize("mode", ["rest", "mixed"])

@@ -27,7 +27,21 @@ class CompiledGrammar:
             )
         self._tokens = _read(tokenizer, len(tokenizer))
         self.eos_id: int = self._tokens.eos_token
-        self._start = _start(self._tokens, argument, grammar)
+        self._start: LLMatcher = llguidance().LLMatcher(self._tokens, grammar, log_level=0)
+        if self._start.is_error():
+            raise ValueError(f"{argument} cannot be compiled: {self._start.get_error().strip()}")
+        walk = self.start()
+        walk.consume_tokens(walk.compute_ff_tokens())
+        if walk.is_error():
+            raise ValueError(
+                f"{argument} forces a text that is too long, or never ends "
+                f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
+            )
+        walk.compute_bitmask()  # which finds that nothing may follow
+        if walk.is_stopped() and not walk.is_accepting():
+            raise ValueError(
+                f"{argument} matches no text; check for rules that refer to themselves"
+            )
 
     def start(self) -> LLMatcher:
         """The state before the first token."""
@@ -66,24 +80,6 @@ def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
             f"({error}); use a fast one, which has a tokenizer.json"
         ) from error
     return tokens
-
-
-def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:
-    """The state before the first token; refuses a grammar that no text can match."""
-    matcher = llguidance().LLMatcher(tokens, grammar, log_level=0)
-    if matcher.is_error():
-        raise ValueError(f"{argument} cannot be compiled: {matcher.get_error().strip()}")
-    walk = matcher.deep_copy()
-    walk.consume_tokens(walk.compute_ff_tokens())
-    if walk.is_error():
-        raise ValueError(
-            f"{argument} forces a text that is too long, or never ends "
-            f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
-        )
-    walk.compute_bitmask()  # which finds that nothing may follow
-    if walk.is_stopped() and not walk.is_accepting():
-        raise ValueError(f"{argument} matches no text; check for rules that refer to themselves")
-    return matcher
 
 
 class _Text(NamedTuple):
