@@ -10,8 +10,8 @@ from numba import njit
 from ..index.kernels import kernel
 from .tree import DraftTree
 
-# A node is judged among nodes of a similar depth with a similar conditional probability. The nodes
-# of a class are the more alike, but the fewer, the more classes there are.
+# A node is judged among nodes of a similar depth with a similar conditional probability. With more
+# classes the nodes of a class are more alike, but fewer.
 LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more class
 LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more class
 CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
@@ -55,8 +55,8 @@ class Calibration:
 
 @njit
 def _classify(parents, probs, node, depths):
-    """The probability of a node once its parent is accepted, and its two classes. Writes its
-    depth; its parent's is known."""
+    """The probability of a node once its parent is accepted, and its two classes; also writes its
+    depth."""
     parent = parents[node]
     depths[node] = 1 if parent < 0 else depths[parent] + 1
     before = probs[parent] if parent >= 0 else 1.0

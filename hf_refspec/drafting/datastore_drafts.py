@@ -16,7 +16,7 @@ from .source import LookUp
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}
-# The depth of a draft; up to 3 times as deep is a mixed tree whose longest match leaves no choice.
+# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
 CONTINUATION_LENGTH = 10
 
 

@@ -178,8 +178,8 @@ class DraftModel(Source):
         return size
 
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
-        """Where no other source was right: the number of places where the assistant drafted, of
-        those where a token of its was accepted, and of those where its best token was."""
+        """The numbers of places, where no other source was right, at which the assistant drafted,
+        one of its tokens was accepted, and its best token was accepted."""
         parents, known = self._tree.parents, len(self.known.along(tokens.tolist()))
         nodes = [ROOT, *self._tree.along(tokens.tolist())]
         asked = np.isin(nodes[known : len(tokens)], parents)

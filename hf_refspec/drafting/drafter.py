@@ -67,8 +67,8 @@ class Call:
         speed (callable, *optional*): The tokens per second that are expected of the best pass over
             nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
-        assisted_ids (`np.ndarray`, *optional*): The text so far, where transformers' assisted
-            decoding calls.
+        assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
+            assisted decoding.
     """
 
     sampling: Sampling | None = None
@@ -244,7 +244,7 @@ def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
 
 @contextmanager
 def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one uses them."""
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
     with ExitStack() as stack:
         for each in sources_of(drafter):
             lock: threading.Lock = each.__dict__.setdefault("_in_use", threading.Lock())

@@ -11,18 +11,18 @@ from .drafter import Speed
 
 # A pass costs the median of this number of passes, each over at most this number of new tokens.
 _PASSES, _FEW_TOKENS = 15, 4
-# Before anything is known: how often the next token is taken to be among the assistant's, and to be
-# its best one, and the weight of these priors. Outcomes fade by this factor with each pass of the
-# target, so that the assistant is tried again.
+# The priors of how often the next token is among the assistant's, and is its best one, and their
+# weight. Outcomes fade by the last factor with each pass of the target, so that the assistant is
+# tried again.
 _ACCEPTED, _BEST_ACCEPTED, _PSEUDO_COUNT, _MEMORY = 0.8, 0.6, 2.0, 0.98
-# How many passes are planned ahead, for the first alone may not pay where a pass over two tokens
-# takes much longer than over one; and how many nodes each pass adds beside its best one.
+# The number of passes that are planned ahead, for the first alone may not pay where a pass over two
+# tokens takes much longer than over one; and of the nodes that each adds beside its best one.
 _AHEAD, _BESIDE = 4, 3
 # Where the call names the number of nodes, a draft takes another pass only if the best tokens of
 # the passes before it are accepted together this often: otherwise an assistant that is sure and
 # wrong would run as often as there are nodes, one pass after another, for each row.
 _LEAST_CHANCE = 0.05
-# An assistant that does not pay may take this part of the time, to find out where it does.
+# An assistant that does not pay may take this part of the time to find out where it does.
 _ALLOWANCE = 0.02
 
 
@@ -40,14 +40,14 @@ class Payoff:
         self._accepted = _ACCEPTED * _PSEUDO_COUNT
         self._best_accepted = _BEST_ACCEPTED * _PSEUDO_COUNT
         self._balance = 0.0  # seconds saved, less those taken
-        self._draft_seconds = 0.0  # what the present draft took
-        self._prompt_seconds = 0.0  # and the present prompt
+        self._draft_seconds = 0.0  # of the present draft
+        self._prompt_seconds = 0.0  # of reading the present prompt
 
     def pays(self, speed: Speed | None, probs: np.ndarray, chance: float, passes: int = 0) -> bool:
         """Whether to run the assistant.
 
         Args:
-            speed (callable, *optional*): Of the [`Call`].
+            speed (callable, *optional*): See [`Call`].
             probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of all nodes so far.
             chance (`float`): That its path is accepted, and that no other source has what follows.
             passes (`int`): How often it has run for this draft.
@@ -82,7 +82,7 @@ class Payoff:
         """Counts what became of a draft.
 
         Args:
-            speed (callable, *optional*): Of the [`Call`].
+            speed (callable, *optional*): See [`Call`].
             asked (`int`): The places where the assistant drafted and no other source was right,
             accepted (`int`): those of them where one of its tokens was accepted,
             best (`int`): and those where its best token was.

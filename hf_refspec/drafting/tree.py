@@ -49,7 +49,7 @@ class DraftTree:
     @staticmethod
     @cache
     def empty() -> DraftTree:
-        """The tree with no node: no draft, plain decoding for one step."""
+        """The tree without nodes: one step of plain decoding."""
         return DraftTree.chain([])
 
     @classmethod

@@ -12,7 +12,7 @@ NONE = np.empty(0, dtype=np.float32)
 
 
 def target(*pass_seconds: float) -> Speed:
-    """Of a target whose passes over 1, 2, ... tokens take so long."""
+    """The speed with a target whose passes over 1, 2, ... tokens take these seconds."""
 
     def speed(probs: np.ndarray, drafting_seconds: float) -> float:
         sums = np.cumsum([1.0, *sorted(probs, reverse=True)])[: len(pass_seconds)]
@@ -25,7 +25,7 @@ FREE = target(*[1.0] * 64)  # nodes cost nothing
 
 
 def payoff(pass_seconds: float = 0.5) -> Payoff:
-    """Of an assistant whose passes take so long."""
+    """That of an assistant whose passes take this long."""
     made = Payoff()
     made.record_pass(1, pass_seconds, of_prompt=False)
     made._draft_seconds = 0.0
