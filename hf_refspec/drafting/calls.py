@@ -15,33 +15,38 @@ from .tree import DraftTree
 
 
 class AwaitingKernels(Drafter):
-    """Stands in for a drafter while the kernels are being compiled: it drafts nothing."""
+    """Stands in for a drafter until the kernels are loaded, and drafts nothing before."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
-        self.prompt_fraction = drafter.prompt_fraction  # it may begin before it observes the prompt
-        self.arguments = prompt_ids, vocab_size  # of `begin`
+        self.call, self.calibration = drafter.call, drafter.calibration
+        self.observed_top_k, self.prompt_fraction = drafter.observed_top_k, drafter.prompt_fraction
         self.has_begun = False
+        self._arguments = prompt_ids, vocab_size  # of `begin`
+        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it
+
+    def begins(self) -> bool:
+        """Whether the drafter has begun; it does as soon as the kernels are loaded."""
+        if not self.has_begun and drafting_kernels.ready():
+            self.has_begun = True
+            self.drafter.begin(*self._arguments)
+            if self._missed:
+                self.drafter.observe(Observation(np.concatenate(self._missed)))
+        return self.has_begun
 
     def draft(self, budget: int) -> DraftTree:
-        return DraftTree.empty()
+        return self.drafter.draft(budget) if self.has_begun else DraftTree.empty()
+
+    def observe(self, observation: Observation) -> None:
+        if self.begins():
+            self.drafter.observe(observation)
+        elif not observation.of_prompt:
+            self._missed.append(observation.tokens)
 
     def end(self) -> None:
         if self.has_begun:
             self.drafter.end()
         self.drafter.call.speed = None  # it holds the call's budget
-
-
-def begun(drafter: Drafter, emitted: Sequence[int] = ()) -> Drafter:
-    """The drafter of a row from now on: one that awaits its kernels begins if they are ready by
-    now, and then observes what was emitted so far."""
-    if not isinstance(drafter, AwaitingKernels) or not drafting_kernels.ready():
-        return drafter
-    drafter.has_begun = True
-    drafter.drafter.begin(*drafter.arguments)
-    if emitted:
-        drafter.drafter.observe(Observation(np.array(emitted, dtype=np.int64)))
-    return drafter.drafter
 
 
 @contextmanager
@@ -52,7 +57,7 @@ def drafter_call(
     sampling: Sampling | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
-    row (itself, and forks), or what stands in for it, see [`begun`]. Raises a RuntimeError if
+    row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if
     another call is using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
@@ -62,7 +67,7 @@ def drafter_call(
             check_vocabulary(each, vocab_size)
             awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
-            rows.append(begun(awaiting) if drafting_kernels.loaded else awaiting)
+            rows.append(each if drafting_kernels.loaded and awaiting.begins() else awaiting)
         yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)

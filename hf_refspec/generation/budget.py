@@ -17,7 +17,7 @@ from torch import nn
 from ..drafting.drafter import Drafter, Speed
 from ..drafting.tree import DraftTree
 from .pass_costs import ADVANCE, PASS_TOKENS, TOKENS, PassCosts, pass_costs
-from .row import Row
+from .step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Budget:
     def __init__(self, nodes: int) -> None:
         self.most = nodes  # that a row ever drafts
 
-    def nodes(self, rows: Sequence[Row]) -> int:
+    def nodes(self, steps: Sequence[Step]) -> int:
         """The most nodes that each of these rows should draft for the next pass."""
         return self.most
 
@@ -64,19 +64,19 @@ class Budget:
         """The size to which a pass over this number of tokens of packed rows is padded."""
         return tokens
 
-    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
+    def trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
         """The parts of the rows' drafts that are worth verifying in the next pass: all of them, or
         the best nodes."""
-        return [row.draft for row in rows]
+        return [step.draft for step in steps]
 
-    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
+    def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts of a pass over `pass_tokens` of all rows, padding among
         them, that took these seconds until the next tokens were known."""
-        for row in rows:
-            if row.path is not None and len(row.draft):
-                of_all_rows = row.drafter.calibration
-                row.calibration.record(of_all_rows.calibrated(row.draft), row.emitted)
-                of_all_rows.record(row.draft, row.emitted)
+        for step in steps:
+            if step.path is not None and len(step.draft):
+                of_all_rows = step.row.drafter.calibration
+                step.row.calibration.record(of_all_rows.calibrated(step.draft), step.emitted)
+                of_all_rows.record(step.draft, step.emitted)
 
 
 class AutoBudget(Budget):
@@ -107,11 +107,12 @@ class AutoBudget(Budget):
         # longest text, and how many rows there are and take part.
         self._drafts, self._plain, self._length, self._rows = False, 0.0, 0, (1, 1)
 
-    def nodes(self, rows: Sequence[Row]) -> int:
+    def nodes(self, steps: Sequence[Step]) -> int:
         """As above; none where a plain step is to be measured, where drafting is not affordable,
         and mostly none while drafts do not pay."""
-        going = [row for row in rows if not row.is_idle]
-        self._rows, self._length = (len(rows), len(going)), max(len(row.seen) for row in going)
+        going = [step for step in steps if not step.is_idle]
+        self._rows = len(steps), len(going)
+        self._length = max(len(step.row.seen) for step in going)
         self._plain = self._costs.plain_seconds(len(going), self._length)
         paused = self._unpaid >= _PATIENCE and self._spared < self._drafting_seconds
         self._drafts = (
@@ -131,20 +132,24 @@ class AutoBudget(Budget):
         """The cheapest size of at least this number of tokens."""
         return self._costs.cheapest(tokens)
 
-    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
+    def trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
         """The nodes of each draft that pay."""
-        kept = self._paying(rows) if any(len(row.draft) for row in rows) else super().trim(rows, 0)
+        kept = (
+            self._paying(steps)
+            if any(len(step.draft) for step in steps)
+            else super().trim(steps, 0)
+        )
         if self._drafts:
             self._unpaid = 0 if any(map(len, kept)) else self._unpaid + 1
             dearest = _DEAREST_DRAFT * self._plain
             self._drafting_seconds, self._spared = min(drafting_seconds, dearest), 0.0
         return kept
 
-    def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
-        drafts = [row.draft for row in rows]
-        gains = self._gains(rows)
+    def _paying(self, steps: Sequence[Step]) -> list[DraftTree]:
+        drafts = [step.draft for step in steps]
+        gains = self._gains(steps)
         if self._packs:
-            owners = np.repeat(np.arange(len(rows)), [len(draft) for draft in drafts])
+            owners = np.repeat(np.arange(len(steps)), [len(draft) for draft in drafts])
             nodes = np.concatenate([np.arange(len(draft)) for draft in drafts])
             together = np.concatenate(gains)
             order = _best_first(together)
@@ -152,8 +157,8 @@ class AutoBudget(Budget):
             return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
         orders = [_best_first(each) for each in gains]
         sums = np.zeros(1 + max(map(len, drafts)))
-        for row, each, order in zip(rows, gains, orders, strict=True):
-            if not row.is_idle:
+        for step, each, order in zip(steps, gains, orders, strict=True):
+            if not step.is_idle:
                 own = _sums(each[order])
                 sums += own[np.minimum(np.arange(len(sums)), len(order))]
         count, _ = self._best(sums)
@@ -175,16 +180,16 @@ class AutoBudget(Budget):
         best, speed = choose(expected, tokens, self._costs, self._affordable, drafting_seconds)
         return int(nodes[best]), speed
 
-    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
+    def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
-        super().record(rows, pass_tokens, seconds)
-        going = sum(row.path is not None for row in rows)
-        emitted = sum(len(row.emitted) for row in rows)
+        super().record(steps, pass_tokens, seconds)
+        going = sum(step.path is not None for step in steps)
+        emitted = sum(len(step.emitted) for step in steps)
         drafting_seconds = self._drafting_seconds if self._drafts else 0.0
         logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
         self._costs.record(pass_tokens, seconds, self._length)
         gained = _LOSS * seconds - drafting_seconds
-        if any(len(row.verified) for row in rows):
+        if any(len(step.verified) for step in steps):
             # A pass that was disturbed is not the draft's fault.
             [usual] = self._costs.seconds(np.array([pass_tokens]))
             gained += emitted / going * self._plain - min(seconds, _DISTURBED * float(usual))
@@ -195,18 +200,18 @@ class AutoBudget(Budget):
             self._costs.allowance = min(max(self._affordable, _LEAST_ADVANCE), ADVANCE)
         self._spared += _DRAFTING_FRACTION * seconds
 
-    def _gains(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def _gains(self, steps: Sequence[Step]) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
         tokens, and any other only what one more row adds to these passes. The last one is that
         which is behind and drafts little."""
-        estimates = _estimates(rows)
-        going = np.array([not row.is_idle for row in rows])
+        estimates = _estimates(steps)
+        going = np.array([not step.is_idle for step in steps])
         count = int(going.sum())
         if not self._waits or count <= 1:
             return estimates
-        lengths = np.array([len(row) for row in rows])
+        lengths = np.array([len(step.row) for step in steps])
         ahead = lengths + _HORIZON * np.array([each.sum() for each in estimates])
         last = going * np.exp(np.minimum(ahead[going].min() - ahead, 0) / _LEAD)
         fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
@@ -273,13 +278,13 @@ def _sums(gains: np.ndarray) -> np.ndarray:
     return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
 
 
-def _estimates(rows: Sequence[Row]) -> list[np.ndarray]:
+def _estimates(steps: Sequence[Step]) -> list[np.ndarray]:
     """How likely each node is accepted, by what became of all rows' drafts; and of several rows by
     what became of their own, since a row is behind whose drafts failed."""
-    drafts = [row.drafter.calibration.calibrated(row.draft) for row in rows]
-    if len(rows) > 1:
-        pairs = zip(rows, drafts, strict=True)
-        drafts = [row.calibration.calibrated(draft) for row, draft in pairs]
+    drafts = [step.row.drafter.calibration.calibrated(step.draft) for step in steps]
+    if len(steps) > 1:
+        pairs = zip(steps, drafts, strict=True)
+        drafts = [step.row.calibration.calibrated(draft) for step, draft in pairs]
     return [draft.probs for draft in drafts]
 
 

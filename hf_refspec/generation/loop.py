@@ -14,7 +14,6 @@ from time import perf_counter
 
 import torch
 
-from ..drafting.calls import AwaitingKernels, begun
 from ..drafting.drafter import checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
@@ -22,12 +21,12 @@ from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
 from ..verification.draft_limits import DraftLimits
 from ..verification.prompt_states import prompt_top_tokens
-from ..verification.ranks import Ranks
 from ..verification.token_sequence import FixedTokens, IdleTokens
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
-from .row import Row, accept, longest_row
+from .row import Row, longest_row
+from .step import Step, accept
 
 
 @dataclass
@@ -39,7 +38,6 @@ class Loop:
     limits: DraftLimits  # how far drafts may go
     stats: SpeculationStats
     chains: bool  # whether drafts must not branch
-    ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
     offered: bool = False  # whether any draft had a node, verified or not
@@ -47,8 +45,7 @@ class Loop:
     _states: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.ranks.alone:  # others may have measured something else
-            self.verifier.padded_size = self.budget.padded_size
+        self.verifier.padded_size = self.budget.padded_size
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -71,34 +68,24 @@ class Loop:
                 if 0 < len(kept) < len(rows):
                     self.verifier.select(kept)
                 rows = [rows[i] for i in kept]
-            for row in rows:
-                row.is_idle = row.finished and len(row) >= longest
-            if all(row.is_idle for row in rows):
+            steps = [Step(row, is_idle=row.finished and len(row) >= longest) for row in rows]
+            if all(step.is_idle for step in steps):
                 return
-            self.prepare(rows)
-            self.step(rows)
+            self.step(steps)
 
     def prefill(self, rows: Sequence[Row]) -> None:
         """The first forward pass, over the prompts or what `read_ahead` has left of them. It yields
         a token for each row."""
         with self._timed("prefill_seconds"):
             fraction = self._record_prompts(rows)
-            states = self._states
-            for row in rows:
-                row.draft = row.verified = DraftTree.empty()
-            logits = self._forward(rows)  # (R, vocab_size)
+            states, steps = self._states, [Step(row) for row in rows]
+            logits = self._forward(steps)  # (R, vocab_size)
             self.verifier.prompt_states, self._states = None, []
-            top = self._accept(rows, logits)
-            self.verifier.keep([row.path for row in rows])
-            # After the first token, which does not wait for kernels that are loaded now.
-            for row in rows:
-                if not row.finished:
-                    row.drafter = begun(row.drafter)
-            if top is None:
-                top = self._top_tokens(rows, logits)
-            if self.ranks.agree(bool(states) and any(row.drafter.observed_top_k for row in rows)):
+            top = self._accept(steps, logits)
+            self.verifier.keep([step.path for step in steps])
+            if states:
                 self._observe_prompts(rows, states, logits, fraction)
-            self._observe(rows, logits, top)
+            self._observe(steps, logits, top)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
         """Runs the prompts up to this length, so that `prefill` runs the rest."""
@@ -110,80 +97,67 @@ class Loop:
 
     def _record_prompts(self, rows: Sequence[Row]) -> float:
         """Lets the verifier record what drafters may learn from; returns what that may cost."""
-        fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
-        fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
+        fraction = self._prompt_fraction(rows) if self.reads_prompts else 0.0
         self.verifier.prompt_states = self._states if fraction > 0 else None
         return fraction
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Before a step, so that none of its clocks measures it: lets drafters begin that wait for
-        kernels, and asks the model whether drafts are exact past a length that a row has come to.
-        All ranks do so."""
-        for row in rows:
-            row.drafter = begun(row.drafter, row.output)
-        waits = self.ranks.alone and all(isinstance(row.drafter, AwaitingKernels) for row in rows)
-        if self.budget.most > 0 and not waits:
-            self.limits.cross(max(len(row.seen) for row in rows if not row.is_idle))
+    def _prompt_fraction(self, rows: Sequence[Row]) -> float:
+        drafters = [row.drafter for row in rows]
+        return max(each.prompt_fraction if each.observed_top_k else 0.0 for each in drafters)
 
-    def step(self, rows: Sequence[Row]) -> None:
+    def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
+        if self.budget.most > 0:  # outside of all clocks: it may probe the model
+            self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
-            most = min(self.budget.nodes(rows), self.verifier.most_nodes)
-            for i, row in enumerate(rows):
-                row.draft = self._draft(i, row, most)
-                self.offered = self.offered or len(row.draft) > 0
-            paying = self.budget.trim(rows, drafting_seconds())
-            for row, verified in zip(rows, self.ranks.agree(paying), strict=True):
-                row.verified = verified
+            self._draft(steps)
+            self._choose_nodes(steps, drafting_seconds())
         with self._timed("verifying_seconds") as verifying_seconds:
-            logits = self._forward(rows)  # (N, vocab_size)
-            top = self._accept(rows, logits)
+            logits = self._forward(steps)  # (N, vocab_size)
+            top = self._accept(steps, logits)
         with self._timed("other_seconds"):
-            self.verifier.keep([row.path for row in rows])
+            self.verifier.keep([step.path for step in steps])
             if self.verifier.in_step:
-                self.budget.record(rows, self.verifier.pass_tokens, verifying_seconds())
+                self.budget.record(steps, self.verifier.pass_tokens, verifying_seconds())
         with self._timed("learning_seconds"):
-            self._observe(rows, logits, top)
+            self._observe(steps, logits, top)
 
-    def _draft(self, index: int, row: Row, nodes: int) -> DraftTree:
-        if row.is_idle or not self.ranks.is_first:
-            return DraftTree.empty()
-        depth = self.limits.depth(len(row.seen), self.verifier.last_position(index, row.seen))
-        if row.draft_end is not None:
-            depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
-        if nodes <= 0 or depth <= 0:
-            return DraftTree.empty()
-        call = row.drafter.call
-        call.chain, call.speed = self.chains, self.budget.speed
-        return checked_draft(row.drafter, nodes, self.verifier.vocab_size).truncated(depth)
+    def _draft(self, steps: Sequence[Step]) -> None:
+        most = min(self.budget.nodes(steps), self.verifier.most_nodes)
+        for i, step in enumerate(steps):
+            row = step.row
+            if most <= 0 or step.is_idle:
+                continue
+            depth = self.limits.depth(len(row.seen), self.verifier.last_position(i, row.seen))
+            if row.draft_end is not None:
+                depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
+            if depth > 0:
+                call = row.drafter.call
+                call.chain, call.speed = self.chains, self.budget.speed
+                drafted = checked_draft(row.drafter, most, self.verifier.vocab_size)
+                step.draft = drafted.truncated(depth)
+        self.offered = self.offered or any(len(step.draft) for step in steps)
 
-    def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
-        seen = [IdleTokens(row.seen) if row.is_idle else row.seen for row in rows]
-        logits, roots = self.verifier.forward(seen, [row.verified for row in rows])
-        for row, root in zip(rows, roots, strict=True):
-            row.root = root
+    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
+        for step, verified in zip(steps, self.budget.trim(steps, drafting_seconds), strict=True):
+            step.verified = verified
+
+    def _forward(self, steps: Sequence[Step]) -> torch.Tensor:
+        """The logits `(N, vocab_size)` of a pass, from each step's `root` on those of its nodes."""
+        seen = [IdleTokens(each.row.seen) if each.is_idle else each.row.seen for each in steps]
+        logits, roots = self.verifier.forward(seen, [step.verified for step in steps])
+        for step, root in zip(steps, roots, strict=True):
+            step.root = root
         return logits
 
-    def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
-        """Lets each row take what the target model chooses, the same tokens on all ranks. Returns
-        the best next tokens at each node, if any drafter needs them."""
-        top = self._top_tokens(rows, logits)
-        paths = accept(rows, logits, None if top is None else top.choices[0])
-        for row, path in zip(rows, paths, strict=True):
-            row.path = path
-        if not self.ranks.alone:
-            own = [(row.path, row.emitted.tolist(), row.stopped_at) for row in rows]
-            for row, mine, theirs in zip(rows, own, self.ranks.agree(own), strict=True):
-                if mine != theirs:
-                    row.path, tokens, stopped_at = theirs
-                    row.replace(len(mine[1]), tokens, stopped_at)
+    def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
+        """Lets each row take what the target model chooses. Returns the best next tokens at each
+        node, if any drafter needs them."""
+        k = max(step.row.drafter.observed_top_k for step in steps)
+        top = top_tokens(logits[None], k) if k > 0 else None
+        accept(steps, logits, None if top is None else top.choices[0])
         return top
-
-    def _top_tokens(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
-        k = max(row.drafter.observed_top_k for row in rows)
-        return top_tokens(logits[None], k) if k > 0 else None
 
     def _observe_prompts(
         self, rows: Sequence[Row], states: list[torch.Tensor], logits: torch.Tensor, fraction: float
@@ -206,16 +180,16 @@ class Loop:
                 none = DraftTree.empty()
                 row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
 
-    def _observe(self, rows: Sequence[Row], logits: torch.Tensor, top: TopTokens | None) -> None:
+    def _observe(self, steps: Sequence[Step], logits: torch.Tensor, top: TopTokens | None) -> None:
         """Shows the drafters what was verified, and counts it."""
         counts = []
-        for row in rows:
-            if row.path is not None:
-                own = slice(row.root, row.root + 1 + len(row.verified))
+        for step in steps:
+            if step.path is not None:
+                own = slice(step.root, step.root + 1 + len(step.verified))
                 expected = () if top is None else (top.tokens[0, own], top.probs[0, own])
-                seen = Observation(row.emitted, row.verified, logits[own], *expected)
-                row.drafter.observe(seen)
-                counts.append((len(row.verified), len(row.path)))
+                seen = Observation(step.emitted, step.verified, logits[own], *expected)
+                step.row.drafter.observe(seen)
+                counts.append((len(step.verified), len(step.path)))
         self.stats.record_rows(counts)
 
     @contextmanager

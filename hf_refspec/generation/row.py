@@ -1,5 +1,4 @@
-"""Rows: the texts of a call, what plain decoding does with each of their tokens, and which draft
-tokens they accept.
+"""Rows: the texts of a call, and what plain decoding does with each of their tokens.
 
 Logits processors, the choice, stopping criteria, the streamer: a row does for every token on the
 accepted path of a draft what plain decoding does for one token after another, in the same order and
@@ -17,44 +16,19 @@ import numpy as np
 import torch
 from transformers import (
     EosTokenCriteria,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
     GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MinPLogitsWarper,
     StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
-from ..drafting.top_tokens import top_tokens
-from ..drafting.tree import ROOT, DraftTree
 from ..verification.probe_state import random_numbers
 from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
-
-_BLIND_TO_IDS = (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +43,11 @@ class RowMark:
 
 
 class Row:
-    """The prompt `(1, prompt_length)` with its padding, the tokens that the target model chose, and
-    what is drafted to follow them.
+    """The prompt `(1, prompt_length)` with its padding, and the tokens that the target model chose.
 
     Attributes:
+        drafter ([`Drafter`]): Drafts what may follow; by default nothing.
         calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
-        draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
-        verified ([`DraftTree`]): The part of it that the pass verifies.
-        root (`int`): Where its logits begin among those of the pass: the ones after its last token.
-        path (`list[int]`, *optional*): The nodes of `verified` that the last pass accepted; `None`
-            if the row took no part in it.
-        is_idle (`bool`): Whether it takes no part in the next pass.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
@@ -102,10 +70,6 @@ class Row:
         config = generation_config
         self.drafter = Drafter()
         self.calibration = Calibration()
-        self.draft = self.verified = DraftTree.empty()
-        self.root = 0
-        self.path: list[int] | None = None
-        self.is_idle = False
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         recorded = config.return_dict_in_generate
@@ -166,11 +130,6 @@ class Row:
             self._ids = torch.cat([self._ids, new_ids], dim=-1)
         return self._ids
 
-    @property
-    def emitted(self) -> np.ndarray:
-        """The tokens of the last pass, int64 of shape `(n,)`; none if it took no part."""
-        return self.tail(0 if self.path is None else len(self.path) + 1)
-
     def tail(self, count: int) -> np.ndarray:
         """The last `count` tokens on the host, int64 of shape `(count,)`."""
         if count > len(self.output):
@@ -192,7 +151,7 @@ class Row:
             self.scores += (next_scores,)
         if self.logits is not None:
             self.logits += (next_logits,)
-        return _choose_tokens([self], next_scores)[0]
+        return choose_tokens([self], next_scores)[0]
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
@@ -249,77 +208,7 @@ class Row:
         return token
 
 
-def accept(
-    rows: Sequence[Row], logits: torch.Tensor, choices: np.ndarray | None = None
-) -> list[list[int] | None]:
-    """Each row takes the nodes of its `verified` tree that the target model chooses, and one token
-    more.
-
-    Every row walks down its own draft, and they choose together: where logits processors need not
-    know the text (temperature, top-k, top-p), the next tokens of all rows that still walk are
-    chosen in one call, and without processors the greedy choice is one call for all nodes. So the
-    host synchronises once when greedy, otherwise once per accepted depth.
-
-    `logits` `(N, vocab_size)` are the target model's: from each row's `root` on, those after the
-    row so far and after each node of its tree; `choices` `(N,)` are their argmax where it is known.
-    Returns the accepted nodes of each row, from the root on; `None` for idle rows.
-    """
-    greedy: list[int] = []
-    if any(row.chooses_by_logits_alone() for row in rows):  # all nodes in one copy
-        if choices is None:
-            drafted = any(len(row.verified) for row in rows)
-            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
-        greedy = choices.tolist()
-    children = [row.verified.children() for row in rows]
-    paths: list[list[int]] = [[] for _ in rows]
-    walking = [i for i, row in enumerate(rows) if not row.is_idle]
-    while walking:
-        nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
-        places = [rows[i].root + 1 + node for i, node in zip(walking, nodes, strict=True)]
-        tokens = _choose([rows[i] for i in walking], logits, places, greedy)
-        still_walking = []
-        for i, node, token in zip(walking, nodes, tokens, strict=True):
-            stopped = rows[i].append(token)
-            child = children[i].get((node, token))
-            if child is not None and not stopped:
-                paths[i].append(child)
-                still_walking.append(i)
-        walking = still_walking
-    return [None if row.is_idle else path for row, path in zip(rows, paths, strict=True)]
-
-
-def _choose(
-    rows: Sequence[Row], logits: torch.Tensor, places: list[int], greedy: list[int]
-) -> list[int]:
-    """The next token of each row, by its logits at one of these places; `greedy` are the argmax of
-    all logits, where a row needs no more than that."""
-    if len(rows) == 1 or not _choose_alike(rows):
-        return [
-            greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
-            for row, place in zip(rows, places, strict=True)
-        ]
-    if rows[0].chooses_by_logits_alone():
-        return [greedy[place] for place in places]
-    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
-    chosen = logits[places].to(torch.float32)  # a copy
-    return _choose_tokens(rows, rows[0].logits_processor(no_ids, chosen))
-
-
-def _choose_alike(rows: Sequence[Row]) -> bool:
-    """Whether rows may choose in one call: none has logits processors or random numbers of its own,
-    and no processor looks at the text."""
-    first = rows[0]
-    return all(type(each) in _BLIND_TO_IDS for each in first.logits_processor) and all(
-        row.generator is None
-        and row.do_sample == first.do_sample
-        and row.scores is None
-        and row.logits is None
-        and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
-        for row in rows
-    )
-
-
-def _choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
+def choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
     """A token for each row of processed scores `(R, vocab_size)`."""
     first = rows[0]
     if not first.do_sample:

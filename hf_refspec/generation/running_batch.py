@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -29,10 +29,10 @@ from ..verification.verifier import Verifier
 from ..version import untested_transformers
 from .budget import make_budget
 from .default_rows import default_rows
-from .interruptible import Interrupted, Interruptible
 from .loop import Loop
 from .prefixes import CachedText, Prefixes, state_of
 from .running_text import RunningText, prepare_text
+from .step import Step
 from .validation import RefusedCallError, check_options
 
 
@@ -179,12 +179,13 @@ class RunningBatch:
         ended: list[RunningText] = []
         try:
             if self._packed_loop is not None and self._packed:
-                _step(self._packed_loop, self._packed)
-                for text in self._packed:
-                    text.stats.record_rows([(len(text._row.verified), len(text._row.path or ()))])
+                steps = [Step(text._row) for text in self._packed]
+                self._packed_loop.step(steps)
+                for text, step in zip(self._packed, steps, strict=True):
+                    text.stats.record_rows([(len(step.verified), len(step.path or ()))])
             for text in self._alone:
                 assert text._loop is not None
-                _step(text._loop, [text])
+                text._loop.step([Step(text._row)])
             ended = [text for text in self._decoded if text._row.finished]
             self._leave(ended)
         except BaseException:
@@ -222,20 +223,16 @@ class RunningBatch:
         end = text._read + size
         is_last = end == text.input_ids.shape[1]
         assert text._loop is not None
-        try:
-            interruptible = (
-                nullcontext() if text.interrupted is None else Interruptible(text.interrupted)
-            )
-            with self._ended_by_errors(text), interruptible:
-                if not is_last:
-                    text._loop.read_ahead([text._row], end)
-                    text._read = end
-                    return False
+        with self._ended_by_errors(text):
+            interrupted = text.interrupted is not None and text.interrupted()
+            if not (interrupted or is_last):
+                text._loop.read_ahead([text._row], end)
+                text._read = end
+                return False
+            if not interrupted:
                 text._loop.prefill([text._row])
-        except Interrupted:
-            return True
         self._prefilling = None
-        if text._row.finished:
+        if interrupted or text._row.finished:
             text._end()
             return True
         try:
@@ -333,12 +330,6 @@ class RunningBatch:
         texts += [text for text in ended if text not in texts]
         self._packed, self._packed_loop, self._alone, self._prefilling = [], None, [], None
         _end(texts)
-
-
-def _step(loop: Loop, texts: Sequence[RunningText]) -> None:
-    rows = [text._row for text in texts]
-    loop.prepare(rows)
-    loop.step(rows)
 
 
 def _end(texts: Sequence[RunningText]) -> None:

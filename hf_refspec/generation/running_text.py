@@ -81,8 +81,8 @@ class RunningText:
             their keys and values were copied.
         stats ([`SpeculationStats`]): Of this text. Passes that it shares with others are counted,
             not timed.
-        interrupted (`Callable`, *optional*): Asked again and again while the prompt is read; the
-            text ends as soon as it returns `True`. Afterwards stopping criteria are asked.
+        interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
+            text ends if it returns `True`. Afterwards stopping criteria are asked.
     """
 
     def __init__(

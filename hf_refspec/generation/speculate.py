@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import AwaitingKernels, begun, drafter_call
+from ..drafting.calls import AwaitingKernels, drafter_call
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
@@ -45,6 +45,7 @@ from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import default_drafter
 from .loop import Loop
+from .ranked_loop import RankedLoop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
@@ -182,7 +183,8 @@ class _Call:
             if verifier is None:
                 return self._decode_plainly(drafters, drafter.stats, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-            loop = Loop(
+            make_loop = Loop if self.ranks.alone else partial(RankedLoop, ranks=self.ranks)
+            loop = make_loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
                 DraftLimits(
@@ -190,7 +192,6 @@ class _Call:
                 ),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
-                ranks=self.ranks,
                 reads_prompts=not self.synced,
             )
             for row, each in zip(rows, drafters, strict=True):
@@ -234,7 +235,8 @@ class _Call:
         """Why a call that could have verified drafts has verified none."""
         if loop.budget.most == 0:
             return "`max_draft_tokens=0`"
-        if all(isinstance(row.drafter, AwaitingKernels) for row in rows):
+        drafters = [row.drafter for row in rows]
+        if all(isinstance(each, AwaitingKernels) and not each.has_begun for each in drafters):
             return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
         if (finding := loop.limits.refused) is not None:
             return (
@@ -273,9 +275,8 @@ class _Call:
         for column in range(new_ids.shape[1]):
             stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
-            ready = begun(drafter)
             for token in tokens:
-                ready.observe(Observation(token[None]))
+                drafter.observe(Observation(token[None]))
         return output
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from ..drafting.drafter import Drafter
 from ..generation.budget import Budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
+from ..generation.step import Step
 from ..retrieval.retriever import Retrieved, Retriever
 from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call
@@ -110,8 +111,7 @@ class IterativeText:
         loop = Loop(verifier, self.budget, self.limits, drafter.stats, not verifier.takes_trees)
         while not row.finished and len(row) < end:
             if verifier.cached:
-                loop.prepare([row])
-                loop.step([row])
+                loop.step([Step(row)])
             else:
                 loop.prefill([row])
         self._observed = (context, len(row))

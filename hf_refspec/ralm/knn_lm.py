@@ -26,14 +26,20 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
+from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
-from ..generation.row import Row, RowMark, accept
+from ..generation.budget import Budget
+from ..generation.loop import Loop
+from ..generation.row import Row, RowMark
+from ..generation.step import Step
 from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.cache import find_cache
 from ..verification.chain import PlainVerifier
-from ..verification.verifier import CacheMark, Verifier
+from ..verification.draft_limits import DraftLimits
+from ..verification.token_sequence import TokenSequence
+from ..verification.verifier import CacheMark, PassLogits
 from .engine import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
@@ -98,7 +104,6 @@ def knn_lm(
     store = mixture.datastore
     store.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
-    verifier = PlainVerifier(model, generation_config, model_kwargs)
     retriever = cast(Retriever, store)  # the engine only searches and scores
     sources: dict[str, Any] = {}
     if speculation is not None:  # where guesses come from beside what was retrieved
@@ -108,7 +113,10 @@ def knn_lm(
         elif few or published:
             sources = {"neighbours": store.next_entries}
     with recorded(model, store.config.layer) as hidden:
-        text = KnnText(row, verifier, hidden, mixture, streamer)
+        verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
+        limits = DraftLimits(PlainVerifier, model, 1, model_kwargs)
+        loop = Loop(verifier, Budget(0), limits, SpeculationStats(), chains=True)
+        text = KnnText(row, verifier, loop, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
     if not generation_config.return_dict_in_generate:
         return row.ids
@@ -165,56 +173,80 @@ class _Step:
     cache: CacheMark
 
 
+class MixingVerifier(PlainVerifier):
+    """Plain decoding by the mixture of the model's logits and the neighbours in `found`."""
+
+    found: Retrieved
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        hidden: HiddenStates,  # of the last pass: the query
+        mixture: Mixture,
+    ) -> None:
+        super().__init__(model, generation_config, model_kwargs)
+        self._hidden, self.mixture = hidden, mixture
+        # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
+        self.after: tuple[torch.Tensor, np.ndarray] | None = None
+
+    def run(self, row: TokenSequence) -> tuple[torch.Tensor, np.ndarray]:
+        """The logits and the query after the row, which a search needs before they are mixed."""
+        if self.after is None:
+            logits, _ = super().forward([row], [DraftTree.empty()])
+            super().keep([[]])
+            self.after = (logits[-1], self._hidden.last())
+        return self.after
+
+    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> PassLogits:
+        logits, _ = self.run(rows[0])
+        self.after = None
+        return self.mixture.log_probs(logits, self.found)[None], [0]
+
+    def keep(self, paths: Sequence[list[int] | None]) -> None:
+        """`run` has kept the tokens already."""
+
+
 @dataclass
 class KnnText:
     """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token."""
 
     row: Row
-    verifier: Verifier
-    hidden: HiddenStates  # of the last pass: the query
-    mixture: Mixture
+    verifier: MixingVerifier
+    loop: Loop
     streamer: BaseStreamer | None  # receives each token once it is verified
-    # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
-    _after: tuple[torch.Tensor, np.ndarray] | None = None
 
     @property
     def finished(self) -> bool:
         return self.row.finished
 
     def query(self) -> np.ndarray:
-        return self._run()[1]
+        return self.verifier.run(self.row)[1]
 
     def step(self, found: Retrieved) -> _Step:
-        logits, query = self._run()
+        logits, query = self.verifier.run(self.row)
         before, cache = self.row.mark(), self.verifier.mark()
-        log_probs = self.mixture.log_probs(logits, found)
-        accept([self.row], log_probs[None])
-        self._after = None
+        self.verifier.found = found
+        self.loop.step([Step(self.row)])
         return _Step(self.row.output[-1], found, logits, query, before, cache)
 
     def agrees(self, step: _Step, truth: Retrieved) -> bool:
         """Whether these neighbours give the same token, by the same random number."""
         if np.array_equal(step.found.ids, truth.ids):
             return True
-        log_probs = self.mixture.log_probs(step.logits, truth)
+        log_probs = self.verifier.mixture.log_probs(step.logits, truth)
         return self.row.choose_at(step.before, log_probs) == step.token
 
     def roll_back(self, step: _Step) -> None:
         self.row.roll_back(step.before)
         self.verifier.roll_back(step.cache)
-        self._after = (step.logits, step.query)
+        self.verifier.after = (step.logits, step.query)
 
     def commit(self, steps: Sequence[_Step]) -> None:
         if self.streamer is not None:
             for step in steps:
                 self.streamer.put(torch.tensor([step.token]))
-
-    def _run(self) -> tuple[torch.Tensor, np.ndarray]:
-        if self._after is None:
-            logits, _ = self.verifier.forward([self.row], [DraftTree.empty()])
-            self.verifier.keep([[]])
-            self._after = (logits[-1], self.hidden.last())
-        return self._after
 
 
 def _check_request(

@@ -62,19 +62,21 @@ class Text(SimpleNamespace):
         return self.length
 
 
-def rows_of(drafters, drafts, emitted=(), length=10) -> list[Text]:
-    """Rows with a draft each, and the tokens of the pass; `None` for a row that waits."""
+def rows_of(drafters, drafts, emitted=(), length=10) -> list[SimpleNamespace]:
+    """Steps of rows with a draft each, and the tokens of the pass; `None` for a row that waits."""
     return [
-        Text(
-            drafter=drafter,
-            calibration=row_calibrations.setdefault(drafter, Calibration()),
+        SimpleNamespace(
+            row=Text(
+                drafter=drafter,
+                calibration=row_calibrations.setdefault(drafter, Calibration()),
+                seen=range(length),
+                length=length,
+            ),
             draft=draft,
             verified=draft,
             is_idle=False,
             path=None if tokens is None else [],
             emitted=np.array([] if tokens is None else tokens),
-            seen=range(length),
-            length=length,
         )
         for drafter, draft, tokens in zip_longest(drafters, drafts, emitted)
     ]
