@@ -58,14 +58,6 @@ def test_rest_takes_the_most_frequent_nodes(store):
     assert {(4, 9), (6,)} < set(nodes_of(tree))
 
 
-def test_mixed_lets_shorter_matches_vote(store):
-    tree = draft(DatastoreDrafts(store), [1, 2, 3], budget=20)
-    assert {(6,), (6, 7), (4,), (4, 5)} < set(nodes_of(tree))
-    shorter = draft(DatastoreDrafts(store), [40, 2, 3], budget=20)
-    assert nodes_of(tree)[(6,)] > nodes_of(shorter)[(6,)]
-    assert nodes_of(tree)[(4,)] < nodes_of(shorter)[(4,)]
-
-
 @pytest.mark.parametrize("mode", ["rest", "mixed"])
 def test_max_match_is_how_many_last_tokens_count(store, mode):
     long, short = DatastoreDrafts(store, mode=mode), DatastoreDrafts(store, 2, mode=mode)
