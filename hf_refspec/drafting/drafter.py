@@ -231,7 +231,9 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
 
 def sources_of(drafter: Drafter) -> list[Drafter]:
     """All that one call of a drafter uses: itself, and the sources of a blend."""
-    return [drafter, *getattr(drafter, "drafters", ())]
+    from .blend import Blend
+
+    return [drafter, *drafter.drafters] if isinstance(drafter, Blend) else [drafter]
 
 
 def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
