@@ -23,6 +23,34 @@ def drafted(
     return tree
 
 
+class Fixed(Drafter):
+    """Drafts one tree again and again, and records its calls."""
+
+    def __init__(self, tree: DraftTree | None = None):  # does not call super().__init__()
+        self.tree = DraftTree.empty() if tree is None else tree
+        self.fails_to_begin = False
+        self.calls = []
+
+    @classmethod
+    def chain(cls, tokens, probs=None) -> Fixed:
+        return cls(DraftTree.chain(tokens, probs))
+
+    def begin(self, prompt_ids, vocab_size):
+        self.calls.append(("begin", prompt_ids.tolist(), vocab_size))
+        if self.fails_to_begin:
+            raise ValueError("it has the id 9")
+
+    def draft(self, budget):
+        return self.tree.truncated(budget)
+
+    def observe(self, observation):
+        verified = observation.verified.tokens.tolist()
+        self.calls.append(("observe", observation.tokens.tolist(), verified))
+
+    def end(self):
+        self.calls.append(("end",))
+
+
 class Prophet(Drafter):
     """Drafts random trees that hold the target's next tokens with a given chance per token.
 

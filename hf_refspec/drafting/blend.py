@@ -19,13 +19,13 @@ from .tree import DraftTree, merged
 if TYPE_CHECKING:
     from ..store.datastore import Datastore
 
-# At how many places others go on with a draft, how probable these must be, and how many nodes each
-# may add. More cost time at each draft.
+# The most places at which others continue a draft, their least probability, and the most nodes that
+# each may add. More nodes or places take more time at each draft.
 _PLACES, _LEAST_PROB, _NODES = 4, 0.1, 16
 
 
 class _Draft(NamedTuple):
-    """What a source drafted behind a path of another, or behind the text."""
+    """What a source drafted behind another's path, or behind the text."""
 
     source: int
     path: np.ndarray
@@ -39,13 +39,13 @@ class Blend(Drafter):
 
     Args:
         drafters (sequence of [`Drafter`], [`Datastore`] or `CandidateGenerator`): The sources.
-            Blends among them are taken apart, and a datastore is taken as `DatastoreDrafts(store)`.
-            What runs a model ([`DraftModel`]) is asked last, goes on from where the others are no
-            longer sure, and they go on from what it drafted.
+            A blend among them counts as its sources, and a datastore as `DatastoreDrafts(store)`.
+            A source that runs a model ([`DraftModel`]) drafts last: it goes on where the others are
+            no longer sure, and they go on from what it drafted.
 
     Raises:
         TypeError: if something else is among them.
-        ValueError: if there is none, or one is there twice.
+        ValueError: if there are none, or one is there twice.
     """
 
     def __init__(self, drafters: Sequence[Drafter | CandidateGenerator | Datastore]) -> None:
@@ -68,11 +68,8 @@ class Blend(Drafter):
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
 
-    def _sources(self) -> list[Drafter]:
-        return [self, *self.drafters]
-
     def _that(self, trait: str, has: bool = True) -> dict[int, Source]:
-        """The sources that have a trait of [`Source`] now, or have not, by their numbers."""
+        """The sources that have (or lack) a trait of [`Source`] now, by their numbers."""
         sources = {i: each for i, each in enumerate(self.drafters) if isinstance(each, Source)}
         return {i: each for i, each in sources.items() if getattr(each, trait) == has}
 
@@ -129,16 +126,13 @@ class Blend(Drafter):
             drafter.end()
 
     def _estimates(self, budget: int) -> list[DraftTree]:
-        """The draft of each source, with corrected estimates: first of those that cost little, then
-        of the others, which know the first ones' drafts, and whose paths the first ones continue.
-        """
-        self._drafts = []
-        estimates: list[DraftTree] = []
+        """Each source's draft, with corrected estimates: first those of the cheap sources, then
+        those of the costly ones, which know the drafts before and whose paths the cheap ones
+        continue."""
+        self._drafts, estimates = [], [DraftTree.empty()]
         for i in sorted(range(len(self.drafters)), key=self._costly.__contains__):
             if i in self._costly:
-                self._costly[i].known = (
-                    merged(estimates, budget) if estimates else DraftTree.empty()
-                )
+                self._costly[i].known = merged(estimates, budget)
             tree = checked_draft(self.drafters[i], budget, self._vocab_size)
             estimates.append(self._estimate(i, tree))
             if i in self._costly:
@@ -151,16 +145,24 @@ class Blend(Drafter):
         self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH, prob: float = 1.0
     ) -> DraftTree:
         """A source's tree behind a path of that probability, with corrected estimates, and without
-        the nodes of which other sources know that they cannot follow."""
+        the nodes that other sources know cannot follow."""
         for i, other in self._pruners.items():
             tree = tree if i == source else other.prune(tree, path)
         self._drafts.append(_Draft(source, path, tree))
-        estimate = self._calibrations[source].calibrated(tree)
-        return _behind(path, prob, estimate) if len(path) else estimate
+        estimate, length = self._calibrations[source].calibrated(tree), len(path)
+        if length == 0:
+            return estimate
+        # The path's nodes have probability 0, so that merging leaves the other tree's estimates.
+        parents = np.where(estimate.parents < 0, length - 1, estimate.parents + length)
+        return DraftTree(
+            np.concatenate((path, estimate.tokens)),
+            np.concatenate((np.arange(-1, length - 1), parents), dtype=np.int32),
+            np.concatenate((np.zeros(length), prob * estimate.probs), dtype=np.float32),
+        )
 
     def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
-        """What the sources that cost little draft behind the best leaves of a tree; with `prunes`,
-        those that prune alone, behind its best other nodes as well."""
+        """What the cheap sources draft behind the best leaves of a tree; or, if it `prunes`, what
+        the pruning sources draft there and behind its best other nodes."""
         every = np.arange(len(tree))
         places = _best_nodes(tree, np.setdiff1d(every, tree.parents))
         if prunes:
@@ -172,29 +174,14 @@ class Blend(Drafter):
             path = tree.path(place)
             for i, source in sources.items():
                 if prunes and len(own[i].along(path.tolist())) == len(path):
-                    continue  # its own tree has gone on from there already
+                    continue  # its own tree goes on from there already
                 more = source.continue_path(path, min(budget, _NODES)).checked(self._vocab_size)
                 continued.append(self._estimate(i, more, path, float(tree.probs[place])))
         return continued
 
 
 def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
-    """The most probable ones of some nodes, probable enough to be gone on with."""
+    """The most probable of these nodes, as far as they are probable enough to be continued."""
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
-
-
-def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
-    """A tree behind a path that another tree holds. The path's own nodes have no probability, which
-    changes none when they are merged; the path as a whole has `prob`."""
-    length = len(path)
-    parents = np.where(tree.parents < 0, length - 1, tree.parents + length).astype(np.int32)
-    return DraftTree(
-        np.concatenate((path, tree.tokens)),
-        np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
-        np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
-    )
-
-
-Drafter._blended = Blend

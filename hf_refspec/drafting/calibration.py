@@ -10,19 +10,19 @@ from numba import njit
 from ..index.kernels import kernel
 from .tree import DraftTree
 
-# A node is judged among nodes of a similar depth with a similar conditional probability: with more
-# classes they are more alike, and of each class less is known.
-LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more
-LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more
+# A node is judged among nodes of a similar depth with a similar conditional probability. With more
+# classes the nodes of a class are more alike, but fewer.
+LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more class
+LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more class
 CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
-# Expected acceptances that, all of them missed, halve the trust in a source: more are steadier,
-# fewer correct it sooner.
+# The expected acceptances that, if none comes true, halve the trust in a source: a larger number is
+# steadier, a smaller one corrects it sooner.
 PSEUDO_COUNT = 2.0
 # The prior of a conditional probability p is p * p**PRIOR_EXPONENT where a failed draft costs a
 # pass: the larger, the fewer small estimates are tried and can prove right.
 PRIOR_EXPONENT = 2.0
-# Counts are halved after so many expected acceptances: the fewer, the sooner a change of the text
-# is noticed, and the noisier the estimates.
+# Counts are halved after this number of expected acceptances: a smaller one notices a change of the
+# text sooner, and makes estimates noisier.
 MEMORY = 48.0
 
 
@@ -47,7 +47,7 @@ class Calibration:
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:
         """Learns from the tokens (int64) that followed a draft, a tree with the source's own
-        estimates; returns how many of them it had foreseen."""
+        estimates; returns how many of them it had drafted."""
         return record_outcome(
             tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
         )
@@ -55,8 +55,8 @@ class Calibration:
 
 @njit
 def _classify(parents, probs, node, depths):
-    """The probability of a node once its parent is accepted, and its two classes; writes its depth
-    behind its parent's."""
+    """The probability of a node once its parent is accepted, and its two classes; also writes its
+    depth."""
     parent = parents[node]
     depths[node] = 1 if parent < 0 else depths[parent] + 1
     before = probs[parent] if parent >= 0 else 1.0
@@ -73,9 +73,9 @@ def _classify(parents, probs, node, depths):
     "float32[::1](int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float64)"
 )
 def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
-    """Corrects a tree's estimates by outcomes of earlier ones, `expected` and `accepted` of each
-    class. `pseudo_count` is the weight of a depth's counts in each of its classes, and of the
-    source's own estimates in a depth's counts; there a conditional probability p counts as
+    """Corrects a tree's estimates by the outcomes of earlier ones, each class's `expected` and
+    `accepted` nodes. `pseudo_count` is the weight of a depth's counts in each of its classes, and
+    of the source's own estimates in a depth's counts; there a conditional probability p counts as
     p * p ** `prior_exponent`."""
     calibrated = np.empty(len(parents), dtype=np.float32)
     depths = np.empty(len(parents), dtype=np.int32)
@@ -94,8 +94,8 @@ def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
     "float64[:, ::1])"
 )
 def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
-    """Counts a draft's nodes whose parent was right; a class that expects more than `memory` is
-    halved. Returns how many of the emitted tokens are a path of the tree."""
+    """Counts a draft's nodes whose parent was right; halves a class that expects more than
+    `memory`. Returns how many of the emitted tokens are a path of the tree."""
     agreed = 0
     depths = np.empty(len(parents), dtype=np.int32)
     right = np.zeros(len(parents), dtype=np.bool_)

@@ -10,7 +10,6 @@ import numpy as np
 from .compilation import drafting_kernels
 from .drafter import Call, Drafter, Sampling, check_vocabulary, owned
 from .observation import Observation
-from .payoff import Prices
 from .stats import SpeculationStats
 from .tree import DraftTree
 
@@ -47,7 +46,7 @@ class AwaitingKernels(Drafter):
     def end(self) -> None:
         if self.has_begun:
             self.drafter.end()
-        self.drafter.call.prices = Prices  # they hold the call's budget
+        self.drafter.call.speed = None  # it holds the call's budget
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def drafter_call(
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []
         for each, prompt_ids in zip(drafters, prompts, strict=True):
-            each.stats, each.call, each._assisted_ids = SpeculationStats(), Call(sampling), None
+            each.stats, each.call = SpeculationStats(), Call(sampling)
             check_vocabulary(each, vocab_size)
             awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
             ends.callback(awaiting.end)

@@ -1,4 +1,4 @@
-"""Whatever a call may draft from as a drafter: a datastore, any `CandidateGenerator`."""
+"""The drafter for what a call may draft from: a datastore, or any `CandidateGenerator`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .tree import DraftTree
 class CandidateChain(Drafter):
     """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
 
-    Its candidates are verified as a chain against the target's own choice, sampled or greedy. Its
-    logits, where it returns some, serve as estimates of what will be accepted."""
+    Its candidates are verified as a chain against the target's own choice, sampled or greedy. The
+    logits that it may return serve as estimates of what will be accepted."""
 
     decides_length = True
 
@@ -51,8 +51,8 @@ class CandidateChain(Drafter):
         tokens, logits = observation.tokens, observation.logits
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
         if self._drafted is not None and logits is not None:
-            # As if its candidates had been verified alone: (1, 1 + T, vocab_size), and how many of
-            # the T were right.
+            # As if its T candidates had been verified alone: logits (1, 1 + T, vocab_size), and how
+            # many candidates were right.
             path = observation.verified.along(self._drafted.tokens.tolist())
             scores = logits[[0, *(1 + node for node in path)]][None]
             pairs = zip(self._drafted.tokens[: len(path)], tokens[:-1], strict=False)
@@ -62,7 +62,7 @@ class CandidateChain(Drafter):
 
 
 def as_drafter(given: Any) -> Drafter:
-    """The drafter for a call's `candidate_generator`; anything that is none is refused."""
+    """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
     drafter = as_source(given)
     if drafter is None:
         hint = ": pass an instance, not the class" if isinstance(given, type) else ""
@@ -76,7 +76,7 @@ def as_drafter(given: Any) -> Drafter:
 
 
 def as_source(given: Any) -> Drafter | None:
-    """The drafter that a datastore or a `CandidateGenerator` is taken as; `None` of others."""
+    """The drafter for a datastore or a `CandidateGenerator`; `None` for anything else."""
     if isinstance(given, Drafter):
         return given
     if isinstance(given, CandidateGenerator):

@@ -23,10 +23,10 @@ from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
 
 logger = logging.getLogger("hf_refspec")
 
-# The other process leaves the processor to the calls that decode meanwhile, from its first import
-# on: each of their operations waits for all of torch's threads, so that one that shares its core
-# slows down all. Its group keeps ctrl-C from it; in a session of its own it would get half of the
-# processor from Linux, whatever its priority.
+# From its first import on, the other process leaves the processor to the calls that decode
+# meanwhile: each of their operations waits for all of torch's threads, so that a thread that shares
+# its core slows down all. A process group of its own keeps ctrl-C away; in a session of its own
+# Linux would give it half of the processor, whatever its priority.
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}
@@ -48,47 +48,43 @@ class DraftingKernels:
         self._compilation: subprocess.Popen[bytes] | None = None
 
     def compile(self) -> None:
-        """Loads them, and compiles those that numba's cache lacks: half a minute, once."""
+        """Loads all, and compiles those that numba's cache lacks: half a minute, once."""
         names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
         for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
             import_module(name)
-        kernels = _imported()
         try:
-            compile_all(kernels, cached_only=True)
+            compile_all(_imported(), cached_only=True)
         except NotCachedError:
             logger.warning("Compiling hf_refspec's kernels, once (half a minute) ...")
-            compile_all(kernels)
+            compile_all(_imported())
         self.loaded = True
 
     def ready(self) -> bool:
-        """Whether they are loaded, those of all modules that are imported by now. Loads them from
-        numba's cache, in half a second; has another process compile all if it lacks any."""
+        """Whether the kernels of all modules that are imported by now are loaded. Loads them from
+        numba's cache, in half a second; if it lacks any, another process compiles all."""
         if self.loaded:
             compile_all(_imported())  # of what was imported since
             return True
-        if not self._loading.acquire(blocking=False):  # another thread does
+        if not self._loading.acquire(blocking=False):  # another thread loads them
             return False
         try:
-            return self._load()
-        finally:
-            self._loading.release()
-
-    def _load(self) -> bool:
-        if self._compilation is None:
-            try:
+            if self._compilation is None:
                 compile_all(_imported(), cached_only=True)
                 self.loaded = True
-            except NotCachedError:
-                self._compilation = _start_compilation()
-                if self._compilation is None:
-                    self.compile()
-        elif (status := self._compilation.poll()) is not None:
-            if status != 0:
-                logger.warning(
-                    "Compiling in the background failed, and this call waits while it compiles. If "
-                    "numba cannot write its cache, let NUMBA_CACHE_DIR name a folder where it can."
-                )
-            self.compile()
+            elif (status := self._compilation.poll()) is not None:
+                if status != 0:
+                    logger.warning(
+                        "Compiling in the background failed, and this call waits while it compiles."
+                        " If numba cannot write its cache, let NUMBA_CACHE_DIR name a folder where "
+                        "it can."
+                    )
+                self.compile()
+        except NotCachedError:
+            self._compilation = _start_compilation()
+            if self._compilation is None:
+                self.compile()
+        finally:
+            self._loading.release()
         return self.loaded
 
 
@@ -96,8 +92,8 @@ drafting_kernels = DraftingKernels()
 
 
 def compile_in_background() -> None:
-    """Runs in the other process. Of several that start together one compiles; the others wait, and
-    find its work done."""
+    """What the other process runs. If several start together, one compiles; the others wait, and
+    then load what it compiled."""
     with FileLock(tree_depths.cache_path / "hf_refspec.lock"):
         drafting_kernels.compile()
 
@@ -108,10 +104,10 @@ def _imported() -> list[Kernel]:
 
 
 def _start_compilation() -> subprocess.Popen[bytes] | None:
-    """Starts the other process; `None` where there can be none."""
+    """Starts the other process; `None` where that is not possible."""
     if getattr(sys, "frozen", False) or not sys.executable:  # it would start the application again
         return None
-    # Its own folder is not among the paths, as it would be by `python -c`.
+    # This process's paths alone: `python -c` would add the working directory.
     path = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
     try:
         process = subprocess.Popen(

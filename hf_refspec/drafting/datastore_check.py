@@ -15,10 +15,10 @@ logger = logging.getLogger("hf_refspec")
 def check_datastores(
     given: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
 ) -> None:
-    """Warns of datastores in a `candidate_generator` that were made with another tokenizer than the
-    call's, else the one that is stored with the model on this machine, unless that has the same
-    name; once for each: what was compared is kept in the model's `memo`. None is refused: the text
-    is the same, and the user may have extended the stored tokenizer."""
+    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
+    tokenizer than the call's; if the call has none, than the one that is stored with the model on
+    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
+    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
     sources = getattr(given, "drafters", [given])  # of a blend
     stores = [getattr(source, "store", source) for source in sources]
     stores = [each for each in stores if each is not None and not isinstance(each, (Drafter, str))]
@@ -41,4 +41,4 @@ def check_datastores(
             if compared is not None:
                 store.check_tokenizer(compared)
         except DatastoreError as error:
-            logger.warning("hardly a draft of this datastore will be accepted: %s", error)
+            logger.warning("hardly any draft of this datastore will be accepted: %s", error)

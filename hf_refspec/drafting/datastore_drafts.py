@@ -16,37 +16,36 @@ from .source import LookUp
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}
-# How far a draft goes; where the longest match leaves no choice, a mixed tree goes up to 3 times as
-# far.
+# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
 CONTINUATION_LENGTH = 10
 
 
 class DatastoreDrafts(LookUp):
     """Drafts what most often followed the last tokens in a datastore.
 
-    With a datastore's full form, the last tokens are searched in its suffix arrays, and the draft
-    tree grows out of all that followed them there. With its compact form the tree was grown when
-    the form was made, and is only looked up.
+    In a datastore's full form the last tokens are searched in its suffix arrays, and the draft tree
+    grows out of all that followed them there. In its compact form the trees were grown when the
+    form was made, and are only looked up.
 
     Args:
         store ([`Datastore`]):
             Where to look; made with the target model's tokenizer.
         max_match (`int`, *optional*, defaults to 16):
-            How many last tokens may match, 128 at most. (The compact form has its own, smaller
-            number.)
+            How many of the last tokens may match, 128 at most. (The compact form has its own,
+            smaller number.)
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
-            2311.08252, section 3), with the settings of its authors' code: the longest suffix of
-            the text that occurs in the datastore, of two tokens at least, the trie of the 10 tokens
-            that followed its first 5000 places in each shard, its most frequent nodes. `"mixed"`
-            lets shorter matches that are more frequent vote as well, and reads about 1000 places, a
-            fair sample, see [`~index.rest_trie.mixed_tree`]: a long match that is rare makes a
-            poor tree. The compact form has mixed trees only; to look them up is the algorithm of
-            CREST.
+            2311.08252, section 3), with the settings of its authors' code: it finds the longest
+            suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
+            most frequent nodes of the trie of the 10 tokens behind its first 5000 places in each
+            shard. `"mixed"` lets shorter, more frequent matches vote as well, since a long match
+            that is rare makes a poor tree, and reads a fair sample of about 1000 places, see
+            [`~index.rest_trie.mixed_tree`]. The compact form has mixed trees only; looking them up
+            is the algorithm of CREST.
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
-        DatastoreError: if a file of the datastore is damaged, as far as its header tells.
+        DatastoreError: if the header of one of its files shows that the file is damaged.
         ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
             is no such `mode` (in this form). A call raises a DatastoreError if the datastore's
             tokens are outside of the target's vocabulary, and `draft` if its files do not belong
@@ -87,7 +86,7 @@ class DatastoreDrafts(LookUp):
             )
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        # No match contains a token that the datastore cannot have, beyond its tokenizer's.
+        # No match contains a token beyond the vocabulary of the datastore's tokenizer.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         context = context[foreign[-1] + 1 :] if len(foreign) else context
         if len(context) == 0:

@@ -1,27 +1,29 @@
-"""Drafts from a smaller model, as far as its passes pay, after what other sources are sure of."""
+"""Drafts from a smaller model, as far as its passes pay, beyond what other sources are sure of."""
 
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from ..text_config import context_length, text_config
-from .assistant_text import AssistantText
+from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
 from .observation import Observation
-from .payoff import Payoff, Prices
+from .payoff import Payoff
 from .source import Source
-from .token_ids import Reference, to_ids
+from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
-# How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
-# beside it. They cost nothing but the target's pass over them.
+# The tokens that each pass drafts: the best one goes on, and the next best ones stand beside it,
+# which cost nothing but the target's pass over them.
 _SIBLINGS = 4
 
 
@@ -30,10 +32,9 @@ class DraftModel(Source):
     each the next best ones.
 
     Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
-    goes on only while the time that the next token is expected to save is longer; with a number of
-    nodes, while its best tokens have been accepted that far. In a blend it is asked last: where the
-    other sources are sure it does not run at all; it reads what they drafted and goes on from where
-    they no longer are.
+    goes on while more tokens per second are expected with that pass; with a number of nodes, while
+    its best tokens have been accepted that far. In a blend it drafts last: where the other sources
+    are sure it does not run, and elsewhere it reads what they drafted and goes on from there.
 
     Forks and copies share the assistant's weights.
 
@@ -41,22 +42,22 @@ class DraftModel(Source):
         assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
             another device, and of another type.
         padded (`bool`, *optional*, defaults to `False`): Whether its vocabulary may have another
-            size than the target's: the tokens are the same, and the padding behind them differs.
+            size than the target's, since the tokens are the same and only the padding differs.
         vocabulary (ids in any form, *optional*): The only tokens that it drafts, such as the most
             frequent ones of a corpus. Its output layer, the larger part of a small assistant's
             pass, is computed for them alone (FR-Spec, arXiv 2502.14856, section 3).
 
     Raises:
         TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
-        ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
-            an encoder-decoder model; if `vocabulary` holds ids that are not its own, or its output
-            layer is not linear. A call raises it if the target's vocabulary has another size and it
-            is not `padded`.
+        ValueError: If it keeps anything but keys and values (as Mamba and its hybrids do), or is an
+            encoder-decoder model; if `vocabulary` holds ids that are not its own, or its output
+            layer is not linear. A call raises it if the target's vocabulary has another size,
+            unless it is `padded`.
     """
 
     costly = True
-    _tree: DraftTree  # all that the assistant has drafted, also what is not verified
-    _text: AssistantText | None
+    _tree: DraftTree  # all that the assistant has drafted, verified or not
+    _text: _AssistantText | None
 
     def __init__(
         self,
@@ -65,7 +66,21 @@ class DraftModel(Source):
         padded: bool = False,
         vocabulary: Reference | None = None,
     ) -> None:
-        _check_assistant(assistant)
+        if not isinstance(assistant, PreTrainedModel):
+            raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
+        name = type(assistant).__name__
+        if assistant.config.is_encoder_decoder or not assistant.can_generate():
+            raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
+        text, reason = _AssistantText(assistant), None
+        try:
+            text.read(np.zeros(2, dtype=np.int64), 1)
+        except Exception as error:
+            reason = error
+        if reason is not None or not text.keeps_keys():
+            raise ValueError(
+                f"assistant is a {name}, which cannot go back in its text: it does not keep just "
+                "the keys and values of each token. Use one with attention alone."
+            ) from reason
         self.assistant, self.padded = assistant, padded
         self._vocabulary = None if vocabulary is None else _own_ids(assistant, vocabulary)
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
@@ -99,13 +114,13 @@ class DraftModel(Source):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
         self._ids = prompt_ids
-        self._text = AssistantText(self.assistant, self._vocabulary)
+        self._text = _AssistantText(self.assistant, self._vocabulary)
         self._vocab_size = vocab_size
         if (sampling := self.call.sampling) is not None and sampling.top_k != 1:
             self._temperature = sampling.temperature
 
     def draft(self, budget: int) -> DraftTree:
-        self._payoff.prices, chain = self.call.prices(), self.call.chain
+        chain, speed = self.call.chain, self.call.speed
         path, passes = _Path(self.known), 0
         most = context_length(self.assistant)
         room = budget if most is None else min(budget, most - len(self._ids))
@@ -113,7 +128,7 @@ class DraftModel(Source):
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             own = self._outcomes.calibrated(path.tree)
             probs = merged([self.known, own], len(self.known) + len(own)).probs
-            if self._payoff.pays(probs, path.missed, passes):
+            if self._payoff.pays(speed, probs, path.missed, passes):
                 path.extend(*self._pass(path), self._outcomes)
                 passes += 1
             elif not path.follow():
@@ -125,7 +140,7 @@ class DraftModel(Source):
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
-        """The assistant's best next tokens at the unread places of a path, and about their
+        """The assistant's best next tokens at the unread places of a path, and their approximate
         probabilities, both of shape `(path.unread, k)`."""
         ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
         ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
@@ -135,16 +150,16 @@ class DraftModel(Source):
         if self._temperature != 1.0:
             logits = logits.float() / self._temperature
         top = top_tokens(logits, _SIBLINGS)
-        seconds, read = perf_counter() - began, self._text.pass_tokens
-        self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
+        if self.call.speed is not None:
+            seconds, read = perf_counter() - began, self._text.pass_tokens
+            self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        nodes = len(observation.verified)
-        self._payoff.record_outcome(*self._outcome(tokens), len(tokens), self.known.probs, nodes)
+        self._payoff.record_outcome(self.call.speed, *self._outcome(tokens), len(tokens))
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 
@@ -157,17 +172,16 @@ class DraftModel(Source):
         self._text = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
-        self._payoff.prices = Prices()
 
     @property
     def _assistant_size(self) -> int:
-        """How many tokens the assistant knows."""
+        """The size of the assistant's vocabulary."""
         size: int = text_config(self.assistant).vocab_size
         return size
 
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
-        """Where no other source was right: at how many places the assistant drafted, at how many
-        its tokens were accepted, and at how many the best of them."""
+        """The numbers of places, where no other source was right, at which the assistant drafted,
+        one of its tokens was accepted, and its best token was accepted."""
         parents, known = self._tree.parents, len(self.known.along(tokens.tolist()))
         nodes = [ROOT, *self._tree.along(tokens.tolist())]
         asked = np.isin(nodes[known : len(tokens)], parents)
@@ -177,16 +191,16 @@ class DraftModel(Source):
 
 
 class _Path:
-    """A path that an assistant goes along, beside what other sources drafted.
+    """The path that an assistant drafts along, given what other sources drafted.
 
     Attributes:
         tree ([`DraftTree`]): All nodes that the assistant has drafted, with its own estimates.
-        tokens (`list[int]`): The path's tokens. The assistant has yet to read the last one, or
-            several that others have drafted.
+        tokens (`list[int]`): The path's tokens. The assistant has yet to read the last one, or the
+            last ones if others have drafted them.
         nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
-        prob (`float`): An estimate that all of the path is accepted.
-        unread (`int`): At how many places of the path, its beginning among them, the assistant has
-            not drafted anything.
+        prob (`float`): An estimate that the whole path is accepted.
+        unread (`int`): The number of places of the path, including its beginning, where the
+            assistant has drafted nothing yet.
     """
 
     def __init__(self, known: DraftTree) -> None:
@@ -209,7 +223,7 @@ class _Path:
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
-        """Goes on with the best token that others have drafted, if there is one."""
+        """Goes on with the best token that others have drafted; false if there is none."""
         known_prob, nodes = self._known_next()
         if len(nodes) == 0:
             return False
@@ -222,9 +236,9 @@ class _Path:
     def extend(
         self, best_tokens: np.ndarray, best_probs: np.ndarray, outcomes: Calibration
     ) -> None:
-        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path
-        goes on with the most probable of them: where others have drafted what the assistant does
-        not expect, it turns off there."""
+        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path goes
+        on with the most probable one, and so leaves what others have drafted where the assistant
+        does not expect it."""
         arrays = self.tree.tokens, self.tree.parents, self.tree.probs
         tokens, parents, probs = (each.tolist() for each in arrays)
         best, best_depth = -1, 0
@@ -256,8 +270,8 @@ class _Path:
             self.prob = max(self.prob, float(self._known.probs[known[-1]]))
 
     def _known_next(self) -> tuple[float, np.ndarray]:
-        """How probable other sources take the path to be, and their nodes at its end: 1 and none if
-        they do not have it."""
+        """Other sources' estimate of the path, and their nodes at its end: 1 and none if they have
+        not drafted it."""
         known = self._known.along(self.tokens)
         if len(known) < len(self.tokens):
             return 1.0, np.empty(0, dtype=np.int64)
@@ -266,27 +280,67 @@ class _Path:
         return max(prob, 1e-9), np.flatnonzero(self._known.parents == end)
 
 
-def _check_assistant(assistant: PreTrainedModel) -> None:
-    """Refuses what cannot draft, by a pass over two tokens."""
-    if not isinstance(assistant, PreTrainedModel):
-        raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
-    name = type(assistant).__name__
-    if assistant.config.is_encoder_decoder or not assistant.can_generate():
-        raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
-    text, reason = AssistantText(assistant), None
-    try:
-        text.read(np.zeros(2, dtype=np.int64), 1)
-    except Exception as error:
-        reason = error
-    if reason is not None or not text.keeps_keys():
-        raise ValueError(
-            f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
-            "keys and values of each token. Use one with attention alone."
-        ) from reason
+class _AssistantText:
+    """A text as an assistant reads it, with a key-value cache of its own.
+
+    A pass first removes rejected tokens from the cache, and reads the tokens that are not there. It
+    computes the logits of a `vocabulary` alone, ids in increasing order, if there is one."""
+
+    pass_tokens = 0  # the number of tokens that the last pass read
+
+    def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
+        self._assistant, self._vocabulary = assistant, vocabulary
+        if vocabulary is not None:
+            layer = assistant.get_output_embeddings()
+            ids = torch.from_numpy(vocabulary).to(layer.weight.device)
+            bias = None if layer.bias is None else layer.bias.detach()[ids]
+            self._output_layer = layer.weight.detach()[ids], bias
+        # Without a configuration it keeps all positions, even those past a sliding window, so that
+        # it can always go back.
+        self._cache = DynamicCache()
+        self._read = np.empty(0, dtype=np.int64)  # what the cache holds
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
+        """The logits `(1, count, vocab_size)` after each of the last `count` > 0 ids of a text,
+        int64 of shape `(n,)`."""
+        kept = min(common_length(self._read, ids), len(ids) - count)
+        if kept < len(self._read):
+            self._cache.crop(kept - len(self._read))
+        self._read, self.pass_tokens = ids, len(ids) - kept
+        assistant, last = self._assistant, {}
+        if self._vocabulary is None and supports_logits_to_keep(assistant):
+            last = {"logits_to_keep": count}
+        model = assistant if self._vocabulary is None else assistant.base_model
+        new_ids, device = torch.from_numpy(ids[kept:])[None], assistant.device
+        if device.type == "meta":  # offloaded: its hooks move what it reads
+            device = new_ids.device
+        # Dropout must not use up the random numbers of a call that samples.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
+            output = model(
+                input_ids=new_ids.to(device),
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),
+                **{CACHE_NAME: self._cache},
+                use_cache=True,
+                return_dict=True,
+                **last,
+            )
+        if self._vocabulary is not None:
+            states = output.last_hidden_state[:, -count:].to(self._output_layer[0].device)
+            return nn.functional.linear(states, *self._output_layer)
+        logits: torch.Tensor = output.logits[:, -count:]
+        return logits
+
+    def keeps_keys(self) -> bool:
+        """Whether the model has put the keys of each token into the cache, and nothing else."""
+        layers = self._cache.layers
+        attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        return attends and self._cache.get_seq_length() == len(self._read)
 
 
 def _own_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:
-    """A draft vocabulary in increasing order; refuses what the assistant cannot draft alone."""
+    """A draft vocabulary in increasing order; refuses one that the assistant cannot draft alone."""
     if isinstance(vocabulary, str):
         raise TypeError(f"vocabulary must be ids, but is {vocabulary!r}")
     ids = np.unique(to_ids("vocabulary", vocabulary, None)).astype(np.int64)

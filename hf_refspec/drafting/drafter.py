@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,26 +17,29 @@ from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
-from .payoff import Prices
 from .stats import SpeculationStats
 from .tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# transformers' protocol names no vocabulary; this one holds every id that an int32 can.
-ANY_VOCABULARY = 2**31 - 1
+    from .blend import Blend
+
+Speed: TypeAlias = Callable[[np.ndarray, float], float]
+
+# transformers' protocol names no vocabulary (any id of an int32 may be a token), and no budget.
+_ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a call samples: the options of transformers by which a drafter estimates what is drawn.
-    Others, as min-p, may shape the distribution too; the text is plain sampling's with all of them.
+    """The options of a sampled call by which a drafter estimates what is drawn. Other options, such
+    as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
 
     Attributes:
         temperature (`float`): What logits are divided by.
-        top_k (`int`): Only this number of tokens is drawn from; 0 for all.
-        top_p (`float`): Only the most probable tokens that add up to this are drawn.
+        top_k (`int`): How many of the most probable tokens may be drawn; 0 for all.
+        top_p (`float`): The probability up to which the most probable tokens may be drawn.
     """
 
     temperature: float = 1.0
@@ -61,12 +64,17 @@ class Call:
         sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
         chain (`bool`): Whether it verifies a single path. The best path of a draft is verified
             then; a drafter may do better by growing one path from the start.
-        prices (callable): Returns the present [`Prices`], for a drafter that takes much time.
+        speed (callable, *optional*): The tokens per second that are expected of the best pass over
+            nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
+            drafter that takes much time. `None` where the call names the number of nodes.
+        assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
+            assisted decoding.
     """
 
     sampling: Sampling | None = None
     chain: bool = False
-    prices: Callable[[], Prices] = Prices
+    speed: Speed | None = None
+    assisted_ids: np.ndarray | None = None
 
 
 class Drafter(CandidateGenerator):
@@ -77,31 +85,27 @@ class Drafter(CandidateGenerator):
     call with several rows each row has a `fork` of its own. It can be pickled and copied between
     calls. A [`Blend`] has further uses for some drafters, see [`~drafting.source.Source`].
 
+    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
+    chains of up to 10 tokens, as its prompt look-up does: assisted decoding sets no budget.
+
     Attributes:
         stats (`SpeculationStats`): Of the last call.
         call ([`Call`]): What the present call tells its drafters, known when it begins.
         calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
-        decides_length (`bool`): Whether a call without `max_draft_tokens` verifies drafts as they
-            are; otherwise it verifies only what pays.
-        observed_top_k (`int`): How many of the target's best next tokens at each verified node it
-            needs; 0 if none.
+        decides_length (`bool`): Whether a call without `max_draft_tokens` verifies its drafts as
+            they are, and not only what pays.
+        observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
+            node; 0 if none.
         prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
             fraction of the prefill; 0 if none is needed.
-
-    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
-    chains of up to `assisted_draft_tokens`: 10, as its prompt look-up, for it sets no budget.
     """
 
-    decides_length: bool = False
-    observed_top_k: int = 0
-    prompt_fraction: float = 0.0
-    assisted_draft_tokens: int = 10
     stats: SpeculationStats
     call: Call
     calibration: Calibration
-    _in_use: threading.Lock
-    _blended: ClassVar[Any]  # the class of blends, which sets it: it stands on this one
-    _assisted_ids: np.ndarray | None = None  # the text so far; `None` where a call began otherwise
+    decides_length: bool = False
+    observed_top_k: int = 0
+    prompt_fraction: float = 0.0
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -109,12 +113,11 @@ class Drafter(CandidateGenerator):
         drafter.stats = SpeculationStats()
         drafter.call = Call()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
-        drafter._in_use = threading.Lock()
         return drafter
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        """Starts a call. Where the kernels were not loaded yet, it comes after the first token, or
-        in the middle of the call, and `observe` then receives what was emitted before.
+        """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
+        in the call, and `observe` then receives the tokens emitted before.
 
         Args:
             prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt.
@@ -130,15 +133,15 @@ class Drafter(CandidateGenerator):
 
         Args:
             observation ([`Observation`]): The emitted tokens, the verified tree and what the target
-                expected at each of its nodes; or, where `prompt_fraction` is above 0, what it
+                expected after each of its nodes; or, if `prompt_fraction` is above 0, what it
                 expected inside the prompt.
         """
 
     def fork(self) -> Drafter:
         """Returns a drafter for another row of the same call, before `begin`.
 
-        By default a deep copy. Override it to share what is large, or what all rows should add to.
-        What became of any row's drafts corrects the estimates of all: forks share `calibration`.
+        By default a deep copy that shares `calibration`, so that the outcomes of each row's drafts
+        correct the estimates of all. Override it to share what is large, or what all rows add to.
         """
         fork = copy.deepcopy(self)
         fork.calibration = self.calibration
@@ -152,7 +155,7 @@ class Drafter(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
 
-        Ids that continue those of the last call are the same text, others begin a new one.
+        Ids that continue those of the last call belong to its text; others begin a new one.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
@@ -166,40 +169,38 @@ class Drafter(CandidateGenerator):
         """
         if input_ids.shape[0] != 1:
             raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
-        ids, seen = input_ids[0].numpy(force=True).copy(), self._assisted_ids
+        ids, seen = input_ids[0].numpy(force=True).copy(), self.call.assisted_ids
         with owned(self):
             if seen is None or not np.array_equal(ids[: len(seen)], seen):
                 if seen is not None:
                     self.end()
                 self.call = Call(chain=True)
-                self.begin(ids, ANY_VOCABULARY)
+                self.begin(ids, _ANY_VOCABULARY)
             elif len(ids) > len(seen):
                 self.observe(Observation(ids[len(seen) :]))
-            self._assisted_ids = ids
-            chain = checked_draft(self, self.assisted_draft_tokens, ANY_VOCABULARY).best_chain()
+            self.call.assisted_ids = ids
+            chain = checked_draft(self, _ASSISTED_DRAFT_TOKENS, _ANY_VOCABULARY)
         draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
         return torch.cat((input_ids, draft_ids[None]), dim=1), None
 
     def update_candidate_strategy(
         self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """transformers' protocol: nothing to do, `get_candidates` sees what was accepted."""
+        """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
 
-    def _sources(self) -> list[Drafter]:
-        """All that belong to one call of it: of a blend, its parts too."""
-        return [self]
-
-    def __or__(self, other: Any) -> Drafter:
+    def __or__(self, other: Any) -> Blend:
         """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
-        blend: Drafter = self._blended([self, other])
-        return blend
+        from .blend import Blend  # which is a drafter
 
-    def __ror__(self, other: Any) -> Drafter:
-        blend: Drafter = self._blended([other, self])
-        return blend
+        return Blend([self, other])
+
+    def __ror__(self, other: Any) -> Blend:
+        from .blend import Blend
+
+        return Blend([other, self])
 
     def __repr__(self) -> str:
-        """The arguments that differ from their defaults, but no large ones."""
+        """Its arguments that differ from the defaults: numbers and strings alone."""
         given = []
         for each in inspect.signature(type(self).__init__).parameters.values():
             value = getattr(self, each.name, each.default)
@@ -208,12 +209,15 @@ class Drafter(CandidateGenerator):
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dict__.keys() - {"_in_use", "call"}}
+        state = self.__dict__.copy()
+        for of_a_call in ("_in_use", "call", "stats"):
+            state.pop(of_a_call, None)
+        return state
 
 
 def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
-    """Asks a drafter for a draft, a single path where its call needs one; raises a ValueError if it
-    is not valid, or has more than `budget` nodes."""
+    """A drafter's draft, as a single path where its call needs one. Raises a ValueError if the
+    draft is not valid, or has more than `budget` nodes."""
     draft: Any = drafter.draft(budget)
     if not isinstance(draft, DraftTree) or len(draft) > budget:
         drafted = len(draft) if isinstance(draft, DraftTree) else repr(draft)
@@ -225,23 +229,31 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
     return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
 
 
+def sources_of(drafter: Drafter) -> list[Drafter]:
+    """All that one call of a drafter uses: itself, and the sources of a blend."""
+    from .blend import Blend
+
+    return [drafter, *drafter.drafters] if isinstance(drafter, Blend) else [drafter]
+
+
 def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
-    """Refuses a target model before a call does any work: asks each source that has a
-    `check_vocabulary(vocab_size)` of its own, which raises a ValueError."""
-    for source in drafter._sources():
+    """Refuses a target model before a call does any work: calls `check_vocabulary(vocab_size)`,
+    which raises a ValueError, of each source that has it."""
+    for source in sources_of(drafter):
         if hasattr(source, "check_vocabulary"):
             source.check_vocabulary(vocab_size)
 
 
 @contextmanager
 def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has it."""
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
     with ExitStack() as stack:
-        for each in drafter._sources():
-            if not each._in_use.acquire(blocking=False):
+        for each in sources_of(drafter):
+            lock: threading.Lock = each.__dict__.setdefault("_in_use", threading.Lock())
+            if not lock.acquire(blocking=False):
                 raise RuntimeError(
                     f"this {type(each).__name__} is in use by another call; make one drafter per "
                     "thread, or fork() it"
                 )
-            stack.callback(each._in_use.release)
+            stack.callback(lock.release)
         yield

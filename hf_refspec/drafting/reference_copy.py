@@ -18,7 +18,7 @@ from .tree import DraftTree
 
 Mode: TypeAlias = Literal["tree", "llma"]
 
-LLMA_LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
+LLMA_LONGEST_MATCH = 5  # tokens, as published
 
 
 class ReferenceCopy(LookUp):
@@ -35,19 +35,19 @@ class ReferenceCopy(LookUp):
         match_length (`int`, *optional*, defaults to 1):
             n, the smallest number of last tokens that must occur in a text to copy from there.
         copy_length (`int`, *optional*):
-            k, the longest path of a draft. By default only the budget of draft nodes limits it.
+            k, the longest path of a draft; by default the budget of draft nodes is the only limit.
         mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
             `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
-            the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): of the
-            longest suffix of the output that occurs in the references, from 5 tokens down to n, the
-            k tokens that follow its first occurrence. The output is not copied from there, and the
-            prompt only if there are no references.
+            the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it finds
+            the longest suffix of the output, from 5 tokens down to n, that occurs in the
+            references, and copies the k tokens that follow its first occurrence. It does not copy
+            from the output, and from the prompt only without references.
 
     Raises:
-        TypeError: if `references` has something that is none of the above.
-        ValueError: if `references` is empty, has an empty text, a negative id or a string without
-            a `tokenizer`; if there is nothing to copy from; if n or k is less than 1; if there is
-            no such `mode`. A call raises it for ids outside of the target's vocabulary.
+        TypeError: if `references` has something else.
+        ValueError: if `references` is empty, or has an empty text, a negative id, or a string
+            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1; if
+            there is no such `mode`. A call raises it for ids outside of the target's vocabulary.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReferenceCopy(LookUp):
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)
-        # The paper matches the end of the output; the end of the prompt does not count.
+        # The paper matches the output alone, not the end of the prompt.
         super().begin(prompt_ids if self.mode == "tree" else prompt_ids[:0], vocab_size)
         self._anchor = -1
 

@@ -16,11 +16,11 @@ from .tree import DraftTree
 
 
 class _Groups:
-    """The rows of each prompt, from the first that begins to the last that ends. Copies and pickles
-    of a drafter take none along."""
+    """The rows of each prompt, from the first that begins to the last that ends. A copy or pickle
+    of a drafter begins without any."""
 
     def __init__(self) -> None:
-        self.texts: dict[bytes, SideBySide] = {}  # the end of the prompt and the output of each
+        self.texts: dict[bytes, SideBySide] = {}  # each row's end of the prompt, and its output
         self.going = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
 
@@ -34,12 +34,11 @@ class _Groups:
 class SiblingCopy(LookUp):
     """Copies what followed the last tokens in other rows with the same prompt, as these grow.
 
-    For `num_return_sequences`, and for rollouts, where several rows answer one prompt: rows whose
-    prompts are equal are recognised, and share one index. Rows of other prompts, and a row that has
-    none beside it, draft nothing. Forks share their groups, so that requests of `generate_batch`
-    and texts of a [`RunningBatch`] draft from one another as well.
+    For `num_return_sequences`, and for rollouts, where several rows answer one prompt: rows with
+    equal prompts share one index. A row without another of its prompt drafts nothing. Forks share
+    the indexes, so that the texts of a [`RunningBatch`] draft from one another as well.
 
-    A row's own text is among it; `ReferenceCopy() | SiblingCopy()` also drafts from the prompt.
+    A row also copies from its own output; `ReferenceCopy() | SiblingCopy()` from the prompt, too.
     """
 
     longest_match = LONGEST_MATCH

@@ -1,4 +1,4 @@
-"""Drafters that do more inside a blend than to draft behind the text, and those that look up."""
+"""Drafters that do more in a blend than draft behind the text, and drafters that look up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Source(Drafter):
     """A drafter with further uses in a blend.
 
     Attributes:
-        costly (`bool`): Whether it runs a model to draft: it is asked after the others.
-        prunes (`bool`): Whether it knows what cannot follow: it prunes the others' trees, and
-            continues them.
-        known ([`DraftTree`]): What the sources before a costly one have drafted.
+        costly (`bool`): Whether it runs a model to draft, and so drafts after the others.
+        prunes (`bool`): Whether it knows what cannot follow, and so prunes and continues the
+            others' trees.
+        known ([`DraftTree`]): The drafts of the other sources, for one that is costly.
     """
 
     costly: bool = False
@@ -30,7 +30,7 @@ class Source(Drafter):
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         """Drafts what may follow the text and a path that another source has drafted, at most
-        `budget` nodes. Called between `draft` and `observe`; by default nothing follows.
+        `budget` nodes. Called between `draft` and `observe`; drafts nothing by default.
 
         Args:
             path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
@@ -39,10 +39,10 @@ class Source(Drafter):
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         """Another source's tree without the nodes that cannot follow the text and a path. Called
-        between `draft` and `observe` where it `prunes`; by default nothing is taken away.
+        between `draft` and `observe` if it `prunes`; removes nothing by default.
 
         Args:
-            tree ([`DraftTree`]): The draft of the other source behind the path.
+            tree ([`DraftTree`]): The other source's draft behind the path.
             path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
         """
         return tree
@@ -68,8 +68,8 @@ class LookUp(Source):
         return self.look_up(context, budget, len(path) > 0)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        """Drafts what may follow the last tokens, int32 of shape `(n,)` with n > 0, which are those
-        of the text or of a path behind it."""
+        """Drafts what may follow `context`, int32 of shape `(n,)` with n > 0: the last tokens of
+        the text, or of a path behind it."""
         raise NotImplementedError(f"{type(self).__name__} must implement look_up")
 
     def observe(self, observation: Observation) -> None:

@@ -1,4 +1,4 @@
-"""What a speculative call did and where its time went."""
+"""What a speculative call did, and where its time went."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SourceStats:
     Attributes:
         name (`str`): The name of its class.
         drafted (`int`): Nodes that it drafted, before merging.
-        accepted (`int`): Accepted draft tokens among them.
-        first (`int`): Those of them that no earlier source of the blend had drafted.
+        accepted (`int`): Nodes among them that were accepted.
+        first (`int`): Accepted nodes that no earlier source of the blend had drafted.
     """
 
     name: str
@@ -43,24 +43,24 @@ class SpeculationStats:
     """Counts and times of one call of `generate`, over all of its rows.
 
     Attributes:
-        forward_passes (`int`): Forward passes of the target model, the prefill (which yields the
-            first new token) among them.
+        forward_passes (`int`): Forward passes of the target model, including the prefill, which
+            yields the first new token.
         probe_passes (`int`): Further forward passes, by which a probe has asked the model how its
-            drafts can be verified. None where the model has not changed since an earlier call.
+            drafts can be verified; 0 if the model has not changed since an earlier call.
         tokens (`int`): New tokens.
         drafts (`int`): Drafts that were verified, at most one for each row of a pass; LLMA's paper
             calls them triggers.
         drafted (`int`): Draft tokens that were verified.
         accepted (`int`): Draft tokens that were accepted.
         accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens; a
-            pass over several rows counts once for each.
+            pass over several rows counts once for each row.
         prefill_seconds (`float`): The first forward pass, over the prompt.
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill, and the
             choice of the next tokens, with logits processors, stopping criteria and the streamer.
         learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
-        sources (`list[SourceStats]`): Of a blend, each of its sources.
+        sources (`list[SourceStats]`): One for each source of a blend.
         verification (`str`): How drafts were verified: `"tree"`, `"chain"`, `"static"` or
             `"reproducible"`; `"none"` where the call decoded plainly.
         reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
@@ -84,14 +84,13 @@ class SpeculationStats:
 
     @property
     def mat(self) -> float:
-        """MAT, the mean accepted tokens: new tokens of a row per forward pass; plain decoding has
-        1.0."""
+        """MAT, the mean accepted tokens: a row's new tokens per forward pass; 1.0 if plain."""
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
 
     @property
     def seconds(self) -> float:
-        """What all of it took."""
+        """The time of the whole call."""
         return sum(self._seconds_by_part().values())
 
     def _seconds_by_part(self) -> dict[str, float]:
@@ -99,8 +98,8 @@ class SpeculationStats:
         return {part: getattr(self, f"{part}_seconds") for part in parts}
 
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Counts one forward pass over several rows, each with its draft tokens and how many of
-        them were accepted; it yields one token more."""
+        """Counts one forward pass over several rows, each with the numbers of its draft tokens and
+        of the accepted ones; the pass yields one token more."""
         self.forward_passes += 1
         for drafted, accepted in rows:
             self.tokens += accepted + 1

@@ -21,8 +21,8 @@ Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 def references_to_ids(
     references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[np.ndarray]:
-    """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`], and
-    warns of the names of files."""
+    """The ids of one text, or of each in a list, see [`ReferenceCopy`]. Raises as [`to_ids`] does,
+    and warns of a string that is the name of a file."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
         texts: dict[str, Any] = {"references": references}
     elif not isinstance(references, Sequence) or isinstance(references, bytes):
@@ -32,8 +32,6 @@ def references_to_ids(
         )
     else:
         texts = {f"references[{i}]": each for i, each in enumerate(references)}
-    if not texts:
-        raise ValueError("references is empty; leave it out to copy from the prompt alone")
     for name, text in texts.items():
         if isinstance(text, str) and os.path.isfile(text):
             logger.warning(
@@ -48,14 +46,12 @@ def references_to_ids(
 def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
     """The ids of one text, an integer array of shape `(n,)` with n > 0."""
     if isinstance(reference, str):
-        if not reference:
-            raise ValueError(f"{name} is empty; leave it out")
         if tokenizer is None:
             raise ValueError(f"{name} is a string: give the target model's tokenizer= as well")
         reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
     elif isinstance(reference, torch.Tensor):
         reference = reference.numpy(force=True)
-    elif not isinstance(reference, np.ndarray) and not _is_ids(reference) and reference != []:
+    elif not isinstance(reference, np.ndarray) and not _is_ids(reference):
         raise TypeError(
             f"{name} must be a string, a list of ids or a 1-D tensor or array, "
             f"but is a {type(reference).__name__}"
@@ -74,7 +70,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises a TypeError for anything but a tokenizer, such as its name."""
+    """Raises a TypeError for anything but a tokenizer, such as the name of one."""
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
             f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
@@ -82,17 +78,13 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def _is_ids(reference: Any) -> bool:
-    """Whether it is a list (or other sequence) of ids, by its first item."""
-    return (
-        isinstance(reference, Sequence)
-        and not isinstance(reference, bytes)
-        and len(reference) > 0
-        and isinstance(reference[0], (int, np.integer))
-    )
+    """Whether it is a list (or other sequence) of ids, by its first item; an empty one is."""
+    is_sequence = isinstance(reference, Sequence) and not isinstance(reference, bytes)
+    return is_sequence and (len(reference) == 0 or isinstance(reference[0], (int, np.integer)))
 
 
 def common_length(one: np.ndarray, other: np.ndarray) -> int:
-    """How many first tokens two texts have in common."""
+    """The number of tokens with which both texts begin."""
     count = min(len(one), len(other))
     differ = one[:count] != other[:count]
     return int(differ.argmax()) if differ.any() else count

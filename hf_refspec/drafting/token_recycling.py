@@ -19,10 +19,8 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
-from .drafter import Sampling
 from .observation import Observation
 from .source import LookUp
-from .stats import SpeculationStats
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree
 
@@ -33,8 +31,8 @@ Mode: TypeAlias = Literal["contexts", "published"]
 
 # A row for each length of the longest known context, 0 to 3: the exponents of contexts of 1, 2 and
 # 3 tokens, of frequencies and of the last position, see `index.recycling_tree`. Fitted to 1,900
-# positions of greedy texts of SmolLM2-135M-Instruct. A fit to what it would sample there, at
-# temperature 0.7 or 1, differs from one to its greedy choice by at most 0.12: one set serves all.
+# positions of greedy texts of SmolLM2-135M-Instruct. Fits to samples there, at temperature 0.7 or
+# 1, differ from it by at most 0.12: one set serves all.
 _EXPONENTS = np.array(
     [
         [0.00, 0.00, 0.00, 0.60, 0.20],
@@ -45,12 +43,12 @@ _EXPONENTS = np.array(
 )
 _MISSES = np.exp([4.2, 4.3, 4.3, 3.9])
 _GREEDY = Pooling(_EXPONENTS, _MISSES)
-# Sampled tokens are less sure than the greedy choice, by so much at temperature 1. Fitted to MAT at
+# How much less sure sampled tokens are than the greedy choice, at temperature 1. Fitted to MAT at
 # temperatures 0.7 and 1, and 0.8 with top-p 0.8.
 _UNSURE = 0.5
-# What the prompt's logits may cost, beside the prefill.
+# What the prompt's logits may cost, as a fraction of the prefill.
 _PROMPT_FRACTION = 0.05
-# Tokens that `build` reads at once, and logits: a bound on the memory, whatever the vocabulary.
+# The tokens that `build` reads at once, and the logits: they bound its memory.
 _LONGEST, _LOGITS = 1024, 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
@@ -59,34 +57,36 @@ class TokenRecycling(LookUp):
     """Drafts what the target itself expected after the same last tokens, earlier on.
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
-    are kept for the last 1 to n tokens, from call to call, and drafts grow out of them: it needs no
-    text that repeats. See [`~index.recycling_tree.recycling_tree`].
+    are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
+    text need repeat. See [`~index.recycling_tree.recycling_tree`].
 
-    It can be shared by threads through `fork()`, which learns into the same table. A copy (or
-    pickle) has a table of its own.
+    Threads share it by `fork()`: all forks learn into one table. A copy (or pickle) has a table of
+    its own.
 
     Args:
         top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context.
         context (`int`, *optional*, defaults to 3): n, the longest contexts, from 1 to 3 tokens.
-        max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept; then
-            the eighth of them that was not verified for longest is given up. Each takes 8 k + 28 to
-            8 k + 36 bytes once it is there: 24 MB at most by default.
+        max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept. A
+            full table gives up the eighth that was not verified for longest. A context takes 8 k +
+            28 to 8 k + 36 bytes: 24 MB at most by default.
         mode (`"contexts"` or `"published"`, *optional*, defaults to `"contexts"`): `"published"` is
             the algorithm of "Turning Trash into Treasure: Accelerating Inference of Large Language
             Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
-            next tokens of each token, and breadth first the static tree of 80 nodes that the
-            authors published (the first of them, where the budget is smaller). Where a token has
-            not been seen yet nothing is drafted; the paper's matrix begins with zeros. `top_k`
-            and `context` are then 8 and 1.
+            next tokens of each token, and the static tree of 80 nodes that the authors published,
+            breadth first (the first nodes, where the budget is smaller). Nothing is drafted after
+            a token that was not seen yet; the paper's matrix begins with zeros. `top_k` and
+            `context` are then 8 and 1.
 
     Raises:
         TypeError: if a number is no int.
         ValueError: if a number is less than 1, `context` more than 3, or there is no such `mode`.
-            `begin` raises it if `top_k` is larger than the target's vocabulary, or what it has
-            learned is from a model with another one.
+            `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
+            has learned from a model with another vocabulary.
     """
 
     longest_match = MOST_CONTEXT
+    _runners_up = _NOTHING  # what the target expected in place of the very last token
+    _pooling = _GREEDY
 
     def __init__(
         self,
@@ -109,21 +109,24 @@ class TokenRecycling(LookUp):
         self._origin = origin  # the name of the model, the tokenizer, the corpus, and the folder
         self.top_k = self.observed_top_k = table.top_k
         self.context, self.max_contexts = table.context, table.max_contexts
-        self._forget_call()
 
     def __len__(self) -> int:
-        """How many contexts there are now."""
+        """The number of contexts that are kept now."""
         return len(self._table)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._take_vocabulary(vocab_size)
-        self._forget_call()
         super().begin(prompt_ids, vocab_size)
-        self._pooling = _pooling(self.call.sampling)
+        self._runners_up, self._pooling, sampling = _NOTHING, _GREEDY, self.call.sampling
+        if sampling is not None and sampling.top_k != 1:
+            # The less of the distribution top-k and top-p leave, the more a sample is like the
+            # greedy choice.
+            left = min(sampling.top_p, 1.0) ** 2
+            self._pooling = _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
 
     def _take_vocabulary(self, vocab_size: int) -> None:
-        """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
-        the table was loaded) if that is below k, or not the vocabulary of the table's model."""
+        """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
+        the table was loaded) if that is less than k, or the table's model has another size."""
         table, path = self._table, self._origin.get("path")
         if table.top_k > vocab_size:
             raise ValueError(
@@ -161,22 +164,14 @@ class TokenRecycling(LookUp):
         if top_tokens is not None and top_probs is not None:
             nodes = verified.tokens, verified.parents
             self._table.learn(self._context, *nodes, top_tokens, top_probs)
-            # The node at which the target chose the last token.
+            # The node after which the target chose the last token.
             last = [ROOT, *verified.along(tokens[:-1].tolist())][-1]
             self._runners_up = top_tokens[1 + last], top_probs[1 + last]
         super().observe(observation)
         self._table.count(tokens)
 
     def fork(self) -> TokenRecycling:
-        fork = copy.copy(self)
-        fork.stats = SpeculationStats()
-        fork._forget_call()
-        return fork
-
-    def _forget_call(self) -> None:
-        self._context = LookUp._context
-        self._runners_up = _NOTHING  # what the target expected in place of the very last
-        self._pooling = _GREEDY
+        return copy.copy(self)
 
     @classmethod
     def build(
@@ -203,16 +198,16 @@ class TokenRecycling(LookUp):
             documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
                 file, a folder, or a list of both; or an iterable of texts or lists of ids.
             top_k, context, max_contexts (`int`, *optional*): As of the class.
-            max_tokens (`int`, *optional*): Stop after so many tokens, about.
+            max_tokens (`int`, *optional*): Stop after about this number of tokens.
             column (`str`, *optional*): The dataset's column; by default as
                 [`Datastore.build`] chooses.
-            pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
-            license (`str`, *optional*): Of the documents. By default what the dataset says.
-            corpus (`str`, *optional*): What they are called. By default the dataset or the folder.
+            pattern (`str`, *optional*, defaults to `"*"`): The files below a folder, as `"*.md"`.
+            license (`str`, *optional*): Of the documents; by default the dataset's.
+            corpus (`str`, *optional*): Their name; by default the dataset's or the folder's.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            ValueError: If there is no token in all documents, or one of them is no document.
+            ValueError: If the documents have no token, or one of them is no document.
         """
         # Loaded only where a table is built.
         from ..store.build.source import open_source
@@ -258,13 +253,13 @@ class TokenRecycling(LookUp):
         max_contexts: int = 1 << 18,
         **options: Any,
     ) -> Self:
-        """Begins with a table from a folder, or from a dataset repo on the Hub.
+        """A drafter with the table of a folder, or of a dataset repo on the Hub.
 
         Args:
             repo_or_path (`str` or `Path`): A folder, or a repo id such as `"org/table"`.
             tokenizer (`PreTrainedTokenizerBase`): The target model's.
-            max_contexts (`int`, *optional*, defaults to 262,144): As of the class; of a larger
-                table the newest are taken.
+            max_contexts (`int`, *optional*, defaults to 262,144): As of the class; a larger table
+                is cut to its newest contexts.
             options: `revision`, `token`, `cache_dir` and `local_files_only`, see
                 [`~store.stored_folder.StoredFolder.from_pretrained`].
 
@@ -289,12 +284,12 @@ class TokenRecycling(LookUp):
         tokenizer: PreTrainedTokenizerBase | None = None,
         model: PreTrainedModel | None = None,
     ) -> None:
-        """Writes all it has learned into a new folder, all of it or nothing.
+        """Writes all that it has learned into a new folder, in whole or not at all.
 
         Args:
             path (`str` or `Path`): The folder to make.
-            tokenizer (`PreTrainedTokenizerBase`, *optional*): The target model's; needed where it
-                was neither built nor loaded.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): The target model's; needed if the
+                table was neither built nor loaded.
             model (`PreTrainedModel`, *optional*): The target model, for the card; likewise.
 
         Raises:
@@ -330,7 +325,7 @@ class TokenRecycling(LookUp):
         model: PreTrainedModel | None = None,
         **options: Any,
     ) -> CommitInfo:
-        """Publishes all it has learned as a dataset repo, with a card that names the model.
+        """Publishes all that it has learned as a dataset repo, with a card that names the model.
 
         Args:
             repo_id (`str`): Such as `"org/table"`; the repo is created if there is none.
@@ -339,7 +334,7 @@ class TokenRecycling(LookUp):
                 [`~store.stored_folder.StoredFolder.push_to_hub`].
 
         Raises:
-            ValueError: As [`~TokenRecycling.save_pretrained`].
+            ValueError: As [`~TokenRecycling.save_pretrained`] does.
             OSError: If the repo cannot be written.
         """
         from ..store.recycling_table import RecyclingTable
@@ -349,12 +344,3 @@ class TokenRecycling(LookUp):
             made_for = tokenizer or self._origin["tokenizer"]
             stored = RecyclingTable(Path(folder, "table"), made_for)
             return stored.push_to_hub(repo_id, **options)
-
-
-def _pooling(sampling: Sampling | None) -> Pooling:
-    """Probabilities of the greedy choice, or of a sample: the less of the distribution top-k and
-    top-p leave to choose from, the more it is like the greedy one."""
-    if sampling is None or sampling.top_k == 1:
-        return _GREEDY
-    left = min(sampling.top_p, 1.0) ** 2
-    return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))

@@ -1,7 +1,7 @@
 """The target model's choice and its best next tokens at every node, in one copy from the device.
 
-Logits on the host are read twice, at the speed of memory, in blocks: once for the largest of each,
-and once for the sum of exponentials. torch's argmax and top-k compare one number after another.
+Logits on the host are read twice, in blocks and at the speed of memory: once for the largest of
+each block, once for the sum of exponentials. torch's argmax and top-k compare number by number.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -16,10 +16,10 @@ from numba import njit
 
 from ..index.kernels import kernel
 
-# Logits in a block, and rows that are read together: as many as stay in the processor's cache.
+# The logits of a block, and the rows that are read together, which fit into the processor's cache.
 BLOCK, _ROWS = 64, 16
-# The sum of exponentials is over all blocks with a logit so close to the highest, and one in so
-# many of the others: a trade of time for accuracy.
+# The sum of exponentials is over all blocks with a logit this close to the highest, and over one in
+# `_SAMPLED` of the others: more are slower and more accurate.
 _CLOSE = np.float32(4.0)
 _SAMPLED = 4
 
@@ -30,7 +30,7 @@ class TopTokens(NamedTuple):
     Attributes:
         choices (`np.ndarray`, int32 of shape `(R, 1 + T)`): The argmax of the raw logits.
         tokens (`np.ndarray`, int32 of shape `(R, 1 + T, k)`): The k best, the most probable first.
-        probs (`np.ndarray`, float32 of the same shape): About their softmax; 0 where that is NaN.
+        probs (`np.ndarray`, float32 of the same shape): Their approximate softmax; 0 for NaN.
     """
 
     choices: np.ndarray
@@ -40,7 +40,7 @@ class TopTokens(NamedTuple):
 
 def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
     """The argmax at every node of logits `(R, 1 + T, vocab_size)`, and the k best next tokens with
-    their probabilities; 0 for the argmax alone. The host synchronises with a GPU once."""
+    their probabilities (none if k is 0). The host synchronises with a GPU once."""
     k = min(k, logits.shape[-1])
     plain = k == 0 and logits.shape[1] == 1  # a step without a draft waits for no kernel
     on_host = logits.device.type == "cpu" and not plain
@@ -83,9 +83,9 @@ def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
 
 @kernel("void(float32[:, ::1], float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
 def _top_of_blocks(logits, largest, choices, tokens, probs):
-    """Writes the argmax of each row, and its k best tokens with about their softmax; `largest` has
-    the largest logit of each block. As in torch.argmax, the first of equal ones is chosen, and NaN
-    is above all; a row with NaN has probabilities of 0."""
+    """Writes each row's argmax, and its k best tokens with their approximate softmax, given the
+    largest logit of each block. As in torch.argmax, the first of equal logits is chosen, and NaN is
+    above all; a row with NaN has probabilities of 0."""
     keys = np.empty(tokens.shape[1], dtype=np.float32)
     blocks = np.empty(tokens.shape[1], dtype=np.int32)
     for row in range(len(logits)):
@@ -120,7 +120,7 @@ def _argmax(values):
 @njit(nogil=True)
 def _keep_best(values, start, items, keys, count):
     """Inserts values into a list of the largest ones, `keys`, behind equal ones, and their places,
-    from `start` on, into `items`; returns its new length."""
+    counted from `start`, into `items`; returns the list's new length."""
     for i in range(len(values)):
         key = values[i]
         if count == len(keys) and not key > keys[count - 1]:
@@ -136,7 +136,7 @@ def _keep_best(values, start, items, keys, count):
 
 @njit(nogil=True)
 def _softmax(logits, largest, best, probs):
-    """Writes the best tokens' probabilities; the exponentials of the others are sampled."""
+    """Writes the best tokens' probabilities; samples the other exponentials."""
     highest, least = logits[best[0]], logits[best[-1]]
     close = highest - _CLOSE
     total = sampled = 0.0
@@ -156,14 +156,14 @@ def _softmax(logits, largest, best, probs):
         probs[i] = np.exp(logits[best[i]] - highest)
         total += probs[i]
         if logits[best[i]] == least and largest[best[i] // BLOCK] >= close:
-            total -= _exponential(least - highest)  # it was summed as well
+            total -= _exponential(least - highest)  # a block's sum has it too
     for i in range(len(best)):
         probs[i] = probs[i] / total if total > 0 else 0.0
 
 
 @njit(fastmath={"reassoc", "contract"}, nogil=True)
 def _sum_of_exponentials(logits, highest, least):
-    """About the sum of exp(logit - highest) of those up to `least`."""
+    """The approximate sum of exp(logit - highest) over the logits up to `least`."""
     total = np.float32(0.0)
     for i in range(len(logits)):
         power = _exponential(logits[i] - highest)
@@ -173,8 +173,7 @@ def _sum_of_exponentials(logits, highest, least):
 
 @njit(nogil=True, inline="always")
 def _exponential(x):
-    """exp(x) as (1 + x / 256) ** 256, 5 percent too little at -5: it compiles to vector
-    instructions."""
+    """exp(x) as (1 + x / 256) ** 256, 5 percent too small at -5, by vector instructions."""
     power = x * np.float32(1 / 256) + np.float32(1.0)
     power = power if power > 0 else np.float32(0.0)
     for _ in range(8):

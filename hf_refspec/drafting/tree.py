@@ -49,7 +49,7 @@ class DraftTree:
     @staticmethod
     @cache
     def empty() -> DraftTree:
-        """The tree with no node: no draft, plain decoding for one step."""
+        """The tree without nodes: one step of plain decoding."""
         return DraftTree.chain([])
 
     @classmethod
@@ -91,10 +91,7 @@ class DraftTree:
         return tree_ancestors(self.parents)
 
     def best_chain(self) -> DraftTree:
-        """The path with the largest expected number of accepted tokens, as a tree of its own.
-
-        That number is the sum of `probs` along the path, by the linearity of expectation.
-        """
+        """The path with the largest expected number of accepted tokens, the sum of its `probs`."""
         path = best_path(self.parents, self.probs)
         return DraftTree.chain(self.tokens[path], self.probs[path])
 
@@ -107,7 +104,7 @@ class DraftTree:
         return np.array(tokens[::-1], dtype=np.int64)
 
     def along(self, tokens: Iterable[int]) -> list[int]:
-        """The nodes of a path with these tokens, from the root as far as the tree has them."""
+        """The nodes of the path with these tokens, from the root as far as the tree has them."""
         children, node, nodes = self.children(), ROOT, []
         for token in tokens:
             if (node, token) not in children:
@@ -130,10 +127,10 @@ class DraftTree:
         return self.part(self.depths() <= max_depth)
 
     def part(self, kept: np.ndarray) -> DraftTree:
-        """The tree of some of the nodes.
+        """The tree of some of its nodes.
 
         Args:
-            kept (`np.ndarray`, bool of shape `(T,)`): Which; with each its ancestors.
+            kept (`np.ndarray`, bool of shape `(T,)`): Which nodes; a node's ancestors with it.
         """
         new_index = np.cumsum(kept, dtype=np.int32) - 1
         parents = np.where(self.parents < 0, np.int32(ROOT), new_index[self.parents])
@@ -151,8 +148,7 @@ class DraftTree:
         Raises:
             ValueError: if an array has the wrong type or shape, a token is outside of the
                 vocabulary, a parent does not come before its child, two siblings have the same
-                token, or a node has a probability that is no number in [0, 1] or larger than its
-                parent's.
+                token, or a probability is no number in [0, 1] or larger than the parent's.
         """
         arrays = [_converted(name, getattr(self, name), dtype) for name, dtype in _DTYPES]
         tree = DraftTree(*arrays)

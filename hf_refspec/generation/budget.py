@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from ..drafting.drafter import Drafter
-from ..drafting.payoff import Prices
+from ..drafting.drafter import Drafter, Speed
 from ..drafting.tree import DraftTree
 from .pass_costs import ADVANCE, PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .step import Step
@@ -42,8 +41,6 @@ _DEAREST_DRAFT = 0.05
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.05
-# With each pass, the weight of earlier ones in the time per token falls by this factor.
-_RECENT = 0.9
 # A row that is `_LEAD` tokens ahead of another row of its call is e times less likely to be the
 # last to end. A smaller number leaves the rows that are ahead without drafts sooner. A row is taken
 # to gain as much as now in `_HORIZON` passes to come. A larger number spares rows that draft well,
@@ -54,16 +51,14 @@ _LEAD, _HORIZON = 4.0, 8.0
 class Budget:
     """The number of draft nodes of a row that the call has named."""
 
+    speed: Speed | None = None  # see `Call`: the number is fixed, so costs are not considered
+
     def __init__(self, nodes: int) -> None:
         self.most = nodes  # that a row ever drafts
 
     def nodes(self, steps: Sequence[Step]) -> int:
         """The most nodes that each of these rows should draft for the next pass."""
         return self.most
-
-    def prices(self) -> Prices:
-        """The user fixed the number of nodes, so the cost of drafting is not considered."""
-        return Prices()
 
     def padded_size(self, tokens: int) -> int:
         """The size to which a pass over this number of tokens of packed rows is padded."""
@@ -108,17 +103,15 @@ class AutoBudget(Budget):
         # How many drafts in a row were not worth verifying, what the last draft took, and what
         # drafting may have taken since then.
         self._unpaid, self._drafting_seconds, self._spared = 0, 0.0, 0.0
-        # Of the present step: whether there are drafts, a plain step's seconds, and the tokens of
-        # the longest text.
-        self._drafts, self._plain, self._length = False, 0.0, 0
-        # Of the last passes, with what was drafted for them.
-        self._seconds = self._emitted = 0.0
-        self._last = 0, 0, 0  # the last pass: its rows, those of them that took part, its tokens
+        # Of the present step: whether there are drafts, a plain step's seconds, the tokens of the
+        # longest text, and how many rows there are and take part.
+        self._drafts, self._plain, self._length, self._rows = False, 0.0, 0, (1, 1)
 
     def nodes(self, steps: Sequence[Step]) -> int:
         """As above; none where a plain step is to be measured, where drafting is not affordable,
         and mostly none while drafts do not pay."""
         going = [step for step in steps if not step.is_idle]
+        self._rows = len(steps), len(going)
         self._length = max(len(step.row.seen) for step in going)
         self._plain = self._costs.plain_seconds(len(going), self._length)
         paused = self._unpaid >= _PATIENCE and self._spared < self._drafting_seconds
@@ -129,20 +122,11 @@ class AutoBudget(Budget):
         )
         return self.most if self._drafts else 0
 
-    def prices(self) -> Prices:
-        """The time that a token takes at present, drafting and verifying together, but never more
-        than without drafts; and what passes take."""
-        if self._emitted == 0:
-            return Prices(0.0)
-        rows, going, pass_tokens = self._last
-        tokens = np.array(TOKENS if self._packs else PASS_TOKENS)
-        others, of_pass, sharing = 0, rows * tokens, going  # rows share what a rectangle takes
-        if self._packs:
-            others, of_pass, sharing = pass_tokens * (going - 1) // going, tokens, 1
-        seconds = self._costs.seconds(of_pass) / sharing
-        plain = seconds[0] if not self._packs else np.interp(going, tokens, seconds) / going
-        token_seconds = min(self._seconds / self._emitted, float(plain))
-        return Prices(token_seconds, tuple(tokens.tolist()), tuple(seconds.tolist()), others)
+    def speed(self, probs: np.ndarray, drafting_seconds: float) -> float:
+        """See [`Call`]; of a row, if all rows draft alike."""
+        best, (_, going) = np.sort(probs)[: -1 - self.most : -1], self._rows
+        sums = _sums(np.repeat(best, going)) if self._packs else going * _sums(best)
+        return self._best(sums, going * drafting_seconds)[1]
 
     def padded_size(self, tokens: int) -> int:
         """The cheapest size of at least this number of tokens."""
@@ -164,13 +148,12 @@ class AutoBudget(Budget):
     def _paying(self, steps: Sequence[Step]) -> list[DraftTree]:
         drafts = [step.draft for step in steps]
         gains = self._gains(steps)
-        going = sum(not step.is_idle for step in steps)
         if self._packs:
             owners = np.repeat(np.arange(len(steps)), [len(draft) for draft in drafts])
             nodes = np.concatenate([np.arange(len(draft)) for draft in drafts])
             together = np.concatenate(gains)
             order = _best_first(together)
-            best = order[: self._count(_sums(together[order]), going, np.array(TOKENS) - going, 1)]
+            best = order[: self._best(_sums(together[order]))[0]]
             return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
         orders = [_best_first(each) for each in gains]
         sums = np.zeros(1 + max(map(len, drafts)))
@@ -178,20 +161,24 @@ class AutoBudget(Budget):
             if not step.is_idle:
                 own = _sums(each[order])
                 sums += own[np.minimum(np.arange(len(sums)), len(order))]
-        sizes = np.array(self._widths or PASS_TOKENS) - 1
-        count = self._count(sums, going, sizes, len(steps))
+        count, _ = self._best(sums)
         return [_part(draft, order[:count]) for draft, order in zip(drafts, orders, strict=True)]
 
-    def _count(self, sums: np.ndarray, going: int, sizes: np.ndarray, each: int) -> int:
-        """How many nodes to verify if the best k of them are expected to gain `sums[k]` tokens, and
-        one costs as much as `each` tokens. Tried are `sizes`, whose costs are known, and all."""
-        most = len(sums) - 1
+    def _best(self, sums: np.ndarray, drafting_seconds: float = 0.0) -> tuple[int, float]:
+        """How many nodes to verify, of all rows together if it packs them, else of each, where the
+        best k are expected to gain `sums[k]` tokens; and the expected tokens per second. Tried are
+        the numbers whose costs are known, and all."""
+        (rows, going), most = self._rows, len(sums) - 1
+        sizes = np.array(TOKENS if self._packs else self._widths or PASS_TOKENS)
+        sizes -= going if self._packs else 1
         nodes = np.unique([0, *sizes[(sizes > 0) & (sizes < most)], most])
-        tokens = each * (1 + nodes) if not self._packs else going + nodes
+        tokens = going + nodes if self._packs else rows * (1 + nodes)
         if self._widths is not None:
             widths = np.array(self._widths)
-            tokens = each * widths[np.minimum(np.searchsorted(widths, 1 + nodes), len(widths) - 1)]
-        return int(nodes[choose(going + sums[nodes], tokens, self._costs, self._affordable)])
+            tokens = rows * widths[np.minimum(np.searchsorted(widths, 1 + nodes), len(widths) - 1)]
+        expected = going + sums[nodes]
+        best, speed = choose(expected, tokens, self._costs, self._affordable, drafting_seconds)
+        return int(nodes[best]), speed
 
     def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
@@ -212,9 +199,6 @@ class AutoBudget(Budget):
             self._affordable += gained / self._plain
             self._costs.allowance = min(max(self._affordable, _LEAST_ADVANCE), ADVANCE)
         self._spared += _DRAFTING_FRACTION * seconds
-        self._seconds = _RECENT * self._seconds + seconds + drafting_seconds
-        self._emitted = _RECENT * self._emitted + emitted
-        self._last = len(steps), going, pass_tokens
 
     def _gains(self, steps: Sequence[Step]) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row.
@@ -239,22 +223,30 @@ class AutoBudget(Budget):
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
 
-def choose(expected: np.ndarray, tokens: np.ndarray, costs: PassCosts, affordable: float) -> int:
-    """The index of the pass that yields the most expected tokens per second.
+def choose(
+    expected: np.ndarray,
+    tokens: np.ndarray,
+    costs: PassCosts,
+    affordable: float,
+    drafting_seconds: float = 0.0,
+) -> tuple[int, float]:
+    """The index of the pass that yields the most expected tokens per second, and their number.
 
     Args:
         expected (`np.ndarray` of shape `(n,)`): The tokens that each pass is expected to yield.
         tokens (`np.ndarray` of shape `(n,)`): The tokens that it runs. The first has no draft.
         costs ([`PassCosts`]): Of the target model.
         affordable (`float`): What may be lost now, in passes without a draft.
+        drafting_seconds (`float`): What the drafts take, where that may still be saved.
     """
-    speed = expected / costs.seconds(tokens)
+    speed = expected / (costs.seconds(tokens) + drafting_seconds)
     speed[0] *= _MARGIN
     lost = costs.dearest(tokens)[1:] - 1
     stakes = np.full(len(lost), _STAKE)
     stakes[:1] = 1.0
     speed[1:][lost > stakes * affordable] = 0.0
-    return int(speed.argmax())
+    best = int(speed.argmax())
+    return best, float(speed[best])
 
 
 def make_budget(

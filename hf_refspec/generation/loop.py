@@ -134,7 +134,7 @@ class Loop:
                 depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
             if depth > 0:
                 call = row.drafter.call
-                call.chain, call.prices = self.chains, self.budget.prices
+                call.chain, call.speed = self.chains, self.budget.speed
                 drafted = checked_draft(row.drafter, most, self.verifier.vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)

@@ -21,7 +21,6 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.drafter import Sampling, checked_draft
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.payoff import Prices
 from hf_refspec.drafting.source import Source
 from hf_refspec.drafting.tree import merged
 
@@ -136,21 +135,21 @@ def test_no_draft_is_longer_than_the_assistant_can_read(models_by_type):
 # --- what pays
 
 
-# What a token is worth, where a pass of the target takes the same over any number.
-PAYING, COSTLY = Prices(1e9, (1, 64), (1.0, 1.0)), Prices(1e-9, (1, 64), (1.0, 1.0))
+def paying(probs: np.ndarray, drafting_seconds: float) -> float:
+    """The speed where neither nodes nor drafting cost anything."""
+    return 1.0 + probs.sum()
 
 
-def priced(drafter: DraftModel, prices: Prices) -> DraftTree:
-    drafter.call.prices = lambda: prices
-    return drafter.draft(64)
+def too_dear(probs: np.ndarray, drafting_seconds: float) -> float:
+    return 1e-9 / (1e-9 + drafting_seconds)
 
 
 def test_passes_go_on_while_they_cost_less_than_they_save(llama):
     drafter = DraftModel(llama)
     with call_of(drafter):
-        assert len(priced(drafter, Prices(0.0))) == 0  # nothing is known yet
-        assert len(priced(drafter, PAYING)) > 20
-        assert len(priced(drafter, COSTLY)) == 0
+        for speed, least, most in ((paying, 20, 64), (too_dear, 0, 0)):
+            drafter.call.speed = speed
+            assert least <= len(drafter.draft(64)) <= most
 
 
 def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
@@ -200,7 +199,7 @@ class Chain(Source):
 def test_where_others_are_sure_the_assistant_does_not_run(llama):
     blend = Chain([4, 5], 1.0) | DraftModel(llama)
     with passes_of(llama) as passes, call_of(blend):
-        blend.call.prices = lambda: PAYING
+        blend.call.speed = paying
         tree = blend.draft(2)
     assert tree.tokens.tolist() == [4, 5]
     assert passes == []
@@ -212,7 +211,7 @@ def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama):
     wrong = (right[1] + 1) % VOCAB_SIZE
     blend = Chain([right[0], wrong], 1.0) | DraftModel(sure_llama)
     with passes_of(sure_llama) as passes, call_of(blend):
-        blend.call.prices = lambda: PAYING
+        blend.call.speed = paying
         blend.draft(3)
         assert blend.drafters[1]._tree.best_chain().tokens.tolist() == right
     assert passes[:2] == [len(prompt) + 2, 1]
@@ -223,7 +222,7 @@ def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(sure_
     right = expected(sure_llama, prompt, 3)
     blend = Chain(right[:2], 1.0) | DraftModel(sure_llama)
     with passes_of(sure_llama) as passes, call_of(blend):
-        blend.call.prices = lambda: PAYING
+        blend.call.speed = paying
         assert chain_of(blend, 3).tokens.tolist() == right
     assert passes == [len(prompt) + 2]
 

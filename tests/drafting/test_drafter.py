@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from drafters import Fixed
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
@@ -10,39 +11,18 @@ from hf_refspec.drafting.drafter import Drafter, checked_draft
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 
-
-class Recorder(Drafter):
-    """Records its calls; drafts 7 7 7, and the sibling 8 of the first."""
-
-    def __init__(self, fails_to_begin: bool = False):  # does not call super().__init__()
-        self.calls = []
-        self.fails_to_begin = fails_to_begin
-
-    def begin(self, prompt_ids, vocab_size):
-        self.calls.append(("begin", prompt_ids.tolist()))
-        if self.fails_to_begin:
-            raise ValueError("references has the id 9")
-
-    def draft(self, budget):
-        return DraftTree(
-            tokens=np.array([7, 8, 7, 7]),
-            parents=np.array([-1, -1, 0, 2], np.int32),
-            probs=np.array([0.5, 0.4, 0.3, 0.2], np.float32),
-        )
-
-    def observe(self, observation):
-        self.calls.append(("observe", observation.tokens.tolist()))
-
-    def end(self):
-        self.calls.append(("end",))
-
-
 PROMPT = np.array([1, 2, 3])
+
+
+def recorder() -> Fixed:
+    """Drafts 7 7 7, and the sibling 8 of the first."""
+    return Fixed(DraftTree([7, 8, 7, 7], [-1, -1, 0, 2], [0.5, 0.4, 0.3, 0.2]).checked(10))
 
 
 @pytest.mark.parametrize("fails_to_begin", [False, True])
 def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin):
-    drafter = Recorder(fails_to_begin)
+    drafter = Fixed()
+    drafter.fails_to_begin = fails_to_begin
     with pytest.raises(ValueError, match="the id 9"), drafter_call(drafter, [PROMPT], 10):
         raise ValueError("the id 9")
     assert drafter.calls[-1] == ("end",)
@@ -52,7 +32,7 @@ def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin)
 
 
 def test_each_session_has_stats_of_its_own():
-    drafter = Recorder()
+    drafter = recorder()
     with drafter_call(drafter, [PROMPT], 10):
         drafter.stats.record_rows([(4, 2)])
     assert drafter.stats.tokens == 3
@@ -61,7 +41,7 @@ def test_each_session_has_stats_of_its_own():
 
 
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
-    drafter = Recorder()
+    drafter = recorder()
     drafter.call.chain = True
     assert checked_draft(drafter, 4, 10).tokens.tolist() == [7, 7, 7]
 
@@ -100,32 +80,32 @@ def test_forks_draft_independently(drafter):
 
 def test_get_candidates_puts_the_best_chain_behind_the_ids():
     ids = torch.tensor([[1, 2]])
-    candidate_ids, logits = Recorder().get_candidates(ids)
+    candidate_ids, logits = recorder().get_candidates(ids)
     assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
     assert candidate_ids.dtype == ids.dtype
     assert logits is None
 
 
 def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
-    drafter = Recorder()
+    drafter = recorder()
     for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
         drafter.get_candidates(torch.tensor([ids]))
     assert drafter.calls == [
-        ("begin", [1, 2]),
-        ("observe", [7, 7, 5]),
+        ("begin", [1, 2], 2**31 - 1),
+        ("observe", [7, 7, 5], []),
         ("end",),
-        ("begin", [1, 2]),
+        ("begin", [1, 2], 2**31 - 1),
         ("end",),
-        ("begin", [3, 2, 1]),
+        ("begin", [3, 2, 1], 2**31 - 1),
     ]
 
 
 def test_get_candidates_begins_anew_after_a_session_and_takes_one_row_only():
-    drafter = Recorder()
+    drafter = recorder()
     drafter.get_candidates(torch.tensor([[1, 2]]))
     with drafter_call(drafter, [PROMPT], 10):
         pass
     drafter.get_candidates(torch.tensor([[1, 2, 3]]))
-    assert drafter.calls[-1] == ("begin", [1, 2, 3])
+    assert drafter.calls[-1][:2] == ("begin", [1, 2, 3])
     with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
         drafter.get_candidates(torch.tensor([[1], [2]]))

@@ -76,32 +76,18 @@ def test_a_copy_has_groups_of_its_own(copied):
             assert drafted(rows[0]) == []
 
 
-@pytest.fixture(scope="module")
-def sampled(llama):
-    """Eight sampled rows, four of each of two prompts, plainly."""
+def test_sampled_siblings_have_the_texts_of_plain_decoding_and_longer_drafts(llama):
+    """Eight rows, four of each of two prompts."""
     call = Call(llama, rows=2)
     inputs = {name: each.repeat_interleave(4, 0) for name, each in padded_prompts(2).items()}
     options = {**call.options, **inputs, "do_sample": True, "temperature": 0.3}
-    torch.manual_seed(0)
-    return llama, options, llama.generate(**options)
-
-
-@pytest.mark.parametrize("given", [rs.SiblingCopy(), rs.ReferenceCopy() | rs.SiblingCopy(), "auto"])
-def test_sampled_siblings_have_the_texts_of_plain_decoding(sampled, given):
-    model, options, plain = sampled
-    torch.manual_seed(0)
-    output = model.generate(**options, candidate_generator=given, max_draft_tokens=8)
-    assert output.tolist() == plain.tolist()
-
-
-def test_siblings_make_drafts_longer(sampled):
-    model, options, _ = sampled
-    mats = []
-    for drafter in (rs.ReferenceCopy(), rs.ReferenceCopy() | rs.SiblingCopy()):
+    alone, both = rs.ReferenceCopy(), rs.ReferenceCopy() | rs.SiblingCopy()
+    texts = []
+    for drafter in (None, rs.SiblingCopy(), alone, both, "auto"):
+        drafts = {"candidate_generator": drafter, "max_draft_tokens": 8} if drafter else {}
         torch.manual_seed(0)
-        model.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
-        mats.append(drafter.stats.mat)
-    assert mats[1] > mats[0]
-    stats = drafter.stats
-    assert stats.sources[1].first > 0
-    assert sum(source.first for source in stats.sources) == stats.accepted  # of all rows
+        texts.append(llama.generate(**options, **drafts))
+    assert all(text.tolist() == texts[0].tolist() for text in texts)
+    assert both.stats.mat > alone.stats.mat
+    assert both.stats.sources[1].first > 0
+    assert sum(source.first for source in both.stats.sources) == both.stats.accepted  # of all rows

@@ -16,7 +16,6 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.drafting.payoff import Prices
 from hf_refspec.generation.budget import (
     AutoBudget,
     Budget,
@@ -389,36 +388,24 @@ def test_a_given_number_of_nodes_never_changes():
 # --- what drafting may cost
 
 
-def test_a_token_is_worth_what_it_takes_at_present():
-    """Of a pass that takes 1 second with 4 tokens and 0.05 to draft them."""
-    budget = budget_at(lambda tokens: 1 + 0.1 * (tokens - 1))
-    assert budget.budget.prices() == Prices(0.0)
-    for _ in range(3):
-        budget.trim(DraftTree.chain([1, 2, 3]), drafting_seconds=0.05)
-        budget.record(DraftTree.chain([1, 2, 3]), [1, 2, 3, 4], seconds=1.0)
-    prices = budget.budget.prices()
-    assert prices.token_seconds == pytest.approx(1.05 / 4)
-    taken = np.interp([1, 2, 4], prices.tokens, prices.pass_seconds)
-    assert taken == pytest.approx([1.0, 1.1, 1.3])
-    assert prices.others == 0
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
+    """A pass over more than two tokens a row takes twice as long as one over two."""
+    budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
+    budget.nodes(rows_of([Copier()] * rows, [DraftTree.empty()] * rows))
+    none = np.empty(0, dtype=np.float32)
+    assert budget.speed(none, 0.0) == pytest.approx(1.05)
+    assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
+    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
 
 
-def test_it_is_worth_no_more_than_without_drafts():
+def test_drafting_that_took_long_once_does_not_end_it():
     budget = budget_at(same)
     budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
     budget.record(DraftTree.empty(), [1], seconds=1.0)
-    assert budget.budget.prices().token_seconds == 1.0
-    assert OneRow(budget.costs).nodes > 0  # which does not end drafting
+    assert OneRow(budget.costs).nodes > 0
 
 
-@pytest.mark.parametrize(("packs", "seconds"), [(False, 1.0), (True, 0.75)])
-def test_rows_share_what_a_pass_takes(packs, seconds):
-    """A plain pass over one token takes 1 second, over two 1.5, and over three 2."""
-    costs = MadeUp(lambda tokens: 0.5 + 0.5 * tokens)
-    budget = AutoBudget(costs, packs=packs)
-    rows = rows_of([Copier(), Copier(), Copier()], [DraftTree.empty()] * 3, [[1], [2], None])
-    trimmed(budget, rows, 20.0)
-    budget.record(rows, 2 if packs else 3, 2.0)
-    assert budget.prices().token_seconds == pytest.approx(seconds)
-    assert budget.prices().others == (1 if packs else 0)
-    assert budget.prices().pass_seconds[0] == 1.0  # of two rows that go on
+def test_a_call_that_names_its_drafts_asks_for_no_speed():
+    assert Budget(8).speed is None

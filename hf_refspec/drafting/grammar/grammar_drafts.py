@@ -19,11 +19,11 @@ from .schemas import JSON_FORM, as_schema, call_schema
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# A choice of at most so many tokens is drafted, if each is at least so probable; all of them
-# together are taken to be so probable.
+# The largest choice that is drafted, if each of its tokens has at least `_LEAST_PROB`; all of them
+# together are estimated at `_ALL`.
 _CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
-# So many of the tokens that ended earlier free parts of texts are tried as ends of one, and all of
-# them together are taken to be so probable after each of its tokens.
+# The number of tokens that ended earlier free parts of texts and are tried as the end of a free
+# part, and the estimate of all of them together after each of its tokens.
 _ENDS, _END_PROB = 3, 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
@@ -38,12 +38,12 @@ class GrammarDrafts(Source):
             candidate_generator=grammar | ReferenceCopy() | TokenRecycling(),
         )
 
-    The processor constrains, the drafter only drafts. In a blend it prunes what the grammar forbids
-    from the others' trees, and their branches go on with what it forces. Forks and copies share the
-    compiled grammar.
+    The processor constrains, the drafter only drafts. In a blend it removes what the grammar
+    forbids from the others' trees, and continues them with what it forces. Forks and copies share
+    the compiled grammar.
 
-    The text of the grammar begins after the prompt, and ends with the tokenizer's `eos_token`. JSON
-    has the form of `json.dumps`, with its keys in the order of the schema.
+    The grammar's text begins behind the prompt, and ends with the tokenizer's `eos_token`. JSON has
+    the form of `json.dumps`, with its keys in the order of the schema.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
@@ -54,8 +54,8 @@ class GrammarDrafts(Source):
             as `{"name": ..., "arguments": {...}}`.
 
     Attributes:
-        stops (callable): Asked between the steps of a draft, which ends where it says true; a
-            server's drafts have little time. By default nothing stops them.
+        stops (callable): Asked between the steps of a draft, which ends where it returns true: a
+            server's drafts have little time. By default nothing stops a draft.
 
     Raises:
         ImportError: If llguidance is not installed (extra `grammar`).
@@ -96,8 +96,8 @@ class GrammarDrafts(Source):
         self._grammar = CompiledGrammar(tokenizer, name, str(grammar))
         self.stops: Callable[[], bool] = bool
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
-        self._inside = False  # whether the last token was not forced
-        # Free tokens behind which others were forced, and how often.
+        self._inside = False  # whether the last token was free, that is, not forced
+        # Free tokens behind which others were forced, with their counts.
         ends = _ENDS_OF_JSON if isinstance(value, dict) else ()
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ends]
         self._ends = Counter(each[0] for each in ids if len(each) == 1)
@@ -156,8 +156,8 @@ class GrammarDrafts(Source):
         return matcher if read == len(path) else None
 
     def _grown(self, matcher: LLMatcher, budget: int, inside: bool) -> DraftTree:
-        """What is forced behind a state, where it is a choice of few tokens each of them, and what
-        each forces; `inside` of a free part also what would end it."""
+        """The tokens that are forced behind a state; of a small choice all tokens, and what each
+        forces; and `inside` a free part, the tokens that may end it."""
         nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
         states: list[tuple[LLMatcher, int, float]] = [(matcher, ROOT, 1.0)]
         for state, parent, prob in states:  # it grows
@@ -175,21 +175,21 @@ class GrammarDrafts(Source):
             choices, all_prob = self._choices(state), _ALL
             if not choices and inside and parent == ROOT:
                 choices, all_prob = self._ending(state), _END_PROB
-            share = prob * all_prob / max(len(choices), 1)
-            if share < _LEAST_PROB:
+            each_prob = prob * all_prob / max(len(choices), 1)
+            if each_prob < _LEAST_PROB:
                 continue
             for token in choices[: budget - len(nodes)]:
-                nodes.append((token, parent, share))
+                nodes.append((token, parent, each_prob))
                 if token != self._grammar.eos_id:
-                    states.append((_behind(state, token), len(nodes) - 1, share))
+                    states.append((_behind(state, token), len(nodes) - 1, each_prob))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
         )
 
     def _choices(self, matcher: LLMatcher) -> list[int]:
-        """The tokens that may follow, if they are few, without those that are a beginning of
-        another: texts are rarely cut there, unless something else may follow as well."""
+        """The tokens that may follow, if they are few, without the beginnings of others: tokenizers
+        rarely cut there, unless something else may follow as well."""
         few = np.flatnonzero(unpacked_mask(matcher))
         if len(few) > 8 * _CHOICES:  # beginnings among them
             return []
@@ -203,7 +203,7 @@ class GrammarDrafts(Source):
         return whole if len(whole) <= _CHOICES else []
 
     def _ending(self, matcher: LLMatcher) -> list[int]:
-        """Tokens that ended earlier free parts, and would end the one that a state is inside of."""
+        """Tokens that ended earlier free parts, and would end the one that the state is in."""
         ends = []
         for token, _ in self._ends.most_common(_ENDS):
             after = matcher.deep_copy()

@@ -1,4 +1,4 @@
-"""A grammar that llguidance has compiled, and the logits processor that constrains by it."""
+"""A grammar compiled by llguidance, and the logits processor that constrains by it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class CompiledGrammar:
-    """A grammar, in llguidance's own form, for the tokens of a tokenizer; raises as
-    [`GrammarDrafts`], whose `argument` it is. It never changes: copies are the grammar itself."""
+    """A grammar, in llguidance's own form, for the tokens of a tokenizer. It raises as
+    [`GrammarDrafts`] does, whose `argument` it is. It never changes: a copy is the same object."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
         self._made_of = tokenizer, argument, grammar
@@ -27,7 +27,21 @@ class CompiledGrammar:
             )
         self._tokens = _read(tokenizer, len(tokenizer))
         self.eos_id: int = self._tokens.eos_token
-        self._start = _start(self._tokens, argument, grammar)
+        self._start: LLMatcher = llguidance().LLMatcher(self._tokens, grammar, log_level=0)
+        if self._start.is_error():
+            raise ValueError(f"{argument} cannot be compiled: {self._start.get_error().strip()}")
+        walk = self.start()
+        walk.consume_tokens(walk.compute_ff_tokens())
+        if walk.is_error():
+            raise ValueError(
+                f"{argument} forces a text that is too long, or never ends "
+                f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
+            )
+        walk.compute_bitmask()  # which finds that nothing may follow
+        if walk.is_stopped() and not walk.is_accepting():
+            raise ValueError(
+                f"{argument} matches no text; check for rules that refer to themselves"
+            )
 
     def start(self) -> LLMatcher:
         """The state before the first token."""
@@ -45,18 +59,17 @@ class CompiledGrammar:
 
 
 def llguidance(module: str = "") -> Any:
-    """The library, which is an extra, or a module of it; raises an ImportError if it is not
-    installed."""
+    """The library, or a module of it; raises an ImportError if this extra is not installed."""
     return require(f"llguidance{module}", "GrammarDrafts", "grammar")
 
 
 @lru_cache(maxsize=4)
 def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
-    """A tokenizer of that length as llguidance reads it, which takes a second."""
+    """A tokenizer of that length as llguidance reads it, in a second."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
-            f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, by which a "
-            "text of a grammar ends; set it"
+            f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, which ends a "
+            "grammar's text; set it"
         )
     library = llguidance(".hf")
     try:
@@ -64,31 +77,13 @@ def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
     except Exception as error:
         raise ValueError(
             f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "
-            f"({error}); use a fast one, that has a tokenizer.json"
+            f"({error}); use a fast one, which has a tokenizer.json"
         ) from error
     return tokens
 
 
-def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:
-    """The state before the first token of a grammar that some text matches."""
-    matcher = llguidance().LLMatcher(tokens, grammar, log_level=0)
-    if matcher.is_error():
-        raise ValueError(f"{argument} cannot be compiled: {matcher.get_error().strip()}")
-    walk = matcher.deep_copy()
-    walk.consume_tokens(walk.compute_ff_tokens())
-    if walk.is_error():
-        raise ValueError(
-            f"{argument} forces a text that is too long, or never ends "
-            f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
-        )
-    walk.compute_bitmask()  # which finds out
-    if walk.is_stopped() and not walk.is_accepting():
-        raise ValueError(f"{argument} matches no text; check for rules that refer to themselves")
-    return matcher
-
-
 class _Text(NamedTuple):
-    """Where a row is in the grammar. It never changes: copies are the text itself."""
+    """Where a row is in the grammar. It never changes: a copy is the same object."""
 
     ids: np.ndarray
     prompt_length: int
@@ -101,16 +96,16 @@ class _Text(NamedTuple):
 class GrammarProcessor(LogitsProcessor):
     """Allows only the tokens that a grammar allows.
 
-    The grammar begins after the ids that it sees first, the prompt, and an end-of-text token ends
-    it. It may serve one call after another, each with any number of rows: ids that go on with no
-    text which it knows, by one token or from an earlier point of its output, are a prompt."""
+    The grammar begins behind the first ids that it sees, the prompt, and an end-of-text token ends
+    it. It may serve one call after another, with any number of rows: ids are a prompt unless they
+    continue a known text by one token, or go back in its output."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         self._texts: list[_Text] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Sets the scores `(R, vocab_size)` of what cannot follow each row to minus infinity."""
+        """Sets the scores `(R, vocab_size)` of tokens that cannot follow to minus infinity."""
         rows = input_ids.numpy(force=True).copy()
         self._texts = [self._text(i, ids) for i, ids in enumerate(rows)]
         allowed = np.zeros(scores.shape, np.bool_)
@@ -121,14 +116,14 @@ class GrammarProcessor(LogitsProcessor):
         return torch.where(torch.from_numpy(allowed).to(scores.device), scores, -torch.inf)
 
     def _text(self, index: int, ids: np.ndarray) -> _Text:
-        """The text of a row; in beam search it may go on with another row's."""
+        """The text of a row, which in beam search may continue another row's."""
         for before in (*self._texts[index : index + 1], *self._texts):
             known = len(before.ids)
             if not before.prompt_length < len(ids) <= known + 1:
                 continue
             if (before.ids[: len(ids) - 1] == ids[:-1]).all():
                 matcher, read = before.matcher.deep_copy(), known
-                if len(ids) <= known:  # back, to an earlier point of its output
+                if len(ids) <= known:  # back to an earlier point of its output
                     matcher, read = self._grammar.start(), before.prompt_length
                 matcher.try_consume_tokens(ids[read:].tolist())
                 return _Text(ids, before.prompt_length, matcher)

@@ -1,20 +1,20 @@
-"""JSON schemas: those of pydantic models and of tools, and the schemas inside of a schema."""
+"""JSON schemas: of pydantic models, of tools, and inside other schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-# JSON as `json.dumps` writes it: with room for white space anywhere, nothing would be forced.
+# JSON as `json.dumps` writes it: if white space might stand anywhere, nothing would be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-# Keywords whose values map names to schemas, and keywords whose values are JSON of any form.
+# Keywords whose values map names to schemas, and keywords whose values are any JSON.
 _NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 def as_schema(given: Any) -> dict[str, Any]:
-    """The schema that `json_schema` is: a dict, or that of a pydantic model."""
+    """The schema of a `json_schema` argument: a dict itself, or a pydantic model's."""
     if hasattr(given, "model_json_schema"):
         given = given.model_json_schema()
     if not isinstance(given, dict):
@@ -37,7 +37,7 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise TypeError(
-            f"tools[{index}] must be a dict as {{'type': 'function', 'function': {{'name': ..., "
+            f"tools[{index}] must be a dict like {{'type': 'function', 'function': {{'name': ..., "
             f"'parameters': {{...}}}}}}, but is {tool!r}"
         )
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -46,7 +46,8 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
     def moved(schema: dict[str, Any]) -> dict[str, Any]:
         reference = schema.get("$ref")
-        # The path of a reference counts from the root; "#name" is an anchor, which stands anywhere.
+        # A path counts from the root, and moves with it; "#name" is an anchor, which may stand
+        # anywhere.
         if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
             return {**schema, "$ref": f"#/$defs/{index}{reference[1:]}"}
         return schema
@@ -68,7 +69,7 @@ def changed(
     change: Callable[[dict[str, Any]], dict[str, Any]],
     unchanged: Set[str] = VALUES,
 ) -> Any:
-    """Applies a change to a schema and to all schemas inside of it, the innermost first, except
+    """Applies a change to a schema and to all schemas inside it, the innermost first, except those
     below the `unchanged` keywords."""
     if isinstance(schema, list):
         return [changed(part, change, unchanged) for part in schema]

@@ -23,7 +23,7 @@ logger = logging.getLogger("hf_refspec")
 
 # Positions in the text are int32, and a boundary stands behind each session.
 MOST_TOKENS = 1 << 29
-# The text is rebuilt when a larger fraction of it is forgotten: smaller ones rebuild it more often.
+# The text is rebuilt when a larger fraction of it is forgotten: the smaller, the more often.
 _FORGOTTEN = 1 / 8
 # Guards all memories while they change. A fork waits for it, so that no process is born with a lock
 # that a thread of its parent holds.
@@ -43,7 +43,7 @@ class View:
         ids (`np.ndarray`, int64 of shape `(d,)`): Their ids in the database.
         ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each one is.
         prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of its tokens are its prompt.
-        oldest (`int`): The first that is remembered; earlier ones are still in the text.
+        oldest (`int`): The first that is remembered; the text may still have earlier ones.
     """
 
     text: LinkedText
@@ -57,7 +57,7 @@ class View:
 
     @property
     def largest_id(self) -> int:
-        """The largest token; -1 if there is none."""
+        """The largest token; -1 without any."""
         return int(np.flatnonzero(self.text.latest >= 0).max(initial=-1))
 
     def session(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,9 +80,9 @@ class View:
 class Memory:
     """Sessions in one linked text; the oldest are forgotten first.
 
-    With a database they are its newest rows, and those that could not be written there. Drafts may
-    see a forgotten session until an eighth of the text is forgotten and the text is rebuilt. A copy
-    (or pickle) is another memory with the same sessions, without a database.
+    With a database they are its newest rows, and the sessions that could not be written there.
+    Drafts may see a forgotten session until the text is rebuilt, once an eighth of it is forgotten.
+    A copy (or pickle) is another memory with the same sessions, without a database.
 
     Attributes:
         view ([`View`]): The present sessions; it is replaced, never changed.
@@ -109,7 +109,7 @@ class Memory:
         """Remembers a session: integer arrays of shape `(n,)`, not both empty."""
         with _lock:
             length = len(prompt) + len(output)
-            if length > min(self.max_tokens, LONGEST_SESSION):  # it would push out all others
+            if length > min(self.max_tokens, LONGEST_SESSION):  # it would replace all others
                 return
             if self._database is not None:
                 with self._warned(), self._database.opened():
@@ -124,15 +124,14 @@ class Memory:
                 self._append(Sessions(ids, tokens, ends, prompt_lengths))
 
     def refresh(self) -> View:
-        """The present sessions, with those of other processes since (or the first batch, if there
-        are many)."""
+        """The present sessions, including new ones of other processes: of many the first batch."""
         if self._database is not None:
             with _lock, self._warned():
                 self._read(self._database, batches=1)
         return self.view
 
     def clear(self) -> None:
-        """Forgets all sessions, in the database as well (or raises a DatastoreError)."""
+        """Forgets all sessions, in the database as well; raises a DatastoreError if it fails."""
         with _lock:
             self._forget_all()
             if self._database is not None:
@@ -148,12 +147,12 @@ class Memory:
 
     @contextmanager
     def _warned(self) -> Iterator[None]:
-        """Warns, once, where the database fails; a call of `generate` goes on."""
+        """Warns, once, if the database fails; a call of `generate` goes on."""
         try:
             yield
         except DatastoreError as error:
             if self._keeps:
-                logger.warning("%s; until that is mended, sessions are only in memory", error)
+                logger.warning("%s; until that is mended, sessions are kept in memory only", error)
             self._keeps = False
 
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
@@ -178,8 +177,8 @@ class Memory:
         self._forget(new, old.oldest)
 
     def _forget(self, view: View, oldest: int) -> None:
-        """Forgets the sessions of a view before the number `oldest`, and then the oldest until
-        `max_tokens` holds; rebuilds the text without them once they are many."""
+        """Forgets a view's sessions before the number `oldest`, and further ones, the oldest first,
+        until `max_tokens` holds; rebuilds the text without them once they are many."""
         begins = np.concatenate(([0], view.ends + 1))
         left = len(self._text) - begins - np.arange(len(view.ends), -1, -1)  # without boundaries
         oldest = max(oldest, view.oldest, int((left <= self.max_tokens).argmax()))

@@ -16,12 +16,11 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..observation import Observation
 from ..source import LookUp
-from ..stats import SpeculationStats
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
 
-# Weights of estimates that hold for a copy from the present text. Continuations in other sessions
+# The weights of estimates that hold for copies from the present text: continuations in any session
 # are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
@@ -31,13 +30,12 @@ class RetrievalCache(LookUp):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
-    A call that ends before the kernels are compiled, in a fresh installation, is not remembered.
-    What helps is found in two ways: the text of all sessions is searched for the last tokens, and
-    the outputs of the `top_k` sessions whose prompts have most tokens in common with this one are
-    references, as in LLMA ("Inference with Reference", arXiv 2304.04487, section 2.3).
+    (A call that ends while a fresh installation compiles its kernels is not remembered.) It
+    searches all sessions for the last tokens, and copies from the outputs of the `top_k` sessions
+    whose prompts have most tokens in common with the present one, as LLMA does ("Inference with
+    Reference", arXiv 2304.04487, section 2.3).
 
-    The text of the present call is not among it: `ReferenceCopy() | RetrievalCache()` drafts from
-    both.
+    It does not draft from the present call; `ReferenceCopy() | RetrievalCache()` drafts from both.
 
     A drafter serves one call at a time; `fork()` returns another one that shares the sessions, for
     another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is another
@@ -45,25 +43,26 @@ class RetrievalCache(LookUp):
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            The target model's, for `add` with strings, and to make sure that the sessions in `path`
-            are those of the same tokenizer.
+            The target model's, for `add` with strings, and to refuse a `path` with the sessions of
+            another tokenizer.
         max_tokens (`int`, *optional*, defaults to 10,000,000):
-            The most tokens that are remembered, 2**29 at most; 8 to 16 bytes of memory each, and 30
-            a session. A longer call (or one of more than 16 million) is not remembered.
+            The most tokens that are remembered, 2**29 at most; a token takes 8 to 16 bytes of
+            memory, a session 30 more. A longer call (or one of more than 16 million tokens) is not
+            remembered.
         top_k (`int`, *optional*, defaults to 4):
-            How many sessions with similar prompts are references; 0 for none.
+            How many sessions with similar prompts are copied from; 0 for none.
         path (`str` or `Path`, *optional*):
-            A folder to keep the sessions in, so that they outlive the process, even one that is
-            killed. Several processes may share it: a call drafts from what all of them had finished
-            when it began, and the smallest `max_tokens` counts. Where it cannot be written, as on a
-            full disk, calls go on and are remembered in memory only, after a warning.
+            A folder that keeps the sessions, so that they outlive the process, even one that is
+            killed. Several processes may share it: a call drafts from the calls that all of them
+            had finished when it began, and the smallest `max_tokens` counts. If it cannot be
+            written, as on a full disk, a warning says so, and calls are remembered in memory only.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is too small or too large. `begin` raises it if a token is
-            remembered that is outside of the target's vocabulary.
-        DatastoreError: If `path` is damaged, of another tokenizer or something else, or
-            the system does not let it be used.
+        ValueError: If a number is too small or too large. `begin` raises it if a remembered token
+            is outside of the target's vocabulary.
+        DatastoreError: If `path` is damaged, of another tokenizer or something else, or cannot be
+            used.
         OSError: If there is nothing at `path` and it cannot be made.
     """
 
@@ -107,7 +106,7 @@ class RetrievalCache(LookUp):
                 f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         super().begin(prompt_ids, vocab_size)
-        # The ids of sessions that are added during the call are not compared.
+        # Sessions that are added during the call are not checked against the vocabulary.
         self._prompt, self._view = prompt_ids, view
         outputs = view.similar_outputs(prompt_ids, self.top_k) if self.top_k > 0 else []
         if outputs:
@@ -140,8 +139,8 @@ class RetrievalCache(LookUp):
         """Remembers a call that was finished elsewhere, as a session.
 
         Args:
-            prompt, output (`str`, list of ids, 1-D tensor or array): What went in and what came
-                out; strings need the `tokenizer`.
+            prompt, output (`str`, list of ids, 1-D tensor or array): The call's; strings need the
+                `tokenizer`.
 
         Raises:
             TypeError: If one of them is something else.
@@ -158,7 +157,6 @@ class RetrievalCache(LookUp):
     def fork(self) -> RetrievalCache:
         """Another drafter with the same memory, for another thread or row of a batch."""
         fork = copy.copy(self)
-        fork.stats = SpeculationStats()
         fork._forget_call()
         return fork
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from calls import assert_lossless
-from drafters import Noise
+from drafters import Fixed, Noise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
@@ -265,19 +265,10 @@ def test_inside_a_string_or_a_number_its_end_is_drafted_with_what_that_forces(to
         assert "}" in paths_of(grammar.draft(24), tokenizer)
 
 
-class Says(rs.Drafter):
-    """Is sure of one text."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def draft(self, budget: int) -> DraftTree:
-        return DraftTree.chain(self.tokens, [0.99 ** (1 + i) for i in range(len(self.tokens))])
-
-
 def test_what_is_forced_behind_a_long_sure_draft_is_drafted_once(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, json_schema=Pet)
-    blend = grammar | Says(tokenizer('cat"')["input_ids"])
+    sure = tokenizer('cat"')["input_ids"]
+    blend = grammar | Fixed.chain(sure, 0.99 ** np.arange(1, 1 + len(sure)))
     text = tokenizer('{"kind": "', return_tensors="np")["input_ids"][0]
     with drafter_call(blend, [np.array([5])], len(tokenizer)):
         first = blend.draft(48)  # the grammar's own, and nothing behind it
@@ -365,7 +356,7 @@ ANCHOR = {"$anchor": "named", "type": "integer"}
         ({"json_schema": ENDLESS}, ValueError, "json_schema forces .* too long, or never ends"),
         ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
         ({"tools": []}, ValueError, "tools is empty"),
-        ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict as"),
+        ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict like"),
     ],
 )
 def test_bad_grammars_are_refused(tokenizer, given, error, message):

@@ -71,37 +71,6 @@ def test_cleared_sessions_leave_no_token():
     assert seen(memory) == as_text(as_lists(call(i) for i in range(271, 300)))
 
 
-def test_many_threads_add_and_read():
-    memory = Memory(10**6)
-    wrong: list[object] = []
-
-    def add(thread: int) -> None:
-        for i in range(100):
-            memory.add(*call(100 * thread + i))
-
-    def read() -> None:
-        while not done.is_set():
-            linked = memory.view.text
-            if len(linked.previous) != len(linked.tokens) or (
-                len(linked.latest) and linked.latest.max() >= len(linked.tokens)
-            ):
-                wrong.append(linked)
-
-    done = threading.Event()
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    writers = [threading.Thread(target=add, args=(i,)) for i in range(4)]
-    for thread in [*readers, *writers]:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert not wrong
-    assert sorted(prompt[0] for prompt, _ in remembered(memory)) == list(range(400))
-    assert seen(memory) == as_text(remembered(memory))
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_a_copy_is_another_memory(copied):
     memory = Memory(75)
