@@ -10,7 +10,7 @@ end as plain decoding would have left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,8 @@ from transformers import Cache, DynamicLayer
 
 from ..transformers_names import SlidingLayer
 from .cache import Entries, EntriesMark, Pass
-from .row_blocks import RowBlocks, RowEntries
+from .packed_attention import PackedPass
+from .row_blocks import RowBlocks, RowEntries, first_visible
 
 
 def fits_in_place(cache: Cache) -> bool:
@@ -30,53 +31,37 @@ def fits_in_place(cache: Cache) -> bool:
     )
 
 
-def first_visible(length: int, window: int | None) -> int:
-    """The first of `length` entries that the next token sees."""
-    return 0 if window is None else max(0, length - window + 1)
+class SideBySide:
+    """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
+    attention."""
 
+    def __init__(
+        self, rows: Sequence[RowEntries], windows: Sequence[int | None], size: int
+    ) -> None:
+        self._rows, self._windows, self._block = rows, windows, rows[0].block
+        ends = [row.length for row in rows]
+        self.end = max(ends) + size  # of the longest row
+        slots = torch.tensor(ends)[:, None] + torch.arange(size)
+        self._targets = torch.arange(len(ends))[:, None], slots
+        self._even = min(ends) == max(ends)
 
-class RunningPass(Protocol):
-    """The pass that layers write for."""
-
-    end: int  # the length of the longest row with its tokens
+    def entries(self, window: int | None) -> slice:
+        """The entries that some token sees."""
+        return slice(min(row.begin(window) for row in self._rows), self.end)
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes what a layer computed of the pass, and returns what it hands to attention."""
-
-    def check_attended(self) -> None:
-        """Makes sure that each layer has attended to what it has written, if that matters."""
-
-
-class SideBySide:
-    """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
-    attention."""
-
-    def __init__(self, entries: InPlaceEntries, size: int) -> None:
-        self._block = entries.rows[0].block
-        self._windows = entries.windows
-        ends = [row.length for row in entries.rows]
-        self._count, self.size, self.begin, self.end = len(ends), size, min(ends), max(ends) + size
-        self._at, self._slots = torch.arange(len(ends))[:, None], torch.tensor(ends)[:, None]
-        self._slots = self._slots + torch.arange(size)
-        self._even = min(ends) == max(ends)
-
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = slice(first_visible(self.begin, self._windows[layer]), self.end)
+        count, seen = len(self._rows), self.entries(self._windows[layer])
         entries = self._block.layers[layer]
         for own, new in zip(entries, (keys, values), strict=True):
             if self._even:
-                own[: self._count, :, self.begin : self.end] = new
+                own[:count, :, self._rows[0].length : self.end] = new
             else:
-                at, slots = self._at.to(own.device), self._slots.to(own.device)
+                at, slots = (index.to(own.device) for index in self._targets)
                 own.transpose(1, 2)[at, slots] = new.transpose(1, 2)
-        return entries[0][: self._count, :, seen], entries[1][: self._count, :, seen]
-
-    def check_attended(self) -> None:
-        pass
+        return entries[0][:count, :, seen], entries[1][:count, :, seen]
 
 
 class InPlaceLayer(DynamicLayer):
@@ -87,7 +72,7 @@ class InPlaceLayer(DynamicLayer):
         self._entries, self._index = entries, index
         self._window = entries.windows[index]
         self.is_sliding = self._window is not None
-        self._reached: RunningPass | None = None  # the last pass that has written
+        self._reached: PackedPass | SideBySide | None = None  # the last pass that has written
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -103,16 +88,15 @@ class InPlaceLayer(DynamicLayer):
         return self._entries.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        length = self._entries.length
-        start = first_visible(length, self._window)
-        return length + query_length - start, start
+        start = min(row.begin(self._window) for row in self._entries.rows)
+        return self._entries.length + query_length - start, start
 
 
 class InPlaceEntries(Entries):
-    """The entries of rows that each have a length of their own, without the padding before their
-    prompts; `windows` are those of the layers."""
+    """The entries of rows that each have a length of their own; `windows` are those of the
+    layers."""
 
-    running: RunningPass | None = None
+    running: PackedPass | SideBySide | None = None
     apart = False  # whether rows may stand in several blocks
     padding: list[int]  # of each row of the prefill
     prompts: list[int]  # of each row, see `Verifier.prompts`
@@ -133,17 +117,15 @@ class InPlaceEntries(Entries):
         self.given = length - prompt_length
         self._layers = self.cache.layers
         for prompt, skipped in zip(self.prompts, self.padding, strict=True):
-            states, padding = [], []
-            for layer in self._layers:
-                sides = [
-                    _whole(each[prompt : prompt + 1], length) for each in (layer.keys, layer.values)
-                ]
-                states.append((sides[0][:, :, skipped:], sides[1][:, :, skipped:]))
-                padding.append([each[:, :, :skipped].clone() for each in sides])
-            row = RowEntries(skipped, length - skipped)
-            row.padding = padding
-            room = 0 if self.apart else skipped - min(self.padding)  # for all in one block
-            self.blocks.add(row, states, room, capacity=len(self.padding))
+            states = [
+                (
+                    _whole(layer.keys[prompt], length)[None],
+                    _whole(layer.values[prompt], length)[None],
+                )
+                for layer in self._layers
+            ]
+            row = RowEntries(skipped, length)
+            self.blocks.add(row, states, capacity=len(self.padding))
             self.rows.append(row)
         for layer in self.cache.layers:  # their entries are handed over
             layer.keys = layer.values = None
@@ -151,7 +133,7 @@ class InPlaceEntries(Entries):
 
     def before(self, now: Pass) -> None:
         for row, cached in zip(self.rows, now.cached, strict=True):
-            row.length = cached + self.given - row.skipped
+            row.length = cached + self.given
         longest = self.length + now.size
         for row, pending, draft in zip(self.rows, now.pending, now.drafts, strict=True):
             room = pending + len(draft) if self.apart else longest - row.length
@@ -182,7 +164,7 @@ class InPlaceEntries(Entries):
         other.rows, other.blocks = [], RowBlocks()
 
     def bring_together(self, room: int) -> None:
-        """Puts all rows in one block, in their order, with so much room behind the longest."""
+        """Puts all rows in one block, in their order, with `room` tokens behind the longest."""
         self.apart, self.blocks = False, RowBlocks()
         longest = self.length
         for row in self.rows:
@@ -198,7 +180,7 @@ class InPlaceEntries(Entries):
         if any(window is not None for window in self.windows):
             return False  # what the prefill left out may be seen again
         [row] = self.rows
-        row.length = length + self.given - row.skipped
+        row.length = length + self.given
         return True
 
     def close(self, cached: list[int]) -> None:
@@ -216,7 +198,7 @@ class InPlaceEntries(Entries):
                 row.length = length
             return
         if self.rows:  # to before the prefill
-            self._put_back(self.rows[0].length + self.rows[0].skipped)
+            self._put_back(self.rows[0].length)
         super().roll_back(mark)
 
     def _put_back(self, length: int) -> None:
@@ -224,9 +206,11 @@ class InPlaceEntries(Entries):
         them, as plain decoding leaves them."""
         for index, layer in enumerate(self._layers):
             window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
-            start = first_visible(length, window)
+            seen = slice(first_visible(length, window), length)
             layer.keys, layer.values = (
-                torch.cat([_returned(row, index, side, start, length) for row in self.rows])
+                torch.cat(
+                    [row.block.layers[index][side][row.at, None, :, seen] for row in self.rows]
+                )
                 for side in (0, 1)
             )
             if window is not None:
@@ -236,15 +220,7 @@ class InPlaceEntries(Entries):
 
 
 def _whole(entries: torch.Tensor, length: int) -> torch.Tensor:
-    """Entries `(1, heads, n, head_dim)` in the slots of their indices: where a layer has dropped
-    what is outside of its window, nothing is in the first ones of `length`."""
-    gone = length - entries.shape[2]
+    """Entries `(heads, n, head_dim)` in the slots of their indices: where a layer has dropped what
+    is outside of its window, nothing is in the first ones of `length`."""
+    gone = length - entries.shape[1]
     return nn.functional.pad(entries, (0, 0, gone, 0)) if gone else entries
-
-
-def _returned(row: RowEntries, layer: int, side: int, start: int, length: int) -> torch.Tensor:
-    """The entries of a row from `start` to `length`, `(1, heads, length - start, head_dim)`, those
-    of its padding among them."""
-    first = max(start - row.skipped, 0)
-    own = row.block.layers[layer][side][row.at : row.at + 1, :, first : length - row.skipped]
-    return torch.cat([row.padding[layer][side][:, :, start:], own], dim=2)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from ..text_config import length_dependent_rope, text_config
+from ..text_config import attention_windows, length_dependent_rope, text_config
 from ..transformers_names import (
     CACHE_NAMES,
     attention_implementation,
     cache_name,
     has_compiled_call,
 )
+from .block_attention import RowPass, seen_entries
 from .cache import caches_images
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -22,22 +24,33 @@ _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 class MaskedInputs:
     """The arguments of forward passes after a prefill with these keyword arguments, over R prompts
-    of these lengths (padding included), whose mask is given explicitly."""
+    of this length (padding included), whose mask is given explicitly.
+
+    Attributes:
+        padding (`list[int]`): How many hidden entries each row begins with.
+        hidden (`list[np.ndarray | None]`): Which of its first entries are hidden, for each row in
+            which others than these are, bool.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, model_kwargs: dict[str, Any], cache: Any, prompts: list[int]
+        self,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        cache: Any,
+        rows: int,
+        prompt_length: int,
     ) -> None:
-        rows, prompt_length = len(prompts), prompts[0]
         mask, positions = model_kwargs.get("attention_mask"), model_kwargs["position_ids"]
-        prefilled = int(cache.get_seq_length())  # of a static cache it is a tensor
         self._model, self._cache = model, cache
-        # False where a row is padded, (R, prefilled).
-        self.prompt_mask = (
-            torch.ones((rows, prefilled), dtype=torch.bool, device=positions.device)
-            if mask is None
-            else mask[:, :prefilled].to(positions.device, torch.bool)
-        )
-        self._find_padding()
+        self._windows = attention_windows(text_config(model)) or {}
+        self.device = positions.device
+        self.padding, self.hidden = [0] * rows, [None] * rows
+        if mask is not None:
+            prefilled = int(cache.get_seq_length())  # of a static cache it is a tensor
+            hidden = mask[:, :prefilled].numpy(force=True) == 0
+            self.padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+            pairs = zip(hidden, self.padding, strict=True)
+            self.hidden = [row if row[n:].any() else None for row, n in pairs]
         # Some models have several positions for each token: (..., R, 1)
         first = positions[..., -1:] - (prompt_length - 1)
         self._first_positions = first.expand(*first.shape[:-2], rows, 1)
@@ -55,9 +68,9 @@ class MaskedInputs:
 
     def select(self, rows: list[int]) -> None:
         """Keeps these rows alone."""
-        index, count = torch.tensor(rows, dtype=torch.int64), len(self.prompt_mask)
-        self.prompt_mask = self.prompt_mask[index]
-        self._find_padding()
+        index, count = torch.tensor(rows, dtype=torch.int64), len(self.padding)
+        self.padding = [self.padding[i] for i in rows]
+        self.hidden = [self.hidden[i] for i in rows]
         self._first_positions = self._first_positions[..., index, :]
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._others = {
@@ -69,55 +82,56 @@ class MaskedInputs:
 
     def join(self, other: MaskedInputs) -> None:
         """Adds the rows of another prefill, with the usual arguments alone."""
-        masks = self.prompt_mask, other.prompt_mask
-        length = max(mask.shape[1] for mask in masks)
-        self.prompt_mask = torch.cat(
-            [nn.functional.pad(mask, (0, length - mask.shape[1]), value=True) for mask in masks]
-        )
-        self._find_padding()
+        self.padding, self.hidden = self.padding + other.padding, self.hidden + other.hidden
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
-    def hides(self, index: int, skipped: int) -> bool:
-        """Whether some tokens of a row are hidden beside the `skipped` ones."""
-        return self._hidden[index] > skipped
-
-    @property
-    def is_padded(self) -> bool:
-        return any(self._hidden)
-
-    def _find_padding(self) -> None:
-        # For each row, how many tokens are hidden, and how many of these stand before all others.
-        hidden, leading = ~self.prompt_mask, self.prompt_mask.cumsum(dim=-1) == 0
-        counts = torch.stack([hidden.sum(dim=-1), leading.sum(dim=-1)]).tolist()  # one wait
-        self._hidden: list[int] = counts[0]
-        self.padding: list[int] = counts[1]
+    def masks(
+        self, rows: Sequence[RowPass], size: int, entries: Callable[[int | None], slice]
+    ) -> Any:
+        """The mask of a pass over `size` tokens of each row, as attention takes it,
+        `(R, 1, S, length)`: by a layer's window, its columns are these `entries`. Where the
+        configuration names types of layers, one mask for each type."""
+        masks = {}
+        for kind, window in self._windows.items():
+            seen = torch.from_numpy(seen_entries(rows, size, entries(window), window))[:, None]
+            mask = seen.to(self.device, non_blocking=True)
+            if attention_implementation(self._model) != "sdpa":  # eager: it is added to the scores
+                bias = torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device)
+                mask = bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
+            masks[kind] = mask
+        return masks.get("", masks)
 
     def of_pass(
         self,
-        tokens: torch.Tensor,
-        places: torch.Tensor,
+        tokens: np.ndarray,
+        places: np.ndarray,
         mask: Any,
         kept: int,
-        of_row: torch.Tensor | None = None,
+        of_row: np.ndarray | None = None,
     ) -> dict[str, Any]:
         """The arguments of a forward pass over tokens `(R, S)` that stand at these places of their
-        rows, `(R, S)` or `(1, S)`, under a mask as attention takes it; `None` hides nothing. The
-        logits of the last `kept` are wanted, 0 for all. Tokens `(1, S)` of several rows are each
-        `of_row` `(S,)`."""
+        rows, under [`~MaskedInputs.masks`]; `None` hides nothing. The logits of the last `kept` are
+        wanted, 0 for all. Tokens `(1, S)` of several rows are each `of_row` `(S,)`."""
         rows, size = tokens.shape
+        ids, at = (
+            torch.from_numpy(each).to(self.device, non_blocking=True) for each in (tokens, places)
+        )
         first = self._first_positions
         if of_row is not None:
-            first = first[..., of_row.to(first.device), 0][..., None, :]
+            first = first[..., torch.from_numpy(of_row).to(first.device), 0][..., None, :]
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
+        by_type = isinstance(mask, dict)
         model_inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            tokens,
+            ids,
             next_sequence_length=size,
-            attention_mask=mask,
-            position_ids=first + places,
+            attention_mask=next(iter(mask.values())) if by_type else mask,
+            position_ids=first + at,
             **{self._cache_name: self._cache},
             **types,
             **self._others,
         )
+        if by_type:
+            model_inputs["attention_mask"] = mask
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = kept
         return model_inputs
@@ -145,12 +159,3 @@ def attends_packed(model: PreTrainedModel) -> bool:
         and type(model).forward.__module__.startswith("transformers.")
         and not has_compiled_call(model)
     )
-
-
-def as_attention_takes(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
-    """A mask of bool `(R, 1, S, length)` as the model's attention takes it: eager attention adds it
-    to the scores, in the model's dtype."""
-    if attention_implementation(model) == "sdpa":
-        return mask
-    bias = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
-    return bias.masked_fill_(~mask, torch.finfo(model.dtype).min)

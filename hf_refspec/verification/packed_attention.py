@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .block_attention import BlockPass, RowPass
+from .block_attention import RowGroup, RowPass, attending_together
 
 
 class UnpackableError(RuntimeError):
@@ -39,14 +39,13 @@ class PackedPass:
         what layers attend to with what they have written."""
         self._windows, self._compares = windows, compares
         self.end = max(row.end for row in rows)
-        self._blocks: list[BlockPass] = []
         self._unused = unused
+        self._groups: list[RowGroup] = []
         start = 0
-        for _, group in groupby(rows, key=lambda row: id(row.entries.block)):
-            members = [*group]
-            if any(row.size for row in members):
-                self._blocks.append(BlockPass(members, start, device))
-                start += self._blocks[-1].size
+        for _, block in groupby(rows, key=lambda row: id(row.entries.block)):
+            for members in attending_together([*block]):
+                self._groups.append(RowGroup(members, start, device))
+                start += self._groups[-1].size
         # What has been written and not yet attended to: the layer, its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
@@ -55,8 +54,8 @@ class PackedPass:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes the keys and values `(1, heads, S, head_dim)` of all tokens of the pass."""
         self.check_attended()
-        for block in self._blocks:
-            block.write(layer, keys, values)
+        for group in self._groups:
+            group.write(layer, keys, values)
         self._written = layer, keys, values
         return keys, values
 
@@ -76,14 +75,14 @@ class PackedPass:
             if not _are_same(own, given, self._compares):
                 raise UnpackableError("a layer attends to other keys than it has written")
         self._written, window = None, self._windows[layer]
-        if len(self._blocks) == 1 and not self._unused:
-            return self._blocks[0].attend(layer, query, scale, window)
-        sizes = [*(block.size for block in self._blocks), self._unused]
+        if len(self._groups) == 1 and not self._unused:
+            return self._groups[0].attend(layer, query, scale, window)
+        sizes = [*(group.size for group in self._groups), self._unused]
         per_token = query.shape[2] // sum(sizes)
         *queries, unused = query.split([per_token * size for size in sizes], dim=2)
         parts = [
-            block.attend(layer, q, scale, window)
-            for block, q in zip(self._blocks, queries, strict=True)
+            group.attend(layer, q, scale, window)
+            for group, q in zip(self._groups, queries, strict=True)
         ]
         return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
 

@@ -22,6 +22,11 @@ from .cache import LayerEntries
 _SHORTEST = 256
 
 
+def first_visible(length: int, window: int | None) -> int:
+    """The first of `length` entries that is inside of the next token's window."""
+    return 0 if window is None else max(0, length - window + 1)
+
+
 class Block:
     """Rows of up to `slots` tokens. Their entries in each layer are tensors
     `(capacity, heads, slots, head_dim)`, of which the first rows are taken."""
@@ -71,16 +76,18 @@ class Block:
 
 class RowEntries:
     """A row of a block: the first `length` slots are kept, and a pass writes behind them. The first
-    tokens of the text are padding and `skipped`."""
+    `skipped` ones hold padding, which no token sees."""
 
     block: Block
     at: int  # its place in the block
-    # Of each layer, keys and values of what is skipped: where a call returns its cache.
-    padding: Sequence[Sequence[torch.Tensor]]
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped
         self.length = length
+
+    def begin(self, window: int | None) -> int:
+        """The first entry that the next token sees."""
+        return max(self.skipped, first_visible(self.length, window))
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Keeps these of the entries behind the row, in this order, and drops the others."""
@@ -107,7 +114,7 @@ class RowBlocks:
         self._blocks: dict[int, Block] = {}
 
     def add(self, row: RowEntries, states: LayerEntries, room: int = 0, capacity: int = 0) -> None:
-        """Puts a row in the shortest block that has so much room behind it."""
+        """Puts a row in the shortest block that has `room` tokens behind it."""
         slots = _SHORTEST
         while slots < row.length + room:
             slots += slots // 2

@@ -20,12 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, StaticCache
 
 from ..text_config import attention_windows, text_config
 from ..transformers_names import belongs_to_caller
+from .block_attention import rows_of_pass, side_by_side
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
-from .masked_inputs import MaskedInputs, as_attention_takes, takes_masks
+from .masked_inputs import MaskedInputs, takes_masks
+from .row_blocks import RowEntries
 from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
 from .token_sequence import TokenSequence
-from .tree import row_laid_out
 from .verifier import PassLogits, Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
@@ -90,54 +91,37 @@ class StaticVerifier(Verifier):
         return super()._prefill(rows)
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
-        self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, self.cached)
-        prompt_mask = self._inputs.prompt_mask  # (R, prefilled)
-        shape = len(prompt_mask), self.entries.length
-        self._is_text = torch.ones(shape, dtype=torch.bool, device=prompt_mask.device)
-        self._is_text[:, : prompt_mask.shape[1]] = prompt_mask
-        self._windows = attention_windows(text_config(self.model)) or {}
+        shape = len(self.cached), self._prompt_length
+        self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, *shape)
 
     def _run(self, now: Pass) -> PassLogits:
-        entries, slots = self.entries, self.entries.slots
-        for pending, end in zip(now.pending, self._ends, strict=True):
+        entries, slots, ends, count = self.entries, self.entries.slots, self._ends, len(now.rows)
+        for pending, end in zip(now.pending, ends, strict=True):
             if pending and end >= entries.length:  # the caller's cache is too short for a text
                 raise ValueError(
                     f"The static cache has room for {entries.length} tokens, and a text has "
                     "more. Pass a `StaticCache` with a larger `max_cache_len`."
                 )
         width = self._width(now.size)
-        self.pass_tokens = width * len(now.rows)
+        self.pass_tokens = width * count
         compiled = self._compiled.is_active and width in self.widths
         if not compiled:
             entries.move()
-        tokens, places, visible = laid_out(now, width)
-        targets = np.array(self._ends)[:, None] + np.arange(width)
-        numbers = [tokens, places, np.minimum(targets, entries.length - 1)]
-        moves = entries.moves(len(now.rows)) if compiled and self.takes_trees else []
-        *on_device, visible_on_device = self._uploaded([*numbers, *moves], visible)
-        token_ids, token_places, slots.targets, *moved = on_device
-        slots.moved_from, slots.moved_to = moved or (None, None)
-        masks = {
-            kind: as_attention_takes(self.model, mask)
-            for kind, mask in masks_by_kind(
-                self._windows,
-                self._is_text,
-                slots.targets,
-                token_places + entries.given,
-                visible_on_device,
-            ).items()
-        }
-        [mask, *_] = masks.values()
-        model_inputs = self._inputs.of_pass(token_ids, token_places, mask, kept=0)  # all
-        if "" not in masks:  # one for each type of layer
-            model_inputs["attention_mask"] = masks
+        held = list(map(RowEntries, self._inputs.padding, ends))
+        rows = rows_of_pass(now, held, self._inputs.hidden)
+        mask = self._inputs.masks(rows, width, lambda _: slice(0, entries.length))
+        model_inputs = self._inputs.of_pass(*side_by_side(now, rows, width), mask, kept=0)  # all
+        targets = np.array(ends)[:, None] + np.arange(width)
+        slots.targets = self._on_device(np.minimum(targets, entries.length - 1))
+        if compiled and self.takes_trees:
+            slots.moved_from, slots.moved_to = map(self._on_device, entries.moves(count))
         logits = None
         if compiled:
-            logits = self._compiled(model_inputs, width, entries.shape(len(now.rows)))
+            logits = self._compiled(model_inputs, width, entries.shape(count))
             self.in_step = self.in_step and not self._compiled.prepared
+        slots.moved_from = slots.moved_to = None
         if logits is None:
             entries.move()
-            slots.moved_from = slots.moved_to = None
             logits = self.model(**model_inputs, return_dict=True).logits
         entries.moved()
         skipped = max(min(now.pending) - 1, 0)
@@ -153,22 +137,8 @@ class StaticVerifier(Verifier):
             return size
         return next((width for width in self.widths if width >= size), size)
 
-    def _uploaded(self, numbers: Sequence[np.ndarray], visible: np.ndarray) -> list[torch.Tensor]:
-        """Arrays of int64 and one of bool as tensors on the model's device, by one copy."""
-        device = self._is_text.device
-        packed = np.concatenate([each.ravel().view(np.uint8) for each in (*numbers, visible)])
-        on_host = torch.from_numpy(packed)
-        if device.type == "cuda":
-            on_host = on_host.pin_memory()
-        *parts, last = on_host.to(device, non_blocking=True).split(
-            [each.nbytes for each in (*numbers, visible)]
-        )
-        # Copies: each begins where memory is aligned, and no graph sees what it is a view of.
-        longs = [
-            part.view(torch.int64).view(each.shape).clone()
-            for part, each in zip(parts, numbers, strict=True)
-        ]
-        return [*longs, last.view(torch.bool).view(visible.shape)]
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._inputs.device, non_blocking=True)
 
 
 def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
@@ -177,46 +147,3 @@ def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
     window = getattr(config, "sliding_window", None)
     windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
     return not windows or not belongs_to_caller(cache)
-
-
-def masks_by_kind(
-    windows: Mapping[str, int | None],
-    is_text: torch.Tensor,
-    slots: torch.Tensor,
-    places: torch.Tensor,
-    visible: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """By type of layer, which of all slots tokens see that are written into these `slots` `(R, S)`,
-    bool `(R, 1, S, length)`: those before them that are text `(R, length)`, and of each other the
-    `visible` ones `(R, S, S)`; of both none that is outside of the window. A token in its place
-    would stand in the slot `places` `(R, S)`."""
-    (rows, size), length = places.shape, is_text.shape[1]
-    columns = torch.arange(length, device=places.device)
-    past = (columns < slots[:, :1]) & is_text  # (R, length)
-    index = slots[:, None, None].expand(rows, 1, size, size)
-    masks = {}
-    for kind, window in windows.items():
-        mask, among = past[:, None, None].expand(rows, 1, size, length), visible[:, None]
-        if window is not None:
-            mask = mask & (places[..., None] - columns < window)[:, None]
-            among = among & (places[..., None] - places[:, None] < window)[:, None]
-        masks[kind] = mask.scatter(3, index, among)
-    return masks
-
-
-def laid_out(now: Pass, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens of a pass `(R, S)` of this width, their indices in their rows `(R, S)`, and which
-    of them each of them sees `(R, S, S)`: pending tokens those before them, nodes all pending
-    tokens and their ancestors. The padding of a row repeats its last token, which nothing else
-    sees."""
-    count = len(now.rows)
-    tokens = np.zeros((count, width), dtype=np.int64)
-    places = np.zeros((count, width), dtype=np.int64)
-    visible = np.tile(np.eye(width, dtype=np.bool_), (count, 1, 1))
-    for i, row in enumerate(now.rows):
-        own = row_laid_out(row, now.drafts[i], now.cached[i], now.pending[i])
-        size = len(own[0])
-        tokens[i], places[i] = row.tail(1)[0], len(row) - 1
-        tokens[i, :size], places[i, :size], visible[i, :size, :size] = own
-        visible[i, size:, : now.pending[i]] = True
-    return tokens, places, visible

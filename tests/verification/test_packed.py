@@ -35,7 +35,8 @@ def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> l
         states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
         blocks.add(row, states, room=len(each), capacity=len(lengths))
         unseen = np.arange(length) < hidden if hidden and i == 0 else None
-        rows.append(RowPass(row, each, each.sum(axis=1) - 1, unseen))
+        places = each.sum(axis=1) - 1
+        rows.append(RowPass(row, places, places, each, unseen))
     blocks_of_rows = [id(block) for block in blocks.blocks()]
     return sorted(rows, key=lambda row: blocks_of_rows.index(id(row.entries.block)))
 
@@ -51,7 +52,7 @@ def alone(
         mask[:, : row.entries.length] &= ~torch.from_numpy(row.hidden)
     if window is not None:
         length = row.entries.length
-        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.steps]))
+        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.places]))
         mask &= places[length:, None] - places < window
     repeated = query.shape[1] // keys.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
