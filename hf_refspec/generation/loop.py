@@ -23,7 +23,7 @@ from ..drafting.tree import DraftTree
 from ..verification.draft_limits import DraftLimits
 from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
-from ..verification.token_sequence import FixedTokens, IdleTokens
+from ..verification.token_sequence import FixedTokens
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
@@ -160,7 +160,8 @@ class Loop:
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
-        seen = [IdleTokens(row.seen) if row.is_idle else row.seen for row in rows]
+        # The last token of an idle row must not run: the model may have no position for it.
+        seen = [FixedTokens(row.seen.ids[:, :-1]) if row.is_idle else row.seen for row in rows]
         logits, roots = self.verifier.forward(seen, [row.verified for row in rows])
         for row, root in zip(rows, roots, strict=True):
             row.root = root

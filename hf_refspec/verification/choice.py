@@ -18,8 +18,7 @@ from .chain import ChainVerifier, RecurrentVerifier
 from .model_memo import memo_of_state
 from .probe import Finding, probe
 from .ranks import Ranks
-from .reproducible import ReproducibleVerifier
-from .static import StaticVerifier
+from .static import ReproducibleVerifier, StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 

@@ -31,6 +31,9 @@ from .verifier import PassLogits, Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
 WIDTHS = (1, 8, 16, 32, 65)
+# A pass of this width costs little more than one over a single token, on a GPU hardly anything;
+# wider ones take longer drafts, and every pass without a draft costs as much.
+_REPRODUCIBLE_WIDTH = 16
 
 
 class StaticVerifier(Verifier):
@@ -147,3 +150,22 @@ def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
     window = getattr(config, "sliding_window", None)
     windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
     return not windows or not belongs_to_caller(cache)
+
+
+class ReproducibleVerifier(StaticVerifier):
+    """Chains of any number of rows in passes of one width: the same bits with drafts and without.
+
+    In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that
+    drafts may change a near-tie. Not so if all passes have one shape, and attention sums in one
+    order: rows of a matrix product of one shape do not depend on each other, and masked entries add
+    exact zeros. Attention sums over slots, so that drafts are chains: in a chain each token stands
+    in the slot that it keeps, in a tree it may not.
+
+    Where tokens choose among experts, what others choose changes the shapes, except with
+    transformers' `experts_implementation="batched_mm"`. The probe compares the bits.
+    """
+
+    name = "reproducible"
+    takes_trees = False
+    same_bits = True
+    widths = (_REPRODUCIBLE_WIDTH,)

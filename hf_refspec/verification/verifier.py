@@ -31,8 +31,8 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from ..transformers_names import cache_name, prefill
-from .cache import Entries, EntriesMark, Pass, find_cache
+from ..transformers_names import cache_name, next_kwargs, prefill
+from .cache import Entries, EntriesMark, Pass, find_cache, holds_running_state
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -108,10 +108,6 @@ class Verifier:
 
     def _entries(self, cache: Any) -> Entries:
         return self.entries_type(cache)
-
-    def _run(self, now: Pass) -> PassLogits:
-        """The logits of a pass and the roots in them, see [`~Verifier.forward`]."""
-        raise NotImplementedError
 
     @property
     def cache(self) -> Any:
@@ -235,13 +231,51 @@ class Verifier:
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         """Prepares the passes after the prefill."""
+        # The arguments for one more token than the prompt, some of them from the outputs.
+        self.model_kwargs = next_kwargs(self.model, outputs, self.model_kwargs)
 
     def _position_offsets(self, rows: int) -> list[int]:
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
-            return [0] * rows
+            counts = not holds_running_state(self.cache)
+            return [self.cache.get_seq_length() - self._prompt_length if counts else 0] * rows
         last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
         return (last.expand(rows) - (self._prompt_length - 1)).tolist()
+
+    def _run(self, now: Pass) -> PassLogits:
+        """The logits of a pass and the roots in them, see [`~Verifier.forward`]; here of one row
+        whose tokens run in order, as `generate` runs them."""
+        [row], [draft] = now.rows, now.drafts
+        input_ids = row.ids
+        if len(draft):
+            tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+            input_ids = torch.cat([input_ids, tokens], dim=-1)
+        model_inputs = self.model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=now.size, **self._kwargs_for(input_ids.shape[1])
+        )
+        if "logits_to_keep" in model_inputs:
+            model_inputs["logits_to_keep"] = 1 + len(draft)
+        outputs = self.model(**model_inputs, return_dict=True)
+        if (cache := self._new_cache(outputs)) is not None:
+            self.entries = self._entries(cache)
+        return outputs.logits[0, -1 - len(draft) :], [0]
+
+    def _kwargs_for(self, length: int) -> dict[str, Any]:
+        """The keyword arguments (attention mask, position ids, token types) for this length."""
+        further = length - self._prompt_length - 1
+        if further == 0:
+            return self.model_kwargs
+        if further < 0:
+            names = ("attention_mask", "position_ids", "token_type_ids")
+            given = {name: self.model_kwargs.get(name) for name in names}
+            cut = {name: value[..., :further] for name, value in given.items() if value is not None}
+            return {**self.model_kwargs, **cut}
+        kwargs = next_kwargs(self.model, {}, dict(self.model_kwargs), further)
+        if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
+            # Plain decoding repeats the last type; the method above would repeat the last k types.
+            repeated = token_types[:, -1:].expand(-1, further)
+            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
+        return kwargs
 
     def _new_cache(self, outputs: Mapping[str, Any]) -> Cache | None:
         """The cache that the model returned, if it is another one: some models begin a new cache

@@ -12,8 +12,7 @@ from trees import paths
 
 from hf_refspec import DraftTree
 from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
-from hf_refspec.verification.reproducible import ReproducibleVerifier
-from hf_refspec.verification.static import StaticVerifier
+from hf_refspec.verification.static import ReproducibleVerifier, StaticVerifier
 from hf_refspec.verification.token_sequence import FixedTokens
 from hf_refspec.verification.tree import TreeVerifier
 from hf_refspec.verification.verifier import Verifier
