@@ -28,15 +28,12 @@ class RowPass:
             have if it were accepted.
         visible (`np.ndarray`, bool of shape `(S, S)`): Which of each other they see: pending tokens
             those before them, nodes all pending tokens and their ancestors.
-        hidden (`np.ndarray`, *optional*): Which of its first entries none of them sees, beside the
-            padding that the row skips.
     """
 
     entries: RowEntries
     tokens: np.ndarray
     places: np.ndarray
     visible: np.ndarray
-    hidden: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -49,7 +46,7 @@ class RowPass:
     def sees_all(self, begin: int, end: int, window: int | None) -> bool:
         """Whether it has a single token, which sees all entries from `begin` to `end`."""
         own = self.entries.begin(window), self.end
-        return self.size == 1 and self.hidden is None and own == (begin, end)
+        return self.size == 1 and self.entries.hidden is None and own == (begin, end)
 
     def sees(self, start: int, window: int | None) -> np.ndarray:
         """Which of its entries from `start` on each token sees, bool `(S, end - start)`."""
@@ -57,8 +54,8 @@ class RowPass:
         mask = np.ones((self.size, self.end - start), dtype=np.bool_)
         mask[:, length - start :] = self.visible
         mask[:, : max(self.entries.skipped - start, 0)] = False
-        if self.hidden is not None:
-            mask[:, : max(len(self.hidden) - start, 0)] &= ~self.hidden[start:]
+        if (hidden := self.entries.hidden) is not None:
+            mask[:, : max(len(hidden) - start, 0)] &= ~hidden[start:]
         if window is not None:
             steps = self.places - self.places[:1]
             places = np.concatenate([np.arange(start - length, 0), steps])
@@ -66,9 +63,7 @@ class RowPass:
         return mask
 
 
-def rows_of_pass(
-    now: Pass, entries: Sequence[RowEntries], hidden: Sequence[np.ndarray | None]
-) -> list[RowPass]:
+def rows_of_pass(now: Pass, entries: Sequence[RowEntries]) -> list[RowPass]:
     """What a pass runs of each row, behind these entries."""
     rows = []
     for i, (row, draft, pending) in enumerate(zip(now.rows, now.drafts, now.pending, strict=True)):
@@ -81,7 +76,7 @@ def rows_of_pass(
         visible[:pending, :pending] = np.tri(pending, dtype=np.bool_)
         visible[pending:, :pending] = True
         visible[pending:, pending:] = draft.ancestors()
-        rows.append(RowPass(entries[i], tokens, places, visible, hidden[i]))
+        rows.append(RowPass(entries[i], tokens, places, visible))
     return rows
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from transformers import (
     Cache,
@@ -265,20 +264,6 @@ class RunningState(Entries):
         if self._before is not None:
             restore(self.cache, self._before)
         return done.cached
-
-
-def move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None:
-    """Moves each row's entries from `sources` to `targets`, int64 `(R, n)`, in every layer."""
-    rows: Any = torch.arange(len(sources))[:, None]
-    source, target = torch.from_numpy(sources), torch.from_numpy(targets)
-    for layer in cache.layers:
-        device = layer.keys.device
-        rows, source, target = (
-            index.to(device, non_blocking=True) for index in (rows, source, target)
-        )
-        # The selection is a copy, so that it may overlap with where it goes.
-        layer.keys[rows, :, target] = layer.keys[rows, :, source]  # (R, n, heads, head_dim)
-        layer.values[rows, :, target] = layer.values[rows, :, source]
 
 
 def crop_layers(cache: Cache, width: int) -> None:

@@ -98,8 +98,8 @@ class InPlaceEntries(Entries):
 
     running: PackedPass | SideBySide | None = None
     apart = False  # whether rows may stand in several blocks
-    padding: list[int]  # of each row of the prefill
-    prompts: list[int]  # of each row, see `Verifier.prompts`
+    # The rows of the prefill, each with the index of its prompt, see `Verifier.prompts`.
+    prefilled: list[tuple[RowEntries, int]]
 
     def __init__(self, cache: Any, windows: Sequence[int | None]) -> None:
         super().__init__(cache)
@@ -116,7 +116,7 @@ class InPlaceEntries(Entries):
         length = int(self.cache.get_seq_length())
         self.given = length - prompt_length
         self._layers = self.cache.layers
-        for prompt, skipped in zip(self.prompts, self.padding, strict=True):
+        for row, prompt in self.prefilled:
             states = [
                 (
                     _whole(layer.keys[prompt], length)[None],
@@ -124,8 +124,7 @@ class InPlaceEntries(Entries):
                 )
                 for layer in self._layers
             ]
-            row = RowEntries(skipped, length)
-            self.blocks.add(row, states, capacity=len(self.padding))
+            self.blocks.add(row, states, capacity=len(self.prefilled))
             self.rows.append(row)
         for layer in self.cache.layers:  # their entries are handed over
             layer.keys = layer.values = None
@@ -158,9 +157,8 @@ class InPlaceEntries(Entries):
     def join(self, other: InPlaceEntries) -> None:
         """Adds the only row of other entries, which are then empty."""
         [row] = other.rows
-        joined = RowEntries(row.skipped, row.length)
-        self.blocks.add(joined, row.first(row.length), capacity=1)
-        self.rows.append(joined)
+        self.blocks.add(row, row.first(row.length), capacity=1)
+        self.rows.append(row)
         other.rows, other.blocks = [], RowBlocks()
 
     def bring_together(self, room: int) -> None:

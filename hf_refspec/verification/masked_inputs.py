@@ -24,13 +24,7 @@ _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 class MaskedInputs:
     """The arguments of forward passes after a prefill with these keyword arguments, over R prompts
-    of this length (padding included), whose mask is given explicitly.
-
-    Attributes:
-        padding (`list[int]`): How many hidden entries each row begins with.
-        hidden (`list[np.ndarray | None]`): Which of its first entries are hidden, for each row in
-            which others than these are, bool.
-    """
+    of this length (padding included), whose mask is given explicitly."""
 
     def __init__(
         self,
@@ -40,17 +34,10 @@ class MaskedInputs:
         rows: int,
         prompt_length: int,
     ) -> None:
-        mask, positions = model_kwargs.get("attention_mask"), model_kwargs["position_ids"]
-        self._model, self._cache = model, cache
+        positions = model_kwargs["position_ids"]
+        self._model, self._cache, self._rows = model, cache, rows
         self._windows = attention_windows(text_config(model)) or {}
         self.device = positions.device
-        self.padding, self.hidden = [0] * rows, [None] * rows
-        if mask is not None:
-            prefilled = int(cache.get_seq_length())  # of a static cache it is a tensor
-            hidden = mask[:, :prefilled].numpy(force=True) == 0
-            self.padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
-            pairs = zip(hidden, self.padding, strict=True)
-            self.hidden = [row if row[n:].any() else None for row, n in pairs]
         # Some models have several positions for each token: (..., R, 1)
         first = positions[..., -1:] - (prompt_length - 1)
         self._first_positions = first.expand(*first.shape[:-2], rows, 1)
@@ -68,9 +55,7 @@ class MaskedInputs:
 
     def select(self, rows: list[int]) -> None:
         """Keeps these rows alone."""
-        index, count = torch.tensor(rows, dtype=torch.int64), len(self.padding)
-        self.padding = [self.padding[i] for i in rows]
-        self.hidden = [self.hidden[i] for i in rows]
+        index, count, self._rows = torch.tensor(rows, dtype=torch.int64), self._rows, len(rows)
         self._first_positions = self._first_positions[..., index, :]
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._others = {
@@ -82,7 +67,7 @@ class MaskedInputs:
 
     def join(self, other: MaskedInputs) -> None:
         """Adds the rows of another prefill, with the usual arguments alone."""
-        self.padding, self.hidden = self.padding + other.padding, self.hidden + other.hidden
+        self._rows += other._rows
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
     def masks(

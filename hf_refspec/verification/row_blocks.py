@@ -12,14 +12,27 @@ which they came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from .cache import LayerEntries
 
 # The tokens of a row in the shortest block; each block is half as long again as the one before.
 _SHORTEST = 256
+
+
+def rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[RowEntries]:
+    """`count` rows whose prompts, with what a given cache holds, are `length` tokens long."""
+    rows = [RowEntries(0, length) for _ in range(count)]
+    if (mask := model_kwargs.get("attention_mask")) is not None:
+        hidden = mask[:, :length].numpy(force=True) == 0
+        padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+        for row, own, skipped in zip(rows, hidden, padding, strict=True):
+            row.skipped, row.hidden = skipped, own if own[skipped:].any() else None
+    return rows
 
 
 def first_visible(length: int, window: int | None) -> int:
@@ -80,6 +93,7 @@ class RowEntries:
 
     block: Block
     at: int  # its place in the block
+    hidden: np.ndarray | None = None  # which of its first slots are hidden, if others are as well
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from ..text_config import attention_windows, text_config
 from ..transformers_names import belongs_to_caller
@@ -24,8 +24,8 @@ from .block_attention import rows_of_pass, side_by_side
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
 from .masked_inputs import MaskedInputs, takes_masks
-from .row_blocks import RowEntries
-from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
+from .row_blocks import rows_of_prompts
+from .static_cache import SlottedEntries, has_begun
 from .token_sequence import TokenSequence
 from .verifier import PassLogits, Verifier
 
@@ -49,14 +49,25 @@ class StaticVerifier(Verifier):
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         """Needs a cache that keeps the whole text or has not begun, see also [`takes_masks`]."""
-        cache: Any = find_cache(model_kwargs)
-        config = text_config(model)
+        cache, config = find_cache(model_kwargs), text_config(model)
+        if not isinstance(cache, StaticCache) or getattr(cache, "offloading", False):
+            return False
+        kinds, windowed = (
+            {type(each) for each in cache.layers},
+            {StaticLayer, StaticSlidingWindowLayer},
+        )
+        window = getattr(config, "sliding_window", None)
+        # A given cache whose layers all keep a window does not say how many tokens are to fit.
+        has_length = not belongs_to_caller(cache) or not all(
+            layer.is_sliding and layer.max_cache_len == window for layer in cache.layers
+        )
         return (
-            is_static(cache)
-            and takes_masks(model, model_kwargs)
-            and not getattr(cache, "offloading", False)
-            and (keeps_all(cache) or (not has_begun(cache) and _length_is_known(cache, config)))
+            takes_masks(model, model_kwargs)
             and attention_windows(config) is not None
+            and (
+                kinds == {StaticLayer}
+                or (kinds <= windowed and has_length and not has_begun(cache))
+            )
         )
 
     def _entries(self, cache: Any) -> SlottedEntries:
@@ -96,10 +107,13 @@ class StaticVerifier(Verifier):
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         shape = len(self.cached), self._prompt_length
         self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, *shape)
+        length = int(self.cache.get_seq_length())  # a tensor until here
+        self._rows = rows_of_prompts(self.model_kwargs, len(self.cached), length)
 
     def _run(self, now: Pass) -> PassLogits:
         entries, slots, ends, count = self.entries, self.entries.slots, self._ends, len(now.rows)
-        for pending, end in zip(now.pending, ends, strict=True):
+        for row, pending, end in zip(self._rows, now.pending, ends, strict=True):
+            row.length = end
             if pending and end >= entries.length:  # the caller's cache is too short for a text
                 raise ValueError(
                     f"The static cache has room for {entries.length} tokens, and a text has "
@@ -110,19 +124,19 @@ class StaticVerifier(Verifier):
         compiled = self._compiled.is_active and width in self.widths
         if not compiled:
             entries.move()
-        held = list(map(RowEntries, self._inputs.padding, ends))
-        rows = rows_of_pass(now, held, self._inputs.hidden)
+        rows = rows_of_pass(now, self._rows)
         mask = self._inputs.masks(rows, width, lambda _: slice(0, entries.length))
         model_inputs = self._inputs.of_pass(*side_by_side(now, rows, width), mask, kept=0)  # all
         targets = np.array(ends)[:, None] + np.arange(width)
         slots.targets = self._on_device(np.minimum(targets, entries.length - 1))
         if compiled and self.takes_trees:
-            slots.moved_from, slots.moved_to = map(self._on_device, entries.moves(count))
+            sources, to = map(self._on_device, entries.moves(count))
+            slots.moved = sources, to
         logits = None
         if compiled:
             logits = self._compiled(model_inputs, width, entries.shape(count))
             self.in_step = self.in_step and not self._compiled.prepared
-        slots.moved_from = slots.moved_to = None
+        slots.moved = None
         if logits is None:
             entries.move()
             logits = self.model(**model_inputs, return_dict=True).logits
@@ -142,14 +156,6 @@ class StaticVerifier(Verifier):
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._inputs.device, non_blocking=True)
-
-
-def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
-    """Whether a cache says how many tokens are to fit: not if the caller gave one whose layers all
-    keep a window."""
-    window = getattr(config, "sliding_window", None)
-    windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
-    return not windows or not belongs_to_caller(cache)
 
 
 class ReproducibleVerifier(StaticVerifier):

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers import StaticCache, StaticLayer
 
-from .cache import Entries, EntriesMark, Pass, move_entries
+from .cache import Entries, EntriesMark, Pass
 from .compiled import CompiledForward
 from .model_memo import memo_of
 
@@ -33,9 +33,8 @@ class Slots:
     """Where the tokens of the next pass go, shared by all layers."""
 
     targets: torch.Tensor  # int64 (R, S), the slot of each token of the pass
-    # Int64 (R, n), entries that move before that; `None` where none ever do.
-    moved_from: torch.Tensor | None = None
-    moved_to: torch.Tensor | None = None
+    # From where to where entries move before that, int64 (R, n); `None` where none ever do.
+    moved: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class SlottedLayer(StaticLayer):
@@ -51,13 +50,17 @@ class SlottedLayer(StaticLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         slots, device = self.slots, self.keys.device  # layers may be on several devices
         targets = slots.targets.to(device)
-        if slots.moved_from is not None and slots.moved_to is not None:
-            moved_from, moved_to = slots.moved_from.to(device), slots.moved_to.to(device)
-            _write(self.keys, moved_to, _read(self.keys, moved_from))
-            _write(self.values, moved_to, _read(self.values, moved_from))
+        if slots.moved is not None:
+            self.move(*slots.moved)
         _write(self.keys, targets, key_states)
         _write(self.values, targets, value_states)
         return self.keys, self.values
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Moves each row's entries from slots to slots, int64 `(R, n)`."""
+        sources, targets = sources.to(self.keys.device), targets.to(self.keys.device)
+        for entries in (self.keys, self.values):
+            _write(entries, targets, _read(entries, sources))
 
 
 def _read(entries: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -77,23 +80,9 @@ def _write(entries: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> 
         entries.scatter_(2, slots[:, None, :, None].expand_as(states), states)
 
 
-def is_static(cache: Cache | None) -> bool:
-    """Whether all layers are static."""
-    return (
-        isinstance(cache, StaticCache)
-        and bool(cache.layers)
-        and all(type(layer) in (StaticLayer, StaticSlidingWindowLayer) for layer in cache.layers)
-    )
-
-
 def has_begun(cache: StaticCache) -> bool:
     """Whether anything has been written into a static cache."""
     return int(cache.get_seq_length()) > 0
-
-
-def keeps_all(cache: StaticCache) -> bool:
-    """Whether no layer keeps a window of the text alone."""
-    return all(type(layer) is StaticLayer for layer in cache.layers)
 
 
 class SlottedEntries(Entries):
@@ -191,7 +180,9 @@ class SlottedEntries(Entries):
     def move(self) -> None:
         """Moves now what the last pass has left to the next one."""
         if any(sources for sources, _ in self._moves):
-            move_entries(self.cache, *self.moves(len(self._moves)))
+            moves = [torch.from_numpy(each) for each in self.moves(len(self._moves))]
+            for layer in self.cache.layers:
+                layer.move(*moves)
         self.moved()
 
     def moved(self) -> None:

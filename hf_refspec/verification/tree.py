@@ -35,6 +35,7 @@ from .masked_inputs import MaskedInputs, attends_packed, takes_masks
 from .model_memo import memo_of
 from .packed_attention import PackedMask, PackedPass, UnpackableError
 from .prompt_states import last_token, records_prompt
+from .row_blocks import rows_of_prompts
 from .verifier import PassLogits, Verifier
 
 _UNPACKABLE = "attends to something else than it caches"
@@ -124,14 +125,16 @@ class TreeVerifier(Verifier):
         return outputs
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
-        shape = len(self.cached), self._prompt_length
+        count, length = len(self.cached), int(self.cache.get_seq_length())
+        shape = count, self._prompt_length
         self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, *shape)
         self._compared = False  # whether a packed pass has attended to what it wrote
-        self.entries.padding, self.entries.prompts = self._inputs.padding, self.prompts
+        rows = rows_of_prompts(self.model_kwargs, count, length)
+        self.entries.prefilled = list(zip(rows, self.prompts, strict=True))
         self.entries.apart = self.packs
 
     def _run(self, now: Pass) -> PassLogits:
-        rows = rows_of_pass(now, self.entries.rows, self._inputs.hidden)
+        rows = rows_of_pass(now, self.entries.rows)
         plain = _is_plain_step(now, rows)
         if self.packs and not (plain and len(rows) == 1):
             try:
@@ -201,5 +204,5 @@ def _is_plain_step(now: Pass, rows: Sequence[RowPass]) -> bool:
     return (
         min(now.pending) == now.size
         and len({(row.end, row.entries.skipped) for row in rows}) == 1
-        and all(row.hidden is None for row in rows)
+        and all(row.entries.hidden is None for row in rows)
     )
