@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import Cache, DynamicLayer
 
 from ..transformers_names import SlidingLayer
+from .block_attention import RowPass, seen_entries
 from .cache import Entries, EntriesMark, Pass
 from .packed_attention import PackedPass
 from .row_blocks import RowBlocks, RowEntries, first_visible
@@ -38,22 +40,26 @@ class SideBySide:
     def __init__(
         self, rows: Sequence[RowEntries], windows: Sequence[int | None], size: int
     ) -> None:
-        self._rows, self._windows, self._block = rows, windows, rows[0].block
+        self._rows, self._windows, self._block, self._size = rows, windows, rows[0].block, size
         ends = [row.length for row in rows]
         self.end = max(ends) + size  # of the longest row
         slots = torch.tensor(ends)[:, None] + torch.arange(size)
         self._targets = torch.arange(len(ends))[:, None], slots
         self._even = min(ends) == max(ends)
 
-    def entries(self, window: int | None) -> slice:
+    def _entries(self, window: int | None) -> slice:
         """The entries that some token sees."""
         return slice(min(row.begin(window) for row in self._rows), self.end)
+
+    def seen(self, rows: Sequence[RowPass], window: int | None) -> np.ndarray:
+        """Which of these each token sees, bool `(R, S, length)`."""
+        return seen_entries(rows, self._size, self._entries(window), window)
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes what a layer computed of the pass, and returns what it hands to attention."""
-        count, seen = len(self._rows), self.entries(self._windows[layer])
+        count, seen = len(self._rows), self._entries(self._windows[layer])
         entries = self._block.layers[layer]
         for own, new in zip(entries, (keys, values), strict=True):
             if self._even:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from ..transformers_names import (
     cache_name,
     has_compiled_call,
 )
-from .block_attention import RowPass, seen_entries
 from .cache import caches_images
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -70,15 +69,13 @@ class MaskedInputs:
         self._rows += other._rows
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
-    def masks(
-        self, rows: Sequence[RowPass], size: int, entries: Callable[[int | None], slice]
-    ) -> Any:
-        """The mask of a pass over `size` tokens of each row, as attention takes it,
-        `(R, 1, S, length)`: by a layer's window, its columns are these `entries`. Where the
-        configuration names types of layers, one mask for each type."""
+    def masks(self, seen_in: Callable[[int | None], np.ndarray]) -> Any:
+        """The mask of a pass as attention takes it, `(R, 1, S, length)`. By a layer's window
+        `seen_in` returns which entries the tokens see, bool `(R, S, length)`. Where the
+        configuration names types of layers, there is one mask for each type."""
         masks = {}
         for kind, window in self._windows.items():
-            seen = torch.from_numpy(seen_entries(rows, size, entries(window), window))[:, None]
+            seen = torch.from_numpy(seen_in(window))[:, None]
             mask = seen.to(self.device, non_blocking=True)
             if attention_implementation(self._model) != "sdpa":  # eager: it is added to the scores
                 bias = torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device)

@@ -12,6 +12,7 @@ CUDA graphs each width is one graph. Every row writes behind its own last token:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidin
 
 from ..text_config import attention_windows, text_config
 from ..transformers_names import belongs_to_caller
-from .block_attention import rows_of_pass, side_by_side
+from .block_attention import RowPass, rows_of_pass, side_by_side
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
 from .masked_inputs import MaskedInputs, takes_masks
-from .row_blocks import rows_of_prompts
+from .row_blocks import RowEntries
 from .static_cache import SlottedEntries, has_begun
 from .token_sequence import TokenSequence
 from .verifier import PassLogits, Verifier
@@ -77,7 +78,7 @@ class StaticVerifier(Verifier):
     @property
     def most_nodes(self) -> int:
         """As many as the widest pass takes, and as have room behind the longest row."""
-        room = self.entries.length - 1 - max(self._ends)  # the last slot is spare
+        room = self.entries.length - 1 - self._end  # the last slot is spare
         return max(min(self.widths[-1], room) - 1, 0)
 
     @property
@@ -96,9 +97,9 @@ class StaticVerifier(Verifier):
         self.entries.release(len(self.cached))
 
     @property
-    def _ends(self) -> list[int]:
-        """The slots behind the rows."""
-        return self.entries.ends(self.cached)
+    def _end(self) -> int:
+        """How many slots the longest row takes."""
+        return max(self.cached) + self.entries.given
 
     def _prefill(self, rows: Sequence[TokenSequence]) -> PassLogits:
         self.entries.reuse(len(rows))
@@ -107,55 +108,64 @@ class StaticVerifier(Verifier):
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         shape = len(self.cached), self._prompt_length
         self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, *shape)
-        length = int(self.cache.get_seq_length())  # a tensor until here
-        self._rows = rows_of_prompts(self.model_kwargs, len(self.cached), length)
+        self._is_text = np.ones((shape[0], self.entries.length), dtype=np.bool_)
+        if (mask := self.model_kwargs.get("attention_mask")) is not None:
+            prefilled = mask[:, : int(self.cache.get_seq_length())].numpy(force=True)
+            self._is_text[:, : prefilled.shape[1]] = prefilled != 0
 
     def _run(self, now: Pass) -> PassLogits:
-        entries, slots, ends, count = self.entries, self.entries.slots, self._ends, len(now.rows)
-        for row, pending, end in zip(self._rows, now.pending, ends, strict=True):
-            row.length = end
-            if pending and end >= entries.length:  # the caller's cache is too short for a text
-                raise ValueError(
-                    f"The static cache has room for {entries.length} tokens, and a text has "
-                    "more. Pass a `StaticCache` with a larger `max_cache_len`."
-                )
+        entries, device = self.entries, self._inputs.device
+        ends = [cached + entries.given for cached in now.cached]
+        if any(p and end >= entries.length for p, end in zip(now.pending, ends, strict=True)):
+            raise ValueError(
+                f"The static cache has room for {entries.length} tokens, and a text has more. Pass "
+                "a `StaticCache` with a larger `max_cache_len`."
+            )
         width = self._width(now.size)
-        self.pass_tokens = width * count
-        compiled = self._compiled.is_active and width in self.widths
-        if not compiled:
-            entries.move()
-        rows = rows_of_pass(now, self._rows)
-        mask = self._inputs.masks(rows, width, lambda _: slice(0, entries.length))
-        model_inputs = self._inputs.of_pass(*side_by_side(now, rows, width), mask, kept=0)  # all
-        targets = np.array(ends)[:, None] + np.arange(width)
-        slots.targets = self._on_device(np.minimum(targets, entries.length - 1))
-        if compiled and self.takes_trees:
-            sources, to = map(self._on_device, entries.moves(count))
-            slots.moved = sources, to
+        self.pass_tokens = width * len(now.rows)
+        rows = rows_of_pass(now, [RowEntries(0, end) for end in ends])
+        tokens, places = side_by_side(now, rows, width)
+        targets = entries.targets(width)
+        entries.slots.targets = torch.from_numpy(targets).to(device, non_blocking=True)
+        mask = self._inputs.masks(partial(self._seen, rows, places + entries.given, targets))
+        model_inputs = self._inputs.of_pass(tokens, places, mask, kept=0)  # all
         logits = None
-        if compiled:
-            logits = self._compiled(model_inputs, width, entries.shape(count))
+        if self._compiled.is_active and width in self.widths:
+            shape = entries.shape(len(rows))
+            logits = self._compiled(model_inputs, width, shape)
             self.in_step = self.in_step and not self._compiled.prepared
-        slots.moved = None
         if logits is None:
-            entries.move()
             logits = self.model(**model_inputs, return_dict=True).logits
-        entries.moved()
         skipped = max(min(now.pending) - 1, 0)
         logits = logits[:, skipped : now.size]
         roots = [i * logits.shape[1] + p - 1 - skipped for i, p in enumerate(now.pending)]
         return logits.flatten(0, 1), roots
 
+    def _seen(
+        self, rows: Sequence[RowPass], places: np.ndarray, targets: np.ndarray, window: int | None
+    ) -> np.ndarray:
+        """Which slots each token sees, bool `(R, S, length)`: those of the text and, among the
+        `targets` of the pass `(R, S)`, what is visible to it; of both none that is outside of the
+        window. Padding sees the text and itself."""
+        held, width = self.entries.places, places.shape[1]
+        seen = np.repeat(((held >= 0) & self._is_text)[:, None], width, axis=1)
+        if window is not None:
+            seen &= places[:, :, None] - held[:, None] < window
+        for own, row, at, slots in zip(seen, rows, places, targets, strict=True):
+            visible = np.eye(width, dtype=np.bool_)
+            visible[: row.size, : row.size] = row.visible
+            if window is not None:
+                visible &= at[:, None] - at < window
+            own[:, slots] = visible
+        return seen
+
     def _width(self, size: int) -> int:
         """The narrowest width for `size` tokens of a row: `size` itself where they reach the last
         slot, so that nothing is padded, and where rows that are brought to one length in the end
         need more than the widest."""
-        if max(self._ends) + size >= self.entries.length:
+        if self._end + size >= self.entries.length:
             return size
         return next((width for width in self.widths if width >= size), size)
-
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._inputs.device, non_blocking=True)
 
 
 class ReproducibleVerifier(StaticVerifier):
