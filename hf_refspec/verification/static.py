@@ -131,8 +131,7 @@ class StaticVerifier(Verifier):
         model_inputs = self._inputs.of_pass(tokens, places, mask, kept=0)  # all
         logits = None
         if self._compiled.is_active and width in self.widths:
-            shape = entries.shape(len(rows))
-            logits = self._compiled(model_inputs, width, shape)
+            logits = self._compiled(model_inputs, width, entries.shape(len(rows)))
             self.in_step = self.in_step and not self._compiled.prepared
         if logits is None:
             logits = self.model(**model_inputs, return_dict=True).logits

@@ -161,8 +161,8 @@ class SlottedEntries(Entries):
             if (in_order != np.arange(length)).any():
                 index = torch.from_numpy(in_order).to(layer.keys.device)[:, None, :, None]
                 for entries in (layer.keys, layer.values):
-                    shape = -1, entries.shape[1], -1, entries.shape[3]
-                    entries[:, :, :length] = entries.gather(2, index.expand(*shape))
+                    expanded = index.expand(-1, entries.shape[1], -1, entries.shape[3])
+                    entries[:, :, :length] = entries.gather(2, expanded)
         # Plain decoding would have left shorter layers, or ones that keep a window.
         self.cache.layers = []
         for layer, plain in zip(self._layers, self._plain_layers, strict=True):
