@@ -101,6 +101,11 @@ def attending_together(rows: Sequence[RowPass]) -> list[Sequence[RowPass]]:
     return [[row] for row in own]
 
 
+def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor of this array, without waiting for a GPU."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
 class RowGroup:
     """Rows that attend in one call: a single one, or all of a block, in the order in which they
     stand there. Their tokens are those of the pass from token `start` on."""
@@ -115,7 +120,7 @@ class RowGroup:
         self._end = max(row.end for row in rows)
         places = np.repeat(np.arange(first, first + len(rows)), sizes)
         slots = np.concatenate([np.arange(row.entries.length, row.end) for row in rows])
-        self._targets = _on(device, places), _on(device, slots)
+        self._targets = on_device(places, device), on_device(slots, device)
         # Where rows have fewer tokens than the longest: which tokens stand in the place of those
         # that they lack, and which of all are their own.
         self._padded: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -123,7 +128,7 @@ class RowGroup:
             ends, steps = np.cumsum(sizes)[:, None], np.arange(self._most)
             wanted = np.clip(ends - sizes[:, None] + steps, 0, ends - 1).clip(0)
             own = np.flatnonzero(steps < sizes[:, None])
-            self._padded = _on(device, wanted.ravel()), _on(device, own)
+            self._padded = on_device(wanted.ravel(), device), on_device(own, device)
         # By window, heads that share keys, device and type: layers may differ in each.
         self._seen: dict[tuple[Any, ...], tuple[slice, torch.Tensor | None]] = {}
 
@@ -162,7 +167,7 @@ class RowGroup:
             begin, mask = min(row.entries.begin(window) for row in self._rows), None
             if not all(row.sees_all(begin, self._end, window) for row in self._rows):
                 visible = seen_entries(self._rows, self._most, slice(begin, self._end), window)
-                hidden = ~_on(query.device, visible).repeat(1, groups, 1)[:, None]
+                hidden = ~on_device(visible, query.device).repeat(1, groups, 1)[:, None]
                 mask = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
             self._seen[key] = slice(begin, self._end), mask
         return self._seen[key]
@@ -198,7 +203,3 @@ def _attended(
         grouped, keys, values, attn_mask=mask, scale=scale
     )
     return attended.reshape(rows, heads, size, values.shape[-1])
-
-
-def _on(device: torch.device, array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -37,33 +37,31 @@ class SideBySide:
     """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
     attention."""
 
-    def __init__(
-        self, rows: Sequence[RowEntries], windows: Sequence[int | None], size: int
-    ) -> None:
-        self._rows, self._windows, self._block, self._size = rows, windows, rows[0].block, size
-        ends = [row.length for row in rows]
-        self.end = max(ends) + size  # of the longest row
-        slots = torch.tensor(ends)[:, None] + torch.arange(size)
-        self._targets = torch.arange(len(ends))[:, None], slots
-        self._even = min(ends) == max(ends)
+    def __init__(self, rows: Sequence[RowPass], windows: Sequence[int | None], size: int) -> None:
+        self._rows, self._windows, self._size = rows, windows, size
+        begins = [row.entries.length for row in rows]
+        self._begin = begins[0] if min(begins) == max(begins) else None  # of all rows
+        self.end = max(begins) + size  # of the longest row
+        slots = torch.tensor(begins)[:, None] + torch.arange(size)
+        self._targets = torch.arange(len(rows))[:, None], slots
 
     def _entries(self, window: int | None) -> slice:
         """The entries that some token sees."""
-        return slice(min(row.begin(window) for row in self._rows), self.end)
+        return slice(min(row.entries.begin(window) for row in self._rows), self.end)
 
-    def seen(self, rows: Sequence[RowPass], window: int | None) -> np.ndarray:
+    def seen(self, window: int | None) -> np.ndarray:
         """Which of these each token sees, bool `(R, S, length)`."""
-        return seen_entries(rows, self._size, self._entries(window), window)
+        return seen_entries(self._rows, self._size, self._entries(window), window)
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes what a layer computed of the pass, and returns what it hands to attention."""
         count, seen = len(self._rows), self._entries(self._windows[layer])
-        entries = self._block.layers[layer]
+        entries = self._rows[0].entries.block.layers[layer]
         for own, new in zip(entries, (keys, values), strict=True):
-            if self._even:
-                own[:count, :, self._rows[0].length : self.end] = new
+            if self._begin is not None:
+                own[:count, :, self._begin : self.end] = new
             else:
                 at, slots = (index.to(own.device) for index in self._targets)
                 own.transpose(1, 2)[at, slots] = new.transpose(1, 2)

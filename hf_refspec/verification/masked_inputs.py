@@ -16,6 +16,7 @@ from ..transformers_names import (
     cache_name,
     has_compiled_call,
 )
+from .block_attention import on_device
 from .cache import caches_images
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -75,8 +76,7 @@ class MaskedInputs:
         configuration names types of layers, there is one mask for each type."""
         masks = {}
         for kind, window in self._windows.items():
-            seen = torch.from_numpy(seen_in(window))[:, None]
-            mask = seen.to(self.device, non_blocking=True)
+            mask = on_device(seen_in(window), self.device)[:, None]
             if attention_implementation(self._model) != "sdpa":  # eager: it is added to the scores
                 bias = torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device)
                 mask = bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
@@ -95,19 +95,16 @@ class MaskedInputs:
         rows, under [`~MaskedInputs.masks`]; `None` hides nothing. The logits of the last `kept` are
         wanted, 0 for all. Tokens `(1, S)` of several rows are each `of_row` `(S,)`."""
         rows, size = tokens.shape
-        ids, at = (
-            torch.from_numpy(each).to(self.device, non_blocking=True) for each in (tokens, places)
-        )
         first = self._first_positions
         if of_row is not None:
             first = first[..., torch.from_numpy(of_row).to(first.device), 0][..., None, :]
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         by_type = isinstance(mask, dict)
         model_inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            ids,
+            on_device(tokens, self.device),
             next_sequence_length=size,
             attention_mask=next(iter(mask.values())) if by_type else mask,
-            position_ids=first + at,
+            position_ids=first + on_device(places, self.device),
             **{self._cache_name: self._cache},
             **types,
             **self._others,

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidin
 
 from ..text_config import attention_windows, text_config
 from ..transformers_names import belongs_to_caller
-from .block_attention import RowPass, rows_of_pass, side_by_side
+from .block_attention import RowPass, on_device, rows_of_pass, side_by_side
 from .cache import Pass, find_cache
 from .compiled import CompiledForward
 from .masked_inputs import MaskedInputs, takes_masks
@@ -114,7 +114,7 @@ class StaticVerifier(Verifier):
             self._is_text[:, : prefilled.shape[1]] = prefilled != 0
 
     def _run(self, now: Pass) -> PassLogits:
-        entries, device = self.entries, self._inputs.device
+        entries = self.entries
         ends = [cached + entries.given for cached in now.cached]
         if any(p and end >= entries.length for p, end in zip(now.pending, ends, strict=True)):
             raise ValueError(
@@ -126,7 +126,7 @@ class StaticVerifier(Verifier):
         rows = rows_of_pass(now, [RowEntries(0, end) for end in ends])
         tokens, places = side_by_side(now, rows, width)
         targets = entries.targets(width)
-        entries.slots.targets = torch.from_numpy(targets).to(device, non_blocking=True)
+        entries.slots.targets = on_device(targets, self._inputs.device)
         mask = self._inputs.masks(partial(self._seen, rows, places + entries.given, targets))
         model_inputs = self._inputs.of_pass(tokens, places, mask, kept=0)  # all
         logits = None

@@ -20,7 +20,6 @@ rows stand side by side under a 4D mask, and a pass is as wide as its widest row
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,8 +171,8 @@ class TreeVerifier(Verifier):
     def _run_side_by_side(self, now: Pass, rows: list[RowPass], plain: bool) -> PassLogits:
         """A `plain` pass takes no mask: it is the very step of plain decoding, or several tokens of
         it at once."""
-        running = SideBySide(self.entries.rows, self.entries.windows, now.size)
-        mask = None if plain else self._inputs.masks(partial(running.seen, rows))
+        running = SideBySide(rows, self.entries.windows, now.size)
+        mask = None if plain else self._inputs.masks(running.seen)
         skipped = max(min(now.pending) - 1, 0)
         kept = now.size - skipped
         logits = self._logits(running, *side_by_side(now, rows, now.size), mask, kept)
