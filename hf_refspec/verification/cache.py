@@ -31,7 +31,7 @@ from .token_sequence import TokenSequence
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Of each layer, keys and values `(rows, heads, length, head_dim)`.
 LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
-# Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
+# The tokens for which a fresh static cache has room behind its prompts.
 _ROOM = 8
 
 
@@ -74,13 +74,13 @@ def fresh_kwargs(
 
 
 def is_padded(model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether some prompt of a call is."""
+    """Whether some prompt of a call is padded."""
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
 
 def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torch.device:
-    """Where the tokens of a call are. Weights that are offloaded are nowhere between passes, and
+    """The device of a call's tokens. Offloaded weights are on no device between passes, and
     accelerate moves tokens to where they run."""
     for value in model_kwargs.values():
         if isinstance(value, torch.Tensor):

@@ -131,8 +131,8 @@ def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
 
 
 def attends_packed(model: PreTrainedModel) -> bool:
-    """Whether attention of a model may be asked by its mask: torch's, in transformers' own forward
-    pass, which does not know rows by their number."""
+    """Whether passes of a model may be packed: it attends by torch's attention, in transformers'
+    own forward pass, which does not know rows by their number."""
     return (
         attention_implementation(model) == "sdpa"
         and type(model).forward.__module__.startswith("transformers.")

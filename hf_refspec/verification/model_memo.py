@@ -23,7 +23,7 @@ from ..text_config import text_config
 
 _ATTRIBUTE = "_hf_refspec_memo"
 _MOVING = "attributes that forward passes change"
-# How many states have findings: adapters that are switched on and off are not probed each time.
+# The states that have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
@@ -34,7 +34,7 @@ _FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
 class ModelMemo(dict[Any, Any]):
-    """A dictionary that copies and pickles of a model do not take along: they may be changed, and a
+    """A dictionary that is empty in copies and pickles of a model: a copy may be changed, and a
     saved model must load without this package."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelMemo:
@@ -54,7 +54,7 @@ def memo_of(model: nn.Module) -> ModelMemo:
 
 
 def memo_of_state(model: nn.Module) -> ModelMemo:
-    """The findings about a model as it is now; none in a state that it was not in before."""
+    """The findings about a model as it is now; none in a new state."""
     states: list[tuple[_State, ModelMemo]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for each in states[:]:  # a copy: other threads may be here as well

@@ -1,9 +1,9 @@
 """Attention of a pass in which rows stand one behind another, each with entries of its own.
 
-How the tokens belong together travels as the mask of the pass, which models hand on unseen, and
-torch asks a mask of this type to attend. No model and no setting is changed for it, so that nothing
-has to be put back. A model whose layers do not attend to the very keys and values that they cache
-(DiffLlama, JetMoe, latent attention) is noticed: [`UnpackableError`].
+The mask of the pass says which tokens belong together. Models hand it on unseen, and torch asks a
+mask of this type to attend. No model and no setting is changed, so that nothing has to be put back.
+Layers that do not attend to the very keys and values that they cache (DiffLlama, JetMoe, latent
+attention) are noticed: [`UnpackableError`].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .block_attention import RowGroup, RowPass, attending_together
 
 
 class UnpackableError(RuntimeError):
-    """Layers attend to something else than what they have written to the cache."""
+    """Layers attend to something else than they have written to the cache."""
 
 
 class PackedPass:
@@ -87,12 +87,12 @@ class PackedPass:
         return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
 
 
-# What models may do to a mask: move, cast and cut it.
+# Models may move, cast and cut a mask.
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
 
 
 class PackedMask(torch.Tensor):
-    """The mask of a pass, by which attention finds what the tokens of the pass belong to."""
+    """The mask of a pass, by which attention finds the rows of its tokens."""
 
     packed: PackedPass
 

@@ -77,7 +77,7 @@ def probe(
     boundary: int | None = None,
     config: GenerationConfig | None = None,
 ) -> Finding:
-    """Verifies drafts in texts until these decide whether the logits are those of plain decoding."""
+    """Verifies drafts in texts until these decide whether logits are those of plain decoding."""
     config = config or GenerationConfig(disable_compile=True)
     device, ranks = call_device(model, model_kwargs), Ranks.of(model)
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2

@@ -77,7 +77,7 @@ class StaticVerifier(Verifier):
 
     @property
     def most_nodes(self) -> int:
-        """As many as the widest pass takes, and as have room behind the longest row."""
+        """Limited by the widest pass and by the room behind the longest row."""
         room = self.entries.length - 1 - self._end  # the last slot is spare
         return max(min(self.widths[-1], room) - 1, 0)
 

@@ -14,7 +14,7 @@ others, see `cache.py`:
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
 | [`RecurrentVerifier`] | the same | running state |
-| [`PlainVerifier`] | no draft at all | whatever it is |
+| [`PlainVerifier`] | no draft at all | any |
 
 The model itself decides which of them is exact, see `probe.py`.
 """
@@ -54,18 +54,18 @@ class Verifier:
 
     name: str
     takes_trees = False
-    # Whether several tokens may follow what is cached.
+    # Whether a pass may run several tokens behind the cached ones.
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
     drops_rows = True
-    # Whether a pass costs what the tokens of all rows cost; otherwise each costs as much as the
-    # widest.
+    # Whether a pass costs what the tokens of all rows cost together; otherwise each row costs as
+    # much as the widest.
     packs = False
     # Whether its logits are the same bit by bit with drafts and without.
     same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
     widths: tuple[int, ...] | None = None
-    # How its cache keeps and drops.
+    # How its cache keeps accepted tokens and drops the others.
     entries_type: type[Entries] = Entries
 
     def __init__(
@@ -83,8 +83,8 @@ class Verifier:
         # Where it is a list, the prefill appends the inputs of the output layer to it, tensors of
         # shape (R, n, hidden_size).
         self.prompt_states: list[torch.Tensor] | None = None
-        # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
-        # the next pass. Empty before the prefill. An array would take longer for a few numbers.
+        # How many tokens of each row the cache holds; the others are pending and run in the next
+        # pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
         # The tokens of all rows in the last pass, including padding.
         self.pass_tokens = 0
@@ -146,10 +146,9 @@ class Verifier:
 
     def mark(self) -> CacheMark:
         """A snapshot for [`~Verifier.roll_back`]."""
-        entries = self.entries.mark()  # first: it may finish what a pass has left to the next
-        names = ("entries", "cached", "model_kwargs", "_offsets")
-        attributes = {name: getattr(self, name) for name in (*names, "_prompt_length")}
-        return CacheMark(attributes, entries)
+        names = ("entries", "cached", "model_kwargs", "_offsets", "_prompt_length")
+        attributes = {name: getattr(self, name) for name in names}
+        return CacheMark(attributes, self.entries.mark())
 
     def roll_back(self, mark: CacheMark) -> None:
         """Goes back to a mark; the rows have done so, or do so before the next pass."""
@@ -185,7 +184,7 @@ class Verifier:
         else."""
         if self._last is not None:
             self.keep([[]] * len(self._last.rows))
-        if len(self.cached) > 1:  # of different lengths: what they have in common are the prompts
+        if len(self.cached) > 1:  # they may differ in length, but for their prompts
             self.cached = [self._prompt_length] * len(self.cached)
         self.entries.close(self.cached)
 
