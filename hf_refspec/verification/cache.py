@@ -7,8 +7,9 @@ that are written in place are in `in_place.py`, those of static caches in `stati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -151,16 +152,6 @@ class Pass:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesMark:
-    """What a cache held: its width where it can be cropped, else the states of its layers; of rows
-    that are written in place the length of each."""
-
-    width: int | None = None
-    lengths: list[int] | None = None
-    layers: list[dict[str, Any]] | None = None
-
-
 class Entries:
     """A cache that is only added to: no draft was ever run over it."""
 
@@ -182,13 +173,8 @@ class Entries:
         how many tokens of each row the cache holds then."""
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
-        """Removes a pass that raised from the layers that it had reached; returns as `keep`."""
-        return done.cached
-
-    def select(self, rows: list[int], cached: list[int]) -> None:
-        """Drops all rows but these; `cached` are theirs."""
-        raise NotImplementedError
+    def undo(self) -> None:
+        """Removes a pass that raised from the layers that it had reached."""
 
     def crop(self, length: int, excess: int) -> bool:
         """Drops `excess` tokens of a single row, all but the first `length`; returns `False` if
@@ -201,20 +187,13 @@ class Entries:
     def close(self, cached: list[int]) -> None:
         """Ends the call: crops the cache to these tokens of each row and restores its layers."""
 
-    def mark(self) -> EntriesMark:
-        """A snapshot for [`~Entries.roll_back`]."""
+    def mark(self) -> Callable[[], None]:
+        """A function that goes back to the present, any number of times."""
         if self.cache is None:
-            return EntriesMark()
+            return lambda: None
         if keeps_every_position(self.cache):
-            return EntriesMark(width=self.cache.get_seq_length())
-        return EntriesMark(layers=snapshot(self.cache))
-
-    def roll_back(self, mark: EntriesMark) -> None:
-        """Goes back to a mark, any number of times."""
-        if mark.layers is not None:
-            restore(self.cache, mark.layers)
-        elif mark.width is not None:
-            crop_layers(self.cache, mark.width)
+            return partial(crop_layers, self.cache, self.cache.get_seq_length())
+        return partial(restore, self.cache, snapshot(self.cache))
 
 
 class CroppedEntries(Entries):
@@ -234,9 +213,8 @@ class CroppedEntries(Entries):
             self.cache.crop(len(path) - len(draft))
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
+    def undo(self) -> None:
         crop_layers(self.cache, self._width)
-        return done.cached
 
     def close(self, cached: list[int]) -> None:
         for layer in self.cache.layers:
@@ -258,12 +236,12 @@ class RunningState(Entries):
         [path], [draft] = paths, done.drafts
         if path is not None and len(path) == len(draft):
             return done.cached_after(paths)
-        return self.undo(done)
+        self.undo()
+        return done.cached
 
-    def undo(self, done: Pass) -> list[int]:
+    def undo(self) -> None:
         if self._before is not None:
             restore(self.cache, self._before)
-        return done.cached
 
 
 def crop_layers(cache: Cache, width: int) -> None:

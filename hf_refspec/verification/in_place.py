@@ -9,7 +9,7 @@ end as plain decoding would have left it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from transformers import Cache, DynamicLayer
 
 from ..transformers_names import SlidingLayer
 from .block_attention import RowPass, seen_entries
-from .cache import Entries, EntriesMark, Pass
+from .cache import Entries, Pass
 from .packed_attention import PackedPass
 from .row_blocks import RowBlocks, RowEntries, first_visible
 
@@ -148,11 +148,11 @@ class InPlaceEntries(Entries):
         self.running = None
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
+    def undo(self) -> None:
         self.running = None
-        return done.cached
 
-    def select(self, rows: list[int], cached: list[int]) -> None:
+    def select(self, rows: list[int]) -> None:
+        """Drops all rows but these."""
         for i, row in enumerate(self.rows):
             if i not in rows:
                 row.block.remove(row.at)
@@ -189,19 +189,20 @@ class InPlaceEntries(Entries):
         if self.rows:
             self._put_back(max(cached) + self.given)
 
-    def mark(self) -> EntriesMark:
-        if not self.rows:
-            return super().mark()
-        return EntriesMark(lengths=[row.length for row in self.rows])
+    def mark(self) -> Callable[[], None]:
+        lengths = [row.length for row in self.rows]
+        before_prefill = None if self.rows else super().mark()
 
-    def roll_back(self, mark: EntriesMark) -> None:
-        if mark.lengths is not None:
-            for row, length in zip(self.rows, mark.lengths, strict=True):
-                row.length = length
-            return
-        if self.rows:  # to before the prefill
-            self._put_back(self.rows[0].length)
-        super().roll_back(mark)
+        def go_back() -> None:
+            if before_prefill is None:
+                for row, length in zip(self.rows, lengths, strict=True):
+                    row.length = length
+                return
+            if self.rows:
+                self._put_back(self.rows[0].length)
+            before_prefill()
+
+        return go_back
 
     def _put_back(self, length: int) -> None:
         """Fills the call's own layers with the first `length` entries of all rows, padding among

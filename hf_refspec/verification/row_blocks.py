@@ -75,16 +75,17 @@ class Block:
 
     def _grow(self, like: LayerEntries, capacity: int) -> None:
         """Makes room for `capacity` rows. New slots are zero, so that no mask has to hide a NaN."""
-        before, self.layers = self.layers, []
-        for i, states in enumerate(like):
-            grown = []
-            for side, each in enumerate(states):
-                _, heads, _, head_dim = each.shape
-                entries = each.new_zeros((capacity, heads, self.slots, head_dim))
-                if before:
-                    entries[: len(self.rows)] = before[i][side][: len(self.rows)]
-                grown.append(entries)
-            self.layers.append((grown[0], grown[1]))
+        before, count = self.layers, len(self.rows)
+        self.layers = [
+            (
+                keys.new_zeros((capacity, keys.shape[1], self.slots, keys.shape[3])),
+                values.new_zeros((capacity, values.shape[1], self.slots, values.shape[3])),
+            )
+            for keys, values in like
+        ]
+        for grown, kept in zip(self.layers, before, strict=False):  # none at first
+            for entries, each in zip(grown, kept, strict=True):
+                entries[:count] = each[:count]
 
 
 class RowEntries:

@@ -10,14 +10,14 @@ so that a pass needs no step of Python for each layer and compiles to one graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import StaticCache, StaticLayer
 
-from .cache import Entries, EntriesMark, Pass
+from .cache import Entries, Pass
 from .compiled import CompiledForward
 from .model_memo import memo_of
 
@@ -173,8 +173,8 @@ class SlottedEntries(Entries):
             else:
                 self.cache.layers.append(layer)
 
-    def mark(self) -> EntriesMark:
-        return EntriesMark()  # what a pass does not show it may write over
+    def mark(self) -> Callable[[], None]:
+        return lambda: None  # the next pass frees the slots behind `cached`
 
     def _free(self, cached: Sequence[int]) -> None:
         """Frees the slots of all but the first `cached` tokens of each row."""

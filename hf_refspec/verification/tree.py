@@ -97,7 +97,7 @@ class TreeVerifier(Verifier):
     def select(self, rows: list[int]) -> None:
         self.cached = [self.cached[i] for i in rows]
         self._offsets = [self._offsets[i] for i in rows]
-        self.entries.select(rows, self.cached)
+        self.entries.select(rows)
         self._inputs.select(rows)
 
     def cached_entries(self, index: int) -> LayerEntries:

@@ -32,7 +32,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..transformers_names import cache_name, next_kwargs, prefill
-from .cache import Entries, EntriesMark, Pass, find_cache, holds_running_state
+from .cache import Entries, Pass, find_cache, holds_running_state
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -45,7 +45,7 @@ class CacheMark:
     """A snapshot of a verifier and its cache, see [`Verifier.mark`]."""
 
     attributes: dict[str, Any]  # replaced by later passes, never changed
-    entries: EntriesMark
+    go_back: Callable[[], None]  # of the entries
 
 
 class Verifier:
@@ -132,7 +132,7 @@ class Verifier:
             logits = self._run(now)
         except BaseException:  # ctrl-C in the middle of a pass, a user's hook
             self._last = None
-            self.cached = self.entries.undo(now)
+            self.entries.undo()
             raise
         self._last = now
         return logits
@@ -153,7 +153,7 @@ class Verifier:
     def roll_back(self, mark: CacheMark) -> None:
         """Goes back to a mark; the rows have done so, or do so before the next pass."""
         vars(self).update(mark.attributes)
-        self.entries.roll_back(mark.entries)
+        mark.go_back()
 
     def crop(self, length: int) -> bool:
         """Drops all but the first `length` tokens of a single row; returns `False` if its cache
