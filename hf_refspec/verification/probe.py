@@ -24,7 +24,7 @@ from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
 from .cache import call_device, fresh_kwargs, is_padded
 from .model_memo import probing
-from .probe_state import modules_restored, random_state, set_random_state
+from .probe_state import random_state, set_random_state
 from .ranks import Ranks
 from .token_sequence import FixedTokens
 from .verifier import Verifier
@@ -101,7 +101,7 @@ def _found(
     before = random_state(device)
     texts: _Texts | None = None
     try:
-        with modules_restored(model), probing(model):
+        with probing(model):
             texts = _Texts(model, device, *text)
             finding = texts.finding(kind)
     except torch.OutOfMemoryError:
