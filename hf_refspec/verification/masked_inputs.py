@@ -118,8 +118,8 @@ class MaskedInputs:
 
 def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether passes of a model can be given masks and positions: it needs position ids, an
-    attention kernel that takes masks, no images in the cache, and rotary frequencies that do not
-    depend on the length of the text."""
+    attention kernel that takes masks, layers that attend to the text or a sliding window, no images
+    in the cache, and rotary frequencies that do not depend on the length of the text."""
     config, mask = text_config(model), model_kwargs.get("attention_mask")
     return (
         model_kwargs.get("position_ids") is not None
@@ -127,6 +127,7 @@ def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         and attention_implementation(model) in ("sdpa", "eager")
         and not caches_images(config, model_kwargs)
         and not length_dependent_rope(config)
+        and attention_windows(config) is not None
     )
 
 

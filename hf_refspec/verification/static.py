@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from ..text_config import attention_windows, text_config
+from ..text_config import text_config
 from ..transformers_names import belongs_to_caller
 from .block_attention import RowPass, on_device, rows_of_pass, side_by_side
 from .cache import Pass, find_cache
@@ -50,25 +50,16 @@ class StaticVerifier(Verifier):
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         """Needs a cache that keeps the whole text or has not begun, see also [`takes_masks`]."""
-        cache, config = find_cache(model_kwargs), text_config(model)
-        if not isinstance(cache, StaticCache) or getattr(cache, "offloading", False):
+        cache = find_cache(model_kwargs)
+        if not isinstance(cache, StaticCache) or not takes_masks(model, model_kwargs):
             return False
-        kinds, windowed = (
-            {type(each) for each in cache.layers},
-            {StaticLayer, StaticSlidingWindowLayer},
-        )
-        window = getattr(config, "sliding_window", None)
+        kinds = {type(layer) for layer in cache.layers}
+        if has_begun(cache) or not kinds <= {StaticLayer, StaticSlidingWindowLayer}:
+            return kinds == {StaticLayer}
         # A given cache whose layers all keep a window does not say how many tokens are to fit.
-        has_length = not belongs_to_caller(cache) or not all(
+        window = getattr(text_config(model), "sliding_window", None)
+        return not belongs_to_caller(cache) or not all(
             layer.is_sliding and layer.max_cache_len == window for layer in cache.layers
-        )
-        return (
-            takes_masks(model, model_kwargs)
-            and attention_windows(config) is not None
-            and (
-                kinds == {StaticLayer}
-                or (kinds <= windowed and has_length and not has_begun(cache))
-            )
         )
 
     def _entries(self, cache: Any) -> SlottedEntries:

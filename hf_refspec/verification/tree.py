@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..text_config import attention_windows, text_config
 from ..transformers_names import USUAL_ARGUMENTS, belongs_to_caller
 from .block_attention import RowPass, rows_of_pass, side_by_side
 from .cache import LayerEntries, Pass, find_cache, new_cache
@@ -63,7 +62,6 @@ class TreeVerifier(Verifier):
             and takes_masks(model, model_kwargs)
             and fits_in_place(cache)
             and fits_in_place(new_cache(model))
-            and attention_windows(text_config(model)) is not None
         )
 
     def _entries(self, cache: Any) -> InPlaceEntries:
