@@ -94,8 +94,9 @@ def attending_together(rows: Sequence[RowPass]) -> list[Sequence[RowPass]]:
     """The rows of a block in the groups that attend in one call each: all of them, or each that has
     tokens by itself."""
     own = [row for row in rows if row.size]
-    work = sum(row.size * row.end for row in own)
-    padded = len(rows) * max(row.size for row in rows) * max(row.end for row in rows)
+    work = sum(row.size * (row.end - row.entries.skipped) for row in own)
+    length = max(row.end for row in rows) - min(row.entries.skipped for row in rows)
+    padded = len(rows) * max(row.size for row in rows) * length
     if len(own) > 1 and padded <= _PADDED * work + _CALL * len(rows):
         return [rows]
     return [[row] for row in own]
