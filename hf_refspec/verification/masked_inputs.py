@@ -97,7 +97,7 @@ class MaskedInputs:
         rows, size = tokens.shape
         first = self._first_positions
         if of_row is not None:
-            first = first[..., torch.from_numpy(of_row).to(first.device), 0][..., None, :]
+            first = first[..., on_device(of_row, first.device), 0][..., None, :]
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         by_type = isinstance(mask, dict)
         model_inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
@@ -122,7 +122,7 @@ class Verifier:
             The logits `(N, vocab_size)` of all rows, and for each row the index of its root: the
             logits after its last token, which those after each node of its draft follow.
         """
-        if not len(self.cached):
+        if not self.cached:
             return self._prefill(rows)
         now = Pass.over(rows, drafts, self.cached)
         self.pass_tokens = now.size * len(rows)
@@ -214,8 +214,7 @@ class Verifier:
             kwargs = {**kwargs, "logits_to_keep": last_token(self.prompt_states)}
         self.prompts = [*range(len(rows))]
         outputs = self._run_prompts(input_ids, kwargs)
-        if (cache := self._new_cache(outputs)) is not None:
-            self.entries = self._entries(cache)
+        self._take_cache(outputs)
         count, self._prompt_length = input_ids.shape
         self.cached = [self._prompt_length] * count
         self._offsets = self._position_offsets(count)
@@ -255,8 +254,7 @@ class Verifier:
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = 1 + len(draft)
         outputs = self.model(**model_inputs, return_dict=True)
-        if (cache := self._new_cache(outputs)) is not None:
-            self.entries = self._entries(cache)
+        self._take_cache(outputs)
         return outputs.logits[0, -1 - len(draft) :], [0]
 
     def _kwargs_for(self, length: int) -> dict[str, Any]:
@@ -276,11 +274,10 @@ class Verifier:
             kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
         return kwargs
 
-    def _new_cache(self, outputs: Mapping[str, Any]) -> Cache | None:
-        """The cache that the model returned, if it is another one: some models begin a new cache
-        where the text outgrows their rotary embedding (Phi-3)."""
+    def _take_cache(self, outputs: Mapping[str, Any]) -> None:
+        """Goes on with the cache that the model returned: some models begin a new one where the
+        text outgrows their rotary embedding (Phi-3)."""
         cache = find_cache(outputs)
-        if cache is None or cache is self.cache:
-            return None
-        self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
-        return cache
+        if cache is not None and cache is not self.cache:
+            self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
+            self.entries = self._entries(cache)
