@@ -18,10 +18,10 @@ from torch import nn
 from transformers import Cache, DynamicLayer
 
 from ..transformers_names import SlidingLayer
-from .block_attention import RowPass, seen_entries
 from .cache import Entries, Pass
 from .packed_attention import PackedPass
 from .row_blocks import RowBlocks, RowEntries, first_visible
+from .row_pass import RowPass, seen_entries
 
 
 def fits_in_place(cache: Cache) -> bool:

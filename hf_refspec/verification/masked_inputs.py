@@ -16,8 +16,8 @@ from ..transformers_names import (
     cache_name,
     has_compiled_call,
 )
-from .block_attention import on_device
 from .cache import caches_images
+from .row_pass import on_device
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 

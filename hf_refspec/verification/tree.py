@@ -27,7 +27,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..transformers_names import USUAL_ARGUMENTS, belongs_to_caller
-from .block_attention import RowPass, rows_of_pass, side_by_side
 from .cache import LayerEntries, Pass, find_cache, new_cache
 from .in_place import InPlaceEntries, SideBySide, fits_in_place
 from .masked_inputs import MaskedInputs, attends_packed, takes_masks
@@ -35,6 +34,7 @@ from .model_memo import memo_of
 from .packed_attention import PackedMask, PackedPass, UnpackableError
 from .prompt_states import last_token, records_prompt
 from .row_blocks import rows_of_prompts
+from .row_pass import RowPass, rows_of_pass, side_by_side
 from .verifier import PassLogits, Verifier
 
 _UNPACKABLE = "attends to something else than it caches"

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.verification.block_attention import RowPass
 from hf_refspec.verification.packed_attention import PackedMask, PackedPass, UnpackableError
 from hf_refspec.verification.row_blocks import RowBlocks, RowEntries
+from hf_refspec.verification.row_pass import RowPass
 
 ONE = np.ones((1, 1), dtype=np.bool_)
 CHAIN = np.tri(3, dtype=np.bool_)
