@@ -24,7 +24,7 @@ _attached_to_all: list[Attachment] = []
 
 
 class Attachment:
-    """What [`attach`] returns. As a context manager it is detached at the end of the body.
+    """The result of [`attach`]. As a context manager it is detached at the end of the body.
 
     Attributes:
         options (`dict`): `max_draft_tokens` and `verification`.

@@ -30,7 +30,7 @@ from .token_sequence import TokenSequence
 
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
-# Of each layer, keys and values `(rows, heads, length, head_dim)`.
+# Keys and values of each layer, `(rows, heads, length, head_dim)`.
 LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 # The tokens for which a fresh static cache has room behind its prompts.
 _ROOM = 8
@@ -119,7 +119,7 @@ def has_static_layers(cache: Cache) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass runs of each of R rows: its pending tokens, then the nodes of its
+    """The tokens of R rows in one forward pass: of each its pending tokens, then the nodes of its
     draft."""
 
     rows: Sequence[TokenSequence]

@@ -132,7 +132,7 @@ def known_finding(
         return Finding(False, failure=_CHECKPOINTING)
     if kind.same_bits and _routes_by_token(model):
         failure = (
-            "its experts run over as many tokens as choose them, which drafts change; load it with "
+            "drafts change how many tokens each of its experts runs over; load it with "
             '`experts_implementation="batched_mm"`'
         )
         return Finding(False, failure=failure)

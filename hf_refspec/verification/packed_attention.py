@@ -18,8 +18,8 @@ from torch import nn
 
 from .row_pass import RowPass, on_device, seen_entries
 
-# Rows of a block attend in one call if its work is at most `_PADDED` times that of one call a row.
-# A call itself takes as long as `_CALL` products of a query and a key.
+# Rows of a block attend in one call if that is at most `_PADDED` times the work of one call a row.
+# The call itself takes as long as `_CALL` products of a query and a key.
 _PADDED, _CALL = 2.0, 1024
 # Models may move, cast and cut a mask.
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
@@ -53,7 +53,7 @@ class PackedPass:
             for members in _attending_together([*block]):
                 self._groups.append(RowGroup(members, start, device))
                 start += self._groups[-1].size
-        # What has been written and not yet attended to: the layer, its keys and values.
+        # The layer that has written and not yet attended, with its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def update(
@@ -84,6 +84,7 @@ class PackedPass:
         self._written, window = None, self._windows[layer]
         if len(self._groups) == 1 and not self._unused:
             return self._groups[0].attend(layer, query, scale, window)
+        # The heads of a single token may stand in the place of several tokens.
         sizes = [*(group.size for group in self._groups), self._unused]
         per_token = query.shape[2] // sum(sizes)
         *queries, unused = query.split([per_token * size for size in sizes], dim=2)
@@ -162,8 +163,8 @@ class RowGroup:
         places = np.repeat(np.arange(first, first + len(rows)), sizes)
         slots = np.concatenate([np.arange(row.entries.length, row.end) for row in rows])
         self._targets = on_device(places, device), on_device(slots, device)
-        # Where rows have fewer tokens than the longest: which tokens stand in the place of those
-        # that they lack, and which of all are their own.
+        # Where rows have fewer tokens than the longest: the tokens that fill up all rows, and which
+        # of these are their own.
         self._padded: tuple[torch.Tensor, torch.Tensor] | None = None
         if self._most * len(rows) > self.size:
             ends, steps = np.cumsum(sizes)[:, None], np.arange(self._most)
@@ -222,8 +223,8 @@ def _attended(
     scale: float | None,
 ) -> torch.Tensor:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
-    are not repeated: the queries that share them stand one behind another, for which torch's kernel
-    on CPUs takes a fifth of the time in bfloat16 and no more in float32."""
+    are not repeated: the queries that share a head stand one behind another. Torch's kernel on CPUs
+    then takes a fifth of the time in bfloat16, and no more in float32."""
     rows, heads, size, head_dim = query.shape
     grouped = query.reshape(rows, keys.shape[1], -1, head_dim)
     attended = nn.functional.scaled_dot_product_attention(

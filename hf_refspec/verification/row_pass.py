@@ -58,7 +58,7 @@ class RowPass:
 
 
 def rows_of_pass(now: Pass, entries: Sequence[RowEntries]) -> list[RowPass]:
-    """What a pass runs of each row, behind these entries."""
+    """The tokens of each row that a pass runs behind these entries."""
     rows = []
     for i, (row, draft, pending) in enumerate(zip(now.rows, now.drafts, now.pending, strict=True)):
         size, length = pending + len(draft), len(row)
