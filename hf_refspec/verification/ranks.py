@@ -91,12 +91,9 @@ class Ranks:
         except FailedRankError:
             raise
         except BaseException:
-            self._tell_failure()
+            with suppress(RuntimeError):  # the others are gone, or wait inside of a forward pass
+                self._exchange(b"", failed=True)
             raise
-
-    def _tell_failure(self) -> None:
-        with suppress(RuntimeError):  # the others are gone, or wait inside of a forward pass
-            self._exchange(b"", failed=True)
 
     def _exchange(self, message: bytes, failed: bool = False) -> tuple[list[int], bytes]:
         """The ranks that have failed, and the first one's message."""

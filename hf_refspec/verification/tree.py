@@ -19,7 +19,7 @@ rows stand side by side under a 4D mask, and a pass is as wide as its widest row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,13 @@ class TreeVerifier(Verifier):
 
     def _run(self, now: Pass) -> PassLogits:
         rows = rows_of_pass(now, self.entries.rows)
-        plain = _is_plain_step(now, rows)
+        # As plain decoding runs them: equally many tokens of equally long rows, without drafts, which
+        # see everything before them.
+        plain = (
+            min(now.pending) == now.size
+            and len({(row.end, row.entries.skipped) for row in rows}) == 1
+            and all(row.entries.hidden is None for row in rows)
+        )
         if self.packs and not (plain and len(rows) == 1):
             try:
                 return self._run_packed(now, rows)
@@ -194,13 +200,3 @@ class TreeVerifier(Verifier):
             model_inputs["logits_to_keep"] = last_token(self.prompt_states)
         logits: torch.Tensor = self.model(**model_inputs, return_dict=True).logits[:, -kept:]
         return logits
-
-
-def _is_plain_step(now: Pass, rows: Sequence[RowPass]) -> bool:
-    """Whether a pass runs the same number of tokens of equally long rows, without drafts, and all
-    see everything before them."""
-    return (
-        min(now.pending) == now.size
-        and len({(row.end, row.entries.skipped) for row in rows}) == 1
-        and all(row.entries.hidden is None for row in rows)
-    )

@@ -217,7 +217,12 @@ class Verifier:
         self._take_cache(outputs)
         count, self._prompt_length = input_ids.shape
         self.cached = [self._prompt_length] * count
-        self._offsets = self._position_offsets(count)
+        if (positions := self.model_kwargs.get("position_ids")) is not None:
+            last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
+            self._offsets = (last.expand(count) - (self._prompt_length - 1)).tolist()
+        else:
+            length = 0 if holds_running_state(self.cache) else self.cache.get_seq_length()
+            self._offsets = [max(length - self._prompt_length, 0)] * count
         logits: torch.Tensor = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         self._after_prefill(outputs)
         self.entries.begin(self._prompt_length)
@@ -231,14 +236,6 @@ class Verifier:
         """Prepares the passes after the prefill."""
         # The arguments for one more token than the prompt, some of them from the outputs.
         self.model_kwargs = next_kwargs(self.model, outputs, self.model_kwargs)
-
-    def _position_offsets(self, rows: int) -> list[int]:
-        positions = self.model_kwargs.get("position_ids")
-        if positions is None:
-            counts = not holds_running_state(self.cache)
-            return [self.cache.get_seq_length() - self._prompt_length if counts else 0] * rows
-        last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
-        return (last.expand(rows) - (self._prompt_length - 1)).tolist()
 
     def _run(self, now: Pass) -> PassLogits:
         """The logits of a pass and the roots in them, see [`~Verifier.forward`]; here of one row
