@@ -133,8 +133,7 @@ class TreeVerifier(Verifier):
 
     def _run(self, now: Pass) -> PassLogits:
         rows = rows_of_pass(now, self.entries.rows)
-        # As plain decoding runs them: equally many tokens of equally long rows, without drafts, which
-        # see everything before them.
+        # The next tokens of equally long rows, without drafts, each of which sees all before it.
         plain = (
             min(now.pending) == now.size
             and len({(row.end, row.entries.skipped) for row in rows}) == 1
