@@ -120,7 +120,12 @@ class InPlaceEntries(Entries):
         length = int(self.cache.get_seq_length())
         self.given = length - prompt_length
         self._layers = self.cache.layers
-        for row, prompt in self.prefilled:
+        placed = self.prefilled
+        if (
+            self.apart
+        ):  # rows that see alike many entries side by side, so that they attend together
+            placed = sorted(placed, key=lambda each: each[0].skipped)
+        for row, prompt in placed:
             states = [
                 (
                     _whole(layer.keys[prompt], length)[None],
@@ -129,7 +134,7 @@ class InPlaceEntries(Entries):
                 for layer in self._layers
             ]
             self.blocks.add(row, states, capacity=len(self.prefilled))
-            self.rows.append(row)
+        self.rows = [row for row, _ in self.prefilled]
         for layer in self.cache.layers:  # their entries are handed over
             layer.keys = layer.values = None
         self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self.cache.layers))]

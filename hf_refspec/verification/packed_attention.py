@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .row_blocks import block_size
 from .row_pass import RowPass, on_device, seen_entries
 
 # Rows of a block attend in one call if that is at most `_PADDED` times the work of one call a row.
@@ -49,8 +50,8 @@ class PackedPass:
         self._unused = unused
         self._groups: list[RowGroup] = []
         start = 0
-        for _, block in groupby(rows, key=lambda row: id(row.entries.block)):
-            for members in _attending_together([*block]):
+        for _, alike in groupby(rows, key=_likeness):
+            for members in _attending_together([*alike]):
                 self._groups.append(RowGroup(members, start, device))
                 start += self._groups[-1].size
         # The layer that has written and not yet attended, with its keys and values.
@@ -136,8 +137,13 @@ def _are_same(written: torch.Tensor, given: torch.Tensor, compares: bool) -> boo
     return not compares or torch.equal(given, written.repeat_interleave(groups, dim=1))
 
 
+def _likeness(row: RowPass) -> tuple[int, int]:
+    """Rows in which it is equal stand in one block and see about the same number of entries."""
+    return id(row.entries.block), block_size(row.end - row.entries.skipped)
+
+
 def _attending_together(rows: Sequence[RowPass]) -> list[Sequence[RowPass]]:
-    """The rows of a block in the groups that attend in one call each: all of them, or each that has
+    """Rows that are alike in the groups that attend in one call each: all of them, or each that has
     tokens by itself."""
     own = [row for row in rows if row.size]
     work = sum(row.size * (row.end - row.entries.skipped) for row in own)
@@ -149,8 +155,8 @@ def _attending_together(rows: Sequence[RowPass]) -> list[Sequence[RowPass]]:
 
 
 class RowGroup:
-    """Rows that attend in one call: a single one, or all of a block, in the order in which they
-    stand there. Their tokens are those of the pass from token `start` on."""
+    """Rows that attend in one call: a single one, or several that stand one behind another in a
+    block. Their tokens are those of the pass from token `start` on."""
 
     def __init__(self, rows: Sequence[RowPass], start: int, device: torch.device) -> None:
         self._rows = rows

@@ -40,6 +40,14 @@ def first_visible(length: int, window: int | None) -> int:
     return 0 if window is None else max(0, length - window + 1)
 
 
+def block_size(length: int) -> int:
+    """The slots of the shortest block for rows of this length."""
+    slots = _SHORTEST
+    while slots < length:
+        slots += slots // 2
+    return slots
+
+
 class Block:
     """Rows of up to `slots` tokens. Their entries in each layer are tensors
     `(capacity, heads, slots, head_dim)`, of which the first rows are taken."""
@@ -130,9 +138,7 @@ class RowBlocks:
 
     def add(self, row: RowEntries, states: LayerEntries, room: int = 0, capacity: int = 0) -> None:
         """Puts a row in the shortest block that has `room` tokens behind it."""
-        slots = _SHORTEST
-        while slots < row.length + room:
-            slots += slots // 2
+        slots = block_size(row.length + room)
         block = self._blocks.setdefault(slots, Block(slots))
         block.add(row, states, capacity)
 
