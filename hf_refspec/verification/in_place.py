@@ -121,9 +121,7 @@ class InPlaceEntries(Entries):
         self.given = length - prompt_length
         self._layers = self.cache.layers
         placed = self.prefilled
-        if (
-            self.apart
-        ):  # rows that see alike many entries side by side, so that they attend together
+        if self.apart:  # rows of like length then stand together, and attend in one call
             placed = sorted(placed, key=lambda each: each[0].skipped)
         for row, prompt in placed:
             states = [
