@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hf_refspec")
 
-# What is attached to each model, and to all models of the process; the last one counts.
+# The attachments of each model, and those of all models of the process; the last one counts.
 _attached: WeakKeyDictionary[nn.Module, list[Attachment]] = WeakKeyDictionary()
 _attached_to_all: list[Attachment] = []
 
 
 class Attachment:
-    """What [`attach`] returns. As a context manager it is detached at the end of the body.
+    """The result of [`attach`]. As a context manager it is detached at the end of the body.
 
     Attributes:
         options (`dict`): `max_draft_tokens` and `verification`.
-        stats (`SpeculationStats`): Of all calls together.
+        stats (`SpeculationStats`): The counts of all calls together.
     """
 
     def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
@@ -133,14 +133,14 @@ def detach(model: nn.Module | Pipeline | None = None) -> None:
 
 
 def attachment_of(model: PreTrainedModel) -> Attachment | None:
-    """What a call of this model's `generate` drafts with, if it names nothing itself."""
+    """The attachment that drafts in calls of this model that name no drafter."""
     stack = _attached.get(model) or _attached_to_all
     return stack[-1] if stack else None
 
 
 def _stacks(model: nn.Module | Pipeline | None) -> list[list[Attachment]]:
-    """Of all models, or of each model with a `generate` of transformers inside of a module or a
-    pipeline."""
+    """The attachments of all models, or of each model with a `generate` of transformers inside of
+    a module or a pipeline."""
     if model is None:
         return [_attached_to_all]
     from transformers import GenerationMixin

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hf_refspec")
 
-# Where transformers has `generate`. It takes seconds to import, which `import hf_refspec` must not.
+# The module that has `generate`. Its import takes seconds, which `import hf_refspec` must not.
 _MODULE = "transformers.generation.utils"
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
 
-# What `install` put in place of `generate`; `None` before, and after `uninstall`.
+# The function that `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
 
 
@@ -48,8 +48,8 @@ def install() -> None:
 def uninstall() -> None:
     """Gives transformers its own `generate` back. A second call changes nothing.
 
-    Where another package has wrapped `generate` since, its wrapper stays, and what it wraps passes
-    every call on as it is.
+    Where another package has wrapped `generate` since, its wrapper stays, and the function that it
+    wraps passes every call on unchanged.
     """
     global _wrapper
     if _WAITING in sys.meta_path:
@@ -67,8 +67,8 @@ def is_installed() -> bool:
 
 
 class _Waiting(MetaPathFinder):
-    """Wraps `generate` when transformers' module that has it is imported. wrapt has hooks for that,
-    but importing it takes half as long again as importing this package (50 ms beside 100)."""
+    """Wraps `generate` when its module is imported. wrapt has hooks for that, but takes 50 ms to
+    import, where this package takes 100."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -77,22 +77,20 @@ class _Waiting(MetaPathFinder):
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            # The loader itself stays, which `inspect` asks for the source.
-            spec.loader.exec_module = _followed(spec.loader.exec_module)  # type: ignore[method-assign]
+            exec_module = spec.loader.exec_module
+
+            def exec_and_wrap(module: ModuleType) -> None:
+                exec_module(module)
+                if self in sys.meta_path:  # not uninstalled since
+                    sys.meta_path.remove(self)
+                    _wrap(module)
+
+            # The loader itself stays, since `inspect` asks it for the source.
+            spec.loader.exec_module = exec_and_wrap  # type: ignore[method-assign]
         return spec
 
 
 _WAITING = _Waiting()
-
-
-def _followed(exec_module: Any) -> Any:
-    def exec_and_wrap(module: ModuleType) -> None:
-        exec_module(module)
-        if _WAITING in sys.meta_path:  # not uninstalled since
-            sys.meta_path.remove(_WAITING)
-            _wrap(module)
-
-    return exec_and_wrap
 
 
 def _wrap(module: ModuleType) -> None:
@@ -117,7 +115,7 @@ def _speculative(generate: Any) -> Any:
         ours = (
             kwargs.get("candidate_generator") is not None
             or _is_ours(custom_generate)
-            # Without a drafter, it is what others are compared with.
+            # Also without a drafter: calls with one are compared with it.
             or (custom_generate is None and kwargs.get("verification") == "reproducible")
         )
         if attachment is None and not ours:
@@ -141,8 +139,8 @@ def _untested(
     attachment: Attachment | None,
     why: str,
 ) -> Any:
-    """A call under a transformers that this package was not tried with: plain decoding, which is
-    right with any. A loop that retrieves, and reproducible bits, are refused."""
+    """A call under a release of transformers that this package was not tried with: it decodes
+    plainly. A loop that retrieves, and reproducible bits, are refused."""
     custom_generate = kwargs.get("custom_generate")
     retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
     if retrieves or kwargs.get("verification") == "reproducible":
@@ -185,8 +183,8 @@ def _attached(
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a plain call. With `candidate_generator=None` it is one, whatever
-    the other options but `verification="reproducible"`."""
+    """The keyword arguments of a plain call. A call with `candidate_generator=None` is plain with
+    any option but `verification="reproducible"`."""
     for option in OPTIONS if "candidate_generator" not in kwargs else ():
         if kwargs.get(option) is not None:
             raise ValueError(
@@ -214,8 +212,8 @@ def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[s
 def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments with which `generate` comes to a decoding loop of this package.
 
-    What transformers drops on its way to a callable is bound here, so that nothing is streamed
-    either before the arguments have been checked.
+    Arguments that transformers drops on its way to a callable are bound to it here; so nothing is
+    streamed before the arguments have been checked.
     """
     from .generation.speculate import speculate
     from .generation.validation import check_call, check_model
@@ -251,7 +249,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loop_of(custom_generate: Any) -> Any:
-    """What is behind a `functools.partial`."""
+    """The function of a `functools.partial`, or the one that is given."""
     return getattr(custom_generate, "func", custom_generate)
 
 
@@ -273,8 +271,8 @@ def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Turns `stop_strings` into the criterion that `generate` would make of it: transformers drops
-    the tokenizer, which that takes, on its way to a callable."""
+    """Turns `stop_strings` into the criterion that `generate` would make of it: that needs the
+    tokenizer, which transformers drops on its way to a callable."""
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .generation.validation import setting
@@ -290,8 +288,8 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 
 
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Whether a model's own configuration says that it uses no cache (MPT's default), and the call
-    says nothing: with one its drafts can be verified, and the ids are the same."""
+    """Whether a model is configured to use no cache (MPT's default), and the call says nothing:
+    with a cache its drafts can be verified, and the ids are the same."""
     from .generation.validation import setting
     from .transformers_names import CACHE_NAMES
 

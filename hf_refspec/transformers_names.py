@@ -29,7 +29,7 @@ DROPPED_ARGUMENTS = ("streamer", "synced_gpus", "tokenizer")
 # The names under which models take and return their cache: "cache" for all models from 5.24 on,
 # before that "cache_params" for Mamba and "past_key_values" for the others.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-# The one that most models and the outputs of `generate` have in the installed version.
+# The name that most models and the outputs of `generate` use in the installed version.
 CACHE_NAME = next(
     name
     for name in CACHE_NAMES
@@ -43,7 +43,7 @@ USUAL_ARGUMENTS = {
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 STATIC_CACHES = frozenset(ALL_STATIC_CACHE_IMPLEMENTATIONS)
-# Of a cache, a layer that holds the last tokens of a text, and one that holds a running state.
+# A layer of a cache that holds the last tokens of a text, and one that holds a running state.
 SlidingLayer = DynamicSlidingWindowLayer
 RunningStateLayer = LinearAttentionCacheLayerMixin
 
@@ -120,7 +120,7 @@ def foreign_step(model: PreTrainedModel) -> str | None:
 
 
 def _module_of(method: Any) -> str:
-    """The module that a function comes from: a wrapper copies `__module__`, but not this."""
+    """The module that a function comes from: wrappers copy `__module__`, but not its globals."""
     return getattr(method, "__globals__", {}).get("__name__", "")
 
 

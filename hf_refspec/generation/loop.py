@@ -21,7 +21,7 @@ from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
 from ..verification.draft_limits import DraftLimits
 from ..verification.prompt_states import prompt_top_tokens
-from ..verification.token_sequence import FixedTokens, IdleTokens
+from ..verification.token_sequence import FixedTokens
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
@@ -145,7 +145,11 @@ class Loop:
 
     def _forward(self, steps: Sequence[Step]) -> torch.Tensor:
         """The logits `(N, vocab_size)` of a pass, from each step's `root` on those of its nodes."""
-        seen = [IdleTokens(each.row.seen) if each.is_idle else each.row.seen for each in steps]
+        # The last token of an idle row must not run: the model may have no position for it.
+        seen = [
+            FixedTokens(step.row.seen.ids[:, :-1]) if step.is_idle else step.row.seen
+            for step in steps
+        ]
         logits, roots = self.verifier.forward(seen, [step.verified for step in steps])
         for step, root in zip(steps, roots, strict=True):
             step.root = root

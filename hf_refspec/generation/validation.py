@@ -26,7 +26,7 @@ from ..verification.cache import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
-from ..verification.reproducible import ReproducibleVerifier
+from ..verification.static import ReproducibleVerifier
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)

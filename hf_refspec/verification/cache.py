@@ -7,11 +7,11 @@ that are written in place are in `in_place.py`, those of static caches in `stati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from transformers import (
     Cache,
@@ -30,9 +30,9 @@ from .token_sequence import TokenSequence
 
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
-# Of each layer, keys and values `(rows, heads, length, head_dim)`.
+# Keys and values of each layer, `(rows, heads, length, head_dim)`.
 LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
-# Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
+# The tokens for which a fresh static cache has room behind its prompts.
 _ROOM = 8
 
 
@@ -75,13 +75,13 @@ def fresh_kwargs(
 
 
 def is_padded(model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether some prompt of a call is."""
+    """Whether some prompt of a call is padded."""
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
 
 def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torch.device:
-    """Where the tokens of a call are. Weights that are offloaded are nowhere between passes, and
+    """The device of a call's tokens. Offloaded weights are on no device between passes, and
     accelerate moves tokens to where they run."""
     for value in model_kwargs.values():
         if isinstance(value, torch.Tensor):
@@ -119,7 +119,7 @@ def has_static_layers(cache: Cache) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass runs of each of R rows: its pending tokens, then the nodes of its
+    """The tokens of R rows in one forward pass: of each its pending tokens, then the nodes of its
     draft."""
 
     rows: Sequence[TokenSequence]
@@ -152,16 +152,6 @@ class Pass:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesMark:
-    """What a cache held: its width where it can be cropped, else the states of its layers; of rows
-    that are written in place the length of each."""
-
-    width: int | None = None
-    lengths: list[int] | None = None
-    layers: list[dict[str, Any]] | None = None
-
-
 class Entries:
     """A cache that is only added to: no draft was ever run over it."""
 
@@ -183,13 +173,8 @@ class Entries:
         how many tokens of each row the cache holds then."""
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
-        """Removes a pass that raised from the layers that it had reached; returns as `keep`."""
-        return done.cached
-
-    def select(self, rows: list[int], cached: list[int]) -> None:
-        """Drops all rows but these; `cached` are theirs."""
-        raise NotImplementedError
+    def undo(self) -> None:
+        """Removes a pass that raised from the layers that it had reached."""
 
     def crop(self, length: int, excess: int) -> bool:
         """Drops `excess` tokens of a single row, all but the first `length`; returns `False` if
@@ -202,20 +187,13 @@ class Entries:
     def close(self, cached: list[int]) -> None:
         """Ends the call: crops the cache to these tokens of each row and restores its layers."""
 
-    def mark(self) -> EntriesMark:
-        """A snapshot for [`~Entries.roll_back`]."""
+    def mark(self) -> Callable[[], None]:
+        """A function that goes back to the present, any number of times."""
         if self.cache is None:
-            return EntriesMark()
+            return lambda: None
         if keeps_every_position(self.cache):
-            return EntriesMark(width=self.cache.get_seq_length())
-        return EntriesMark(layers=snapshot(self.cache))
-
-    def roll_back(self, mark: EntriesMark) -> None:
-        """Goes back to a mark, any number of times."""
-        if mark.layers is not None:
-            restore(self.cache, mark.layers)
-        elif mark.width is not None:
-            crop_layers(self.cache, mark.width)
+            return partial(crop_layers, self.cache, self.cache.get_seq_length())
+        return partial(restore, self.cache, snapshot(self.cache))
 
 
 class CroppedEntries(Entries):
@@ -235,9 +213,8 @@ class CroppedEntries(Entries):
             self.cache.crop(len(path) - len(draft))
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
+    def undo(self) -> None:
         crop_layers(self.cache, self._width)
-        return done.cached
 
     def close(self, cached: list[int]) -> None:
         for layer in self.cache.layers:
@@ -259,26 +236,12 @@ class RunningState(Entries):
         [path], [draft] = paths, done.drafts
         if path is not None and len(path) == len(draft):
             return done.cached_after(paths)
-        return self.undo(done)
-
-    def undo(self, done: Pass) -> list[int]:
-        if self._before is not None:
-            restore(self.cache, self._before)
+        self.undo()
         return done.cached
 
-
-def move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None:
-    """Moves each row's entries from `sources` to `targets`, int64 `(R, n)`, in every layer."""
-    rows: Any = torch.arange(len(sources))[:, None]
-    source, target = torch.from_numpy(sources), torch.from_numpy(targets)
-    for layer in cache.layers:
-        device = layer.keys.device
-        rows, source, target = (
-            index.to(device, non_blocking=True) for index in (rows, source, target)
-        )
-        # The selection is a copy, so that it may overlap with where it goes.
-        layer.keys[rows, :, target] = layer.keys[rows, :, source]  # (R, n, heads, head_dim)
-        layer.values[rows, :, target] = layer.values[rows, :, source]
+    def undo(self) -> None:
+        if self._before is not None:
+            restore(self.cache, self._before)
 
 
 def crop_layers(cache: Cache, width: int) -> None:

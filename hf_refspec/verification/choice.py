@@ -18,8 +18,7 @@ from .chain import ChainVerifier, RecurrentVerifier
 from .model_memo import memo_of_state
 from .probe import Finding, probe
 from .ranks import Ranks
-from .reproducible import ReproducibleVerifier
-from .static import StaticVerifier
+from .static import ReproducibleVerifier, StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
@@ -45,11 +44,10 @@ def select_verifier(
 ) -> tuple[Verifier | None, str]:
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
-    `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
-    nothing is drafted, a single row without padding takes the steps of plain decoding, and is not
-    probed if nothing will be (`drafts`). With `probes_later` a tree of a model whose steps are the
-    usual ones is probed after the first token, by [`~draft_limits.DraftLimits`]. `stats` count the
-    passes of probes.
+    `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
+    `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
+    `probes_later` the tree of a model that takes the usual steps is probed after the first token,
+    by [`~draft_limits.DraftLimits`]. `stats` count the passes of probes.
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -65,7 +63,7 @@ def select_verifier(
         probed = (kind, model, rows, model_kwargs)
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
-        # Windows may be applied in a manner of the model's own (Dory), where chains are tried next.
+        # A model may apply windows in its own manner (Dory): chains are then tried in this call.
         locally = attends_locally(text_config(model))
         later = probes_later and kind is TreeVerifier and usual and not locally
         untried = plain and (not drafts or (later and _key(*probed) not in memo_of_state(model)))
@@ -134,7 +132,7 @@ def known_finding(
         return Finding(False, failure=_CHECKPOINTING)
     if kind.same_bits and _routes_by_token(model):
         failure = (
-            "its experts run over as many tokens as choose them, which drafts change; load it with "
+            "drafts change how many tokens each of its experts runs over; load it with "
             '`experts_implementation="batched_mm"`'
         )
         return Finding(False, failure=failure)
@@ -174,7 +172,7 @@ def drops_cache(model: PreTrainedModel) -> bool:
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:
-    """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
+    """Whether tokens choose among experts, so that shapes depend on what other tokens choose. Few
     texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
     config = text_config(model)
     counts = (value for name, value in vars(config).items() if "expert" in name)

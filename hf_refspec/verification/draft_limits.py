@@ -20,7 +20,7 @@ from .verifier import Verifier
 logger = logging.getLogger("hf_refspec")
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
-# They count something else: max_window_layers, moe_topk.
+# Names that count something else: max_window_layers, moe_topk.
 _COUNTS = re.compile(r"layers|moe|router|expert")
 # Every probe's text is longer than this.
 _CROSSED = 8
@@ -47,7 +47,7 @@ class DraftLimits:
         self._call, self._stats = (kind, model, rows, model_kwargs), stats
         self._positions = PositionLimits.of(config)
         self._boundaries = ([] if probed else [0]) + boundaries(config)
-        self.refused: Finding | None = None  # what was found at the next of them
+        self.refused: Finding | None = None  # at the next of them, if drafts end there
 
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each."""

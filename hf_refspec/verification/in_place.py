@@ -9,16 +9,19 @@ end as plain decoding would have left it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import Cache, DynamicLayer
 
 from ..transformers_names import SlidingLayer
-from .cache import Entries, EntriesMark, Pass
-from .row_blocks import RowBlocks, RowEntries
+from .cache import Entries, Pass
+from .packed_attention import PackedPass
+from .row_blocks import RowBlocks, RowEntries, first_visible
+from .row_pass import RowPass, seen_entries
 
 
 def fits_in_place(cache: Cache) -> bool:
@@ -30,53 +33,39 @@ def fits_in_place(cache: Cache) -> bool:
     )
 
 
-def first_visible(length: int, window: int | None) -> int:
-    """The first of `length` entries that the next token sees."""
-    return 0 if window is None else max(0, length - window + 1)
+class SideBySide:
+    """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
+    attention."""
 
+    def __init__(self, rows: Sequence[RowPass], windows: Sequence[int | None], size: int) -> None:
+        self._rows, self._windows, self._size = rows, windows, size
+        begins = [row.entries.length for row in rows]
+        self._begin = begins[0] if min(begins) == max(begins) else None  # of all rows
+        self.end = max(begins) + size  # of the longest row
+        slots = torch.tensor(begins)[:, None] + torch.arange(size)
+        self._targets = torch.arange(len(rows))[:, None], slots
 
-class RunningPass(Protocol):
-    """The pass that layers write for."""
+    def _entries(self, window: int | None) -> slice:
+        """The entries that some token sees."""
+        return slice(min(row.entries.begin(window) for row in self._rows), self.end)
 
-    end: int  # the length of the longest row with its tokens
+    def seen(self, window: int | None) -> np.ndarray:
+        """Which of these each token sees, bool `(R, S, length)`."""
+        return seen_entries(self._rows, self._size, self._entries(window), window)
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes what a layer computed of the pass, and returns what it hands to attention."""
-
-    def check_attended(self) -> None:
-        """Makes sure that each layer has attended to what it has written, if that matters."""
-
-
-class SideBySide:
-    """A pass `(R, S)` whose rows stand side by side in one block, under the model's own
-    attention."""
-
-    def __init__(self, entries: InPlaceEntries, size: int) -> None:
-        self._block = entries.rows[0].block
-        self._windows = entries.windows
-        ends = [row.length for row in entries.rows]
-        self._count, self.size, self.begin, self.end = len(ends), size, min(ends), max(ends) + size
-        self._at, self._slots = torch.arange(len(ends))[:, None], torch.tensor(ends)[:, None]
-        self._slots = self._slots + torch.arange(size)
-        self._even = min(ends) == max(ends)
-
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = slice(first_visible(self.begin, self._windows[layer]), self.end)
-        entries = self._block.layers[layer]
+        count, seen = len(self._rows), self._entries(self._windows[layer])
+        entries = self._rows[0].entries.block.layers[layer]
         for own, new in zip(entries, (keys, values), strict=True):
-            if self._even:
-                own[: self._count, :, self.begin : self.end] = new
+            if self._begin is not None:
+                own[:count, :, self._begin : self.end] = new
             else:
-                at, slots = self._at.to(own.device), self._slots.to(own.device)
+                at, slots = (index.to(own.device) for index in self._targets)
                 own.transpose(1, 2)[at, slots] = new.transpose(1, 2)
-        return entries[0][: self._count, :, seen], entries[1][: self._count, :, seen]
-
-    def check_attended(self) -> None:
-        pass
+        return entries[0][:count, :, seen], entries[1][:count, :, seen]
 
 
 class InPlaceLayer(DynamicLayer):
@@ -87,7 +76,7 @@ class InPlaceLayer(DynamicLayer):
         self._entries, self._index = entries, index
         self._window = entries.windows[index]
         self.is_sliding = self._window is not None
-        self._reached: RunningPass | None = None  # the last pass that has written
+        self._reached: PackedPass | SideBySide | None = None  # the last pass that has written
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -103,19 +92,18 @@ class InPlaceLayer(DynamicLayer):
         return self._entries.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        length = self._entries.length
-        start = first_visible(length, self._window)
-        return length + query_length - start, start
+        start = min(row.begin(self._window) for row in self._entries.rows)
+        return self._entries.length + query_length - start, start
 
 
 class InPlaceEntries(Entries):
-    """The entries of rows that each have a length of their own, without the padding before their
-    prompts; `windows` are those of the layers."""
+    """The entries of rows that each have a length of their own; `windows` are those of the
+    layers."""
 
-    running: RunningPass | None = None
+    running: PackedPass | SideBySide | None = None
     apart = False  # whether rows may stand in several blocks
-    padding: list[int]  # of each row of the prefill
-    prompts: list[int]  # of each row, see `Verifier.prompts`
+    # The rows of the prefill, each with the index of its prompt, see `Verifier.prompts`.
+    prefilled: list[tuple[RowEntries, int]]
 
     def __init__(self, cache: Any, windows: Sequence[int | None]) -> None:
         super().__init__(cache)
@@ -132,26 +120,26 @@ class InPlaceEntries(Entries):
         length = int(self.cache.get_seq_length())
         self.given = length - prompt_length
         self._layers = self.cache.layers
-        for prompt, skipped in zip(self.prompts, self.padding, strict=True):
-            states, padding = [], []
-            for layer in self._layers:
-                sides = [
-                    _whole(each[prompt : prompt + 1], length) for each in (layer.keys, layer.values)
-                ]
-                states.append((sides[0][:, :, skipped:], sides[1][:, :, skipped:]))
-                padding.append([each[:, :, :skipped].clone() for each in sides])
-            row = RowEntries(skipped, length - skipped)
-            row.padding = padding
-            room = 0 if self.apart else skipped - min(self.padding)  # for all in one block
-            self.blocks.add(row, states, room, capacity=len(self.padding))
-            self.rows.append(row)
+        placed = self.prefilled
+        if self.apart:  # rows of like length then stand together, and attend in one call
+            placed = sorted(placed, key=lambda each: each[0].skipped)
+        for row, prompt in placed:
+            states = [
+                (
+                    _whole(layer.keys[prompt], length)[None],
+                    _whole(layer.values[prompt], length)[None],
+                )
+                for layer in self._layers
+            ]
+            self.blocks.add(row, states, capacity=len(self.prefilled))
+        self.rows = [row for row, _ in self.prefilled]
         for layer in self.cache.layers:  # their entries are handed over
             layer.keys = layer.values = None
         self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self.cache.layers))]
 
     def before(self, now: Pass) -> None:
         for row, cached in zip(self.rows, now.cached, strict=True):
-            row.length = cached + self.given - row.skipped
+            row.length = cached + self.given
         longest = self.length + now.size
         for row, pending, draft in zip(self.rows, now.pending, now.drafts, strict=True):
             room = pending + len(draft) if self.apart else longest - row.length
@@ -163,11 +151,11 @@ class InPlaceEntries(Entries):
         self.running = None
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
+    def undo(self) -> None:
         self.running = None
-        return done.cached
 
-    def select(self, rows: list[int], cached: list[int]) -> None:
+    def select(self, rows: list[int]) -> None:
+        """Drops all rows but these."""
         for i, row in enumerate(self.rows):
             if i not in rows:
                 row.block.remove(row.at)
@@ -176,13 +164,12 @@ class InPlaceEntries(Entries):
     def join(self, other: InPlaceEntries) -> None:
         """Adds the only row of other entries, which are then empty."""
         [row] = other.rows
-        joined = RowEntries(row.skipped, row.length)
-        self.blocks.add(joined, row.first(row.length), capacity=1)
-        self.rows.append(joined)
+        self.blocks.add(row, row.first(row.length), capacity=1)
+        self.rows.append(row)
         other.rows, other.blocks = [], RowBlocks()
 
     def bring_together(self, room: int) -> None:
-        """Puts all rows in one block, in their order, with so much room behind the longest."""
+        """Puts all rows in one block, in their order, with `room` tokens behind the longest."""
         self.apart, self.blocks = False, RowBlocks()
         longest = self.length
         for row in self.rows:
@@ -198,35 +185,38 @@ class InPlaceEntries(Entries):
         if any(window is not None for window in self.windows):
             return False  # what the prefill left out may be seen again
         [row] = self.rows
-        row.length = length + self.given - row.skipped
+        row.length = length + self.given
         return True
 
     def close(self, cached: list[int]) -> None:
         if self.rows:
             self._put_back(max(cached) + self.given)
 
-    def mark(self) -> EntriesMark:
-        if not self.rows:
-            return super().mark()
-        return EntriesMark(lengths=[row.length for row in self.rows])
+    def mark(self) -> Callable[[], None]:
+        lengths = [row.length for row in self.rows]
+        before_prefill = None if self.rows else super().mark()
 
-    def roll_back(self, mark: EntriesMark) -> None:
-        if mark.lengths is not None:
-            for row, length in zip(self.rows, mark.lengths, strict=True):
-                row.length = length
-            return
-        if self.rows:  # to before the prefill
-            self._put_back(self.rows[0].length + self.rows[0].skipped)
-        super().roll_back(mark)
+        def go_back() -> None:
+            if before_prefill is None:
+                for row, length in zip(self.rows, lengths, strict=True):
+                    row.length = length
+                return
+            if self.rows:
+                self._put_back(self.rows[0].length)
+            before_prefill()
+
+        return go_back
 
     def _put_back(self, length: int) -> None:
         """Fills the call's own layers with the first `length` entries of all rows, padding among
         them, as plain decoding leaves them."""
         for index, layer in enumerate(self._layers):
             window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
-            start = first_visible(length, window)
+            seen = slice(first_visible(length, window), length)
             layer.keys, layer.values = (
-                torch.cat([_returned(row, index, side, start, length) for row in self.rows])
+                torch.cat(
+                    [row.block.layers[index][side][row.at, None, :, seen] for row in self.rows]
+                )
                 for side in (0, 1)
             )
             if window is not None:
@@ -236,15 +226,7 @@ class InPlaceEntries(Entries):
 
 
 def _whole(entries: torch.Tensor, length: int) -> torch.Tensor:
-    """Entries `(1, heads, n, head_dim)` in the slots of their indices: where a layer has dropped
-    what is outside of its window, nothing is in the first ones of `length`."""
-    gone = length - entries.shape[2]
+    """Entries `(heads, n, head_dim)` in the slots of their indices: where a layer has dropped what
+    is outside of its window, nothing is in the first ones of `length`."""
+    gone = length - entries.shape[1]
     return nn.functional.pad(entries, (0, 0, gone, 0)) if gone else entries
-
-
-def _returned(row: RowEntries, layer: int, side: int, start: int, length: int) -> torch.Tensor:
-    """The entries of a row from `start` to `length`, `(1, heads, length - start, head_dim)`, those
-    of its padding among them."""
-    first = max(start - row.skipped, 0)
-    own = row.block.layers[layer][side][row.at : row.at + 1, :, first : length - row.skipped]
-    return torch.cat([row.padding[layer][side][:, :, start:], own], dim=2)

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from transformers import PreTrainedModel
 
-from ..text_config import text_config
+from ..text_config import length_dependent_rope, text_config
+from ..transformers_names import keeps_state_in_modules
 
 _ATTRIBUTE = "_hf_refspec_memo"
 _MOVING = "attributes that forward passes change"
-# How many states have findings: adapters that are switched on and off are not probed each time.
+# The states that have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
@@ -34,7 +36,7 @@ _FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
 class ModelMemo(dict[Any, Any]):
-    """A dictionary that copies and pickles of a model do not take along: they may be changed, and a
+    """A dictionary that is empty in copies and pickles of a model: a copy may be changed, and a
     saved model must load without this package."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelMemo:
@@ -54,7 +56,7 @@ def memo_of(model: nn.Module) -> ModelMemo:
 
 
 def memo_of_state(model: nn.Module) -> ModelMemo:
-    """The findings about a model as it is now; none in a state that it was not in before."""
+    """The findings about a model as it is now; none in a new state."""
     states: list[tuple[_State, ModelMemo]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for each in states[:]:  # a copy: other threads may be here as well
@@ -67,15 +69,30 @@ def memo_of_state(model: nn.Module) -> ModelMemo:
 
 
 @contextmanager
-def probing(model: nn.Module) -> Iterator[None]:
-    """Around forward passes of a probe: a number or string at a module that changes meanwhile
-    counts the passes or describes the last one, and is no setting."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
+def probing(model: PreTrainedModel) -> Iterator[None]:
+    """Around forward passes of a probe. Restores what modules hold of the last text, with which
+    plain decoding goes on: rotary frequencies of the longest text, a running state
+    (RecurrentGemma). Numbers and strings at modules that change meanwhile count the passes or
+    describe the last one, and are no settings."""
+    stateful, scaled = keeps_state_in_modules(model), length_dependent_rope(text_config(model))
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    held = [
+        each
+        for each in before
+        if stateful or (scaled and any("inv_freq" in name for name in each[2]))
+    ]
+    tensors = [
+        (each, each.clone())
+        for _, *kinds in held
+        for values in kinds
+        for each in values.values()
+        if isinstance(each, torch.Tensor)
+    ]
     try:
         yield
     finally:
         moving = memo_of(model).setdefault(_MOVING, weakref.WeakKeyDictionary())
-        for module, old in before:
+        for module, old, _ in before:
             # Not training mode, a bool, which another thread may have switched meanwhile.
             changed = {
                 name
@@ -84,6 +101,11 @@ def probing(model: nn.Module) -> Iterator[None]:
             }
             if changed:
                 moving[module] = moving.get(module, set()) | changed
+        for module, attributes, buffers in held:
+            vars(module).update(attributes)
+            module._buffers.update(buffers)
+        for tensor, value in tensors:
+            tensor.copy_(value)
 
 
 class _State:

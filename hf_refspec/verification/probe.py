@@ -24,7 +24,7 @@ from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
 from .cache import call_device, fresh_kwargs, is_padded
 from .model_memo import probing
-from .probe_state import modules_restored, random_state, set_random_state
+from .probe_state import random_state, set_random_state
 from .ranks import Ranks
 from .token_sequence import FixedTokens
 from .verifier import Verifier
@@ -34,14 +34,12 @@ logger = logging.getLogger("hf_refspec")
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
-# Special tokens stand among the lowest ids, and a text of them is no text to a trained model: its
-# logits are flat, and rounding is large beside what they differ by.
+# Special tokens stand among the lowest ids. After a text of them a trained model's logits are flat,
+# and rounding is large beside their differences.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
 # two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
-
-
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
 
 
@@ -79,7 +77,7 @@ def probe(
     boundary: int | None = None,
     config: GenerationConfig | None = None,
 ) -> Finding:
-    """Runs texts until they decide whether verified drafts have the logits of plain decoding."""
+    """Verifies drafts in texts until these decide whether logits are those of plain decoding."""
     config = config or GenerationConfig(disable_compile=True)
     device, ranks = call_device(model, model_kwargs), Ranks.of(model)
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2
@@ -103,19 +101,19 @@ def _found(
     before = random_state(device)
     texts: _Texts | None = None
     try:
-        with modules_restored(model), probing(model):
+        with probing(model):
             texts = _Texts(model, device, *text)
             finding = texts.finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
-    except Exception as error:  # whatever a model raises at inputs that it cannot take
+    except Exception as error:  # models raise anything at inputs that they cannot take
         finding = Finding(False, failure=f"it raised {error!r}")
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in model.modules()):
         finding = Finding(False, failure=_DROPOUT)
     if texts is not None:  # a small vocabulary has no text
         finding = replace(finding, passes=texts.passes)
-    if not finding.exact:  # an exact model draws none, and other threads may have done so
+    if not finding.exact:  # an exact model draws no random numbers, but other threads may have
         set_random_state(device, before)
     return finding
 
@@ -130,12 +128,12 @@ def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype
 class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
-    In a tree the path is hidden behind other branches. Their content must not matter at all,
-    whatever the dtype; and the logits must be those of the same tokens one after another, as nearly
-    as these are when they come in one pass without a cache, which is right and rounds differently.
+    In a tree the path stands behind other branches. Their content must not matter at all, whatever
+    the dtype; and the logits must be those of the same tokens one after another, within what one
+    pass over all of them without a cache is off, which is right and rounds differently.
 
-    The first row keeps three nodes of its path, the second, which stands behind padding, one; then
-    both go on from there at different positions.
+    The first row keeps three nodes of its path, the second, which is padded, one; then both go on
+    at different positions.
     """
 
     def __init__(
@@ -156,8 +154,8 @@ class _Texts:
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
         self.path, self.distractors = ids[:_PATH], ids[_PATH : _PATH + _DISTRACTORS]
-        # A long text repeats a few tokens: where keys are selected, equal ones may tie, and which
-        # of them is taken depends on what else is in the pass (Doge).
+        # A long text repeats a few tokens. Where keys are selected, equal ones may tie, and what
+        # else is in the pass decides which of them is taken (Doge).
         words = ids if boundary is None else ids[-_DISTRACTORS:]
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
@@ -189,12 +187,12 @@ class _Texts:
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5
         if self.dtype == torch.float32:
-            # Beyond it the model does not agree with itself: its step over one token is another
-            # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). Of all types of
-            # transformers the exact ones are at 1e-5 at most.
+            # Beyond 5e-5 a model does not agree with itself: its step over one token is another
+            # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). The exact types of
+            # transformers are at 1e-5 at most.
             most_rounding, most_error = 5e-5, max(3 * rounding, 2 * usual)
         else:
-            # Exact ones are at once either, those that forget their state at three times it.
+            # Exact models are below either, those that forget their state at three times it.
             most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
         leaks = leak is not None and leak > max(3 * rounding, eps)
         return rounding <= most_rounding and error <= most_error and not leaks
@@ -250,7 +248,7 @@ class _Texts:
 
     def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
-        over what is left: `(5 R + 1, vocab_size)`, with a second row 3 more."""
+        over the rest: `(5 R + 1, vocab_size)`, with a second row 3 more."""
         verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
@@ -297,7 +295,7 @@ class _Texts:
 
     def _draft(self, kind: type[Verifier], distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
         """The path as a chain, or in a tree with all distractors before its first node and one
-        before each next node. And the path's nodes."""
+        before each other node; and the nodes of the path."""
         if not kind.takes_trees:
             return DraftTree.chain(self.path), list(range(_PATH))
         tokens, parents, path = distractors.tolist(), [ROOT] * len(distractors), []

@@ -4,8 +4,9 @@
 output layer applied to the hidden states of the others tells what the model expects there, at the
 cost of that layer.
 
-A hook on the model would be run into by other threads' calls. `logits_to_keep`, which selects the
+A hook on the model would also run in other threads' calls. `logits_to_keep`, which selects the
 tokens whose hidden states enter the output layer, belongs to one pass alone, and may be a tensor.
+Selecting more tokens is no substitute: the logits of the last one would round otherwise.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ..transformers_names import has_compiled_call
 _PIECE = 64
 # For fewer tokens of a prompt the output layer's weights are not read again.
 _FEWEST = 4
-# How far logits of the same states may be apart, beside the largest: in bfloat16 a pass over one
-# token rounds otherwise than one over several, by less than a hundredth.
+# How far logits of the same states may be apart, relative to the largest: in bfloat16 a pass over
+# one token rounds otherwise than one over several, by less than a hundredth.
 _ROUNDING = 0.02
 
 
@@ -46,7 +47,7 @@ def last_token(states: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _LastToken(torch.Tensor):
-    """The index of the last token of each row. Where it has been copied, it is only that."""
+    """The index of the last token of each row. A copy of it is an index and nothing else."""
 
     states: list[torch.Tensor]
 
@@ -75,8 +76,8 @@ def prompt_top_tokens(
     fraction: float,
 ) -> TopTokens | None:
     """The best next tokens after the last tokens of the prompts, but not after the very last:
-    `(R, m)`, for as many tokens as `fraction` pays for. `None` if those are too few, or if the
-    model's logits are not those of its output layer."""
+    `(R, m)`. A `fraction` of the prefill's cost pays for m tokens; `None` if they are too few, or
+    if the model's logits are not those of its output layer."""
     head = model.get_output_embeddings()
     if head is None or not states:
         return None

@@ -32,8 +32,8 @@ _Value = TypeVar("_Value")
 # The bytes of an exchange: the drafts of a few rows. A longer message takes a second one.
 _SIZE = 4096
 _LENGTH = np.dtype(np.int64)
-# A rank that has failed tells the others at their next exchange. If it was in the middle of a
-# forward pass they cannot come to one, and it ends alone after so long.
+# A rank that has failed tells the others at their next exchange. If it failed inside of a forward
+# pass, they never come to one, and it ends alone after this time.
 _PATIENCE = timedelta(seconds=30)
 
 
@@ -42,7 +42,7 @@ class FailedRankError(RuntimeError):
 
 
 class Ranks:
-    """The processes that decode one text together; by default this one alone."""
+    """The processes that decode one text together, by default this one alone."""
 
     def __init__(self, group: Any = None, device: str = "cpu") -> None:
         self._group = group
@@ -91,12 +91,9 @@ class Ranks:
         except FailedRankError:
             raise
         except BaseException:
-            self._tell_failure()
+            with suppress(RuntimeError):  # the others are gone, or wait inside of a forward pass
+                self._exchange(b"", failed=True)
             raise
-
-    def _tell_failure(self) -> None:
-        with suppress(RuntimeError):  # the others are gone, or wait inside of a forward pass
-            self._exchange(b"", failed=True)
 
     def _exchange(self, message: bytes, failed: bool = False) -> tuple[list[int], bytes]:
         """The ranks that have failed, and the first one's message."""

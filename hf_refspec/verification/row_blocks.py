@@ -12,14 +12,40 @@ which they came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from .cache import LayerEntries
 
 # The tokens of a row in the shortest block; each block is half as long again as the one before.
 _SHORTEST = 256
+
+
+def rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[RowEntries]:
+    """`count` rows whose prompts, with what a given cache holds, are `length` tokens long."""
+    rows = [RowEntries(0, length) for _ in range(count)]
+    if (mask := model_kwargs.get("attention_mask")) is not None:
+        hidden = mask[:, :length].numpy(force=True) == 0
+        padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+        for row, own, skipped in zip(rows, hidden, padding, strict=True):
+            row.skipped, row.hidden = skipped, own if own[skipped:].any() else None
+    return rows
+
+
+def first_visible(length: int, window: int | None) -> int:
+    """The first of `length` entries that is inside of the next token's window."""
+    return 0 if window is None else max(0, length - window + 1)
+
+
+def block_size(length: int) -> int:
+    """The slots of the shortest block for rows of this length."""
+    slots = _SHORTEST
+    while slots < length:
+        slots += slots // 2
+    return slots
 
 
 class Block:
@@ -57,30 +83,34 @@ class Block:
 
     def _grow(self, like: LayerEntries, capacity: int) -> None:
         """Makes room for `capacity` rows. New slots are zero, so that no mask has to hide a NaN."""
-        before, self.layers = self.layers, []
-        for i, states in enumerate(like):
-            grown = []
-            for side, each in enumerate(states):
-                _, heads, _, head_dim = each.shape
-                entries = each.new_zeros((capacity, heads, self.slots, head_dim))
-                if before:
-                    entries[: len(self.rows)] = before[i][side][: len(self.rows)]
-                grown.append(entries)
-            self.layers.append((grown[0], grown[1]))
+        before, count = self.layers, len(self.rows)
+        self.layers = [
+            (
+                keys.new_zeros((capacity, keys.shape[1], self.slots, keys.shape[3])),
+                values.new_zeros((capacity, values.shape[1], self.slots, values.shape[3])),
+            )
+            for keys, values in like
+        ]
+        for grown, kept in zip(self.layers, before, strict=False):  # none at first
+            for entries, each in zip(grown, kept, strict=True):
+                entries[:count] = each[:count]
 
 
 class RowEntries:
     """A row of a block: the first `length` slots are kept, and a pass writes behind them. The first
-    tokens of the text are padding and `skipped`."""
+    `skipped` ones hold padding, which no token sees."""
 
     block: Block
     at: int  # its place in the block
-    # Of each layer, keys and values of what is skipped: where a call returns its cache.
-    padding: Sequence[Sequence[torch.Tensor]]
+    hidden: np.ndarray | None = None  # which of its first slots are hidden, if others are as well
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped
         self.length = length
+
+    def begin(self, window: int | None) -> int:
+        """The first entry that the next token sees."""
+        return max(self.skipped, first_visible(self.length, window))
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Keeps these of the entries behind the row, in this order, and drops the others."""
@@ -107,10 +137,8 @@ class RowBlocks:
         self._blocks: dict[int, Block] = {}
 
     def add(self, row: RowEntries, states: LayerEntries, room: int = 0, capacity: int = 0) -> None:
-        """Puts a row in the shortest block that has so much room behind it."""
-        slots = _SHORTEST
-        while slots < row.length + room:
-            slots += slots // 2
+        """Puts a row in the shortest block that has `room` tokens behind it."""
+        slots = block_size(row.length + room)
         block = self._blocks.setdefault(slots, Block(slots))
         block.add(row, states, capacity)
 

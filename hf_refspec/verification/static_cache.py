@@ -2,30 +2,27 @@
 
 transformers' static layers write the tokens of a pass behind those of the pass before, in the same
 slots of all rows, and cannot take any back. Here a pass says for each row and token in which slot
-it goes: what was rejected stays where it is, no mask shows it, and the next pass writes over it.
-Nodes of the accepted path that stand behind others move to their slots, in compiled calls within
-the layers of the next pass, see [`SlottedLayer`]. The last slot of the cache is spare: padding that
-has no room goes there. All layers read the slots from one object, so that a pass needs no step of
-Python for each layer and compiles to one graph.
+it goes: the first free ones of the row. Accepted tokens stay where they are, and no mask shows the
+slots of rejected ones, which are free again. Where a call ends, the tokens are put in order. The
+last slot is spare: padding that has no room goes there. All layers read the slots from one object,
+so that a pass needs no step of Python for each layer and compiles to one graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers import StaticCache, StaticLayer
 
-from .cache import Entries, EntriesMark, Pass, move_entries
+from .cache import Entries, Pass
 from .compiled import CompiledForward
 from .model_memo import memo_of
 
 # Caches have multiples of it as lengths, so that a slightly longer prompt compiles nothing new.
 _LENGTH_STEP = 128
-# Entries of a row that a compiled pass can move; longer paths that do not stand in order are rare.
-_MOST_MOVED = 16
 _KEPT_LAYERS = "layers of a static cache"
 
 
@@ -33,9 +30,6 @@ class Slots:
     """Where the tokens of the next pass go, shared by all layers."""
 
     targets: torch.Tensor  # int64 (R, S), the slot of each token of the pass
-    # Int64 (R, n), entries that move before that; `None` where none ever do.
-    moved_from: torch.Tensor | None = None
-    moved_to: torch.Tensor | None = None
 
 
 class SlottedLayer(StaticLayer):
@@ -49,41 +43,13 @@ class SlottedLayer(StaticLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        slots, device = self.slots, self.keys.device  # layers may be on several devices
-        targets = slots.targets.to(device)
-        if slots.moved_from is not None and slots.moved_to is not None:
-            moved_from, moved_to = slots.moved_from.to(device), slots.moved_to.to(device)
-            _write(self.keys, moved_to, _read(self.keys, moved_from))
-            _write(self.values, moved_to, _read(self.values, moved_from))
-        _write(self.keys, targets, key_states)
-        _write(self.values, targets, value_states)
+        targets = self.slots.targets.to(self.keys.device)  # layers may be on several devices
+        for entries, states in ((self.keys, key_states), (self.values, value_states)):
+            if len(targets) == 1:
+                entries.index_copy_(2, targets[0], states)
+            else:
+                entries.scatter_(2, targets[:, None, :, None].expand_as(states), states)
         return self.keys, self.values
-
-
-def _read(entries: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Copies entries `(R, heads, n, head_dim)` out of a layer."""
-    if len(slots) == 1:
-        return entries.index_select(2, slots[0])
-    rows, heads, _, head_dim = entries.shape
-    index = slots[:, None, :, None].expand(rows, heads, slots.shape[1], head_dim)
-    return entries.gather(2, index)
-
-
-def _write(entries: torch.Tensor, slots: torch.Tensor, states: torch.Tensor) -> None:
-    """Writes states `(R, heads, n, head_dim)` into a layer."""
-    if len(slots) == 1:
-        entries.index_copy_(2, slots[0], states)
-    else:
-        entries.scatter_(2, slots[:, None, :, None].expand_as(states), states)
-
-
-def is_static(cache: Cache | None) -> bool:
-    """Whether all layers are static."""
-    return (
-        isinstance(cache, StaticCache)
-        and bool(cache.layers)
-        and all(type(layer) in (StaticLayer, StaticSlidingWindowLayer) for layer in cache.layers)
-    )
 
 
 def has_begun(cache: StaticCache) -> bool:
@@ -91,14 +57,14 @@ def has_begun(cache: StaticCache) -> bool:
     return int(cache.get_seq_length()) > 0
 
 
-def keeps_all(cache: StaticCache) -> bool:
-    """Whether no layer keeps a window of the text alone."""
-    return all(type(layer) is StaticLayer for layer in cache.layers)
-
-
 class SlottedEntries(Entries):
-    """The slots of a static cache, each row's behind its own last token; `forward` is what runs
-    over it, in passes up to the `widest`."""
+    """The slots of a static cache; `forward` is what runs over it, in passes up to the `widest`.
+
+    Attributes:
+        length (`int`): The slots of a row.
+        places (`np.ndarray`, int64 of shape `(R, length)`): The index of the token whose entries a
+            slot holds, those of a given cache counted; -1 where it is free.
+    """
 
     def __init__(self, cache: Any, forward: CompiledForward, widest: int, same_bits: bool) -> None:
         super().__init__(cache)
@@ -112,13 +78,10 @@ class SlottedEntries(Entries):
             for old, layer in zip(self._plain_layers, cache.layers, strict=True):
                 if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
                     layer.lazy_initialization(old.keys, old.values)
-        self.length: int = cache.layers[0].max_cache_len  # the slots of a row
+        self.length: int = cache.layers[0].max_cache_len
+        self.places = np.empty((0, self.length), dtype=np.int64)
         self.slots = Slots()
         self._layers = cache.layers
-        # The moves of the next pass: for each row, from these slots to those; and how many of its
-        # tokens stand in place.
-        self._moves: list[tuple[list[int], list[int]]] = []
-        self._in_place: list[int] = []
 
     def _wanted_length(self, widest: int, same_bits: bool) -> int:
         """The length of a cache that has not begun: as it was given, or for the whole text and a
@@ -159,64 +122,47 @@ class SlottedEntries(Entries):
         made = config.cache_implementation is not None and not config.return_dict_in_generate
         return self._forward.is_active and made
 
-    def ends(self, cached: Sequence[int]) -> list[int]:
-        """The first free slot of each row."""
-        return [n + self.given for n in cached]
-
     def begin(self, prompt_length: int) -> None:
         if len(self._layers) != len(self._plain_layers):  # Dory copies some, windows or not
             raise ValueError("the model adds layers of its own to a static cache")
-        self.given = int(self.cache.get_seq_length()) - prompt_length
+        prefilled = int(self.cache.get_seq_length())
+        self.given = prefilled - prompt_length
+        slots = np.arange(self.length)
+        rows = len(self._layers[0].keys)
+        self.places = np.tile(np.where(slots < prefilled, slots, -1), (rows, 1))
         self.cache.layers = [SlottedLayer(layer, self.slots) for layer in self._layers]
 
+    def before(self, now: Pass) -> None:
+        self._free(now.cached)
+
+    def targets(self, width: int) -> np.ndarray:
+        """The slots of the next `width` tokens of each row, int64 `(R, width)`."""
+        self._targets = np.full((len(self.places), width), self.length - 1)
+        for targets, places in zip(self._targets, self.places, strict=True):
+            free = np.flatnonzero(places < 0)[:width]
+            targets[: len(free)] = free
+        return self._targets
+
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        self._moves, self._in_place = [], []
-        ends = self.ends(done.cached)
-        for cached, end, kept in zip(done.cached, ends, done.kept(paths), strict=True):
-            first = next((i for i, node in enumerate(kept) if i != node), len(kept))
-            self._in_place.append(cached + first)
-            sources = [end + node for node in kept[first:]]
-            self._moves.append((sources, list(range(end + first, end + len(kept)))))
-        most = max(len(sources) for sources, _ in self._moves)
-        if not self._forward.is_active or most > _MOST_MOVED:
-            self.move()
+        for i, kept in enumerate(done.kept(paths)):
+            first = done.cached[i] + self.given
+            self.places[i, self._targets[i, kept]] = np.arange(first, first + len(kept))
         return done.cached_after(paths)
 
-    def undo(self, done: Pass) -> list[int]:
-        if not any(sources for sources, _ in self._moves):
-            return done.cached
-        self._moves = []  # some layers have moved their entries, some have not
-        return self._in_place
-
-    def move(self) -> None:
-        """Moves now what the last pass has left to the next one."""
-        if any(sources for sources, _ in self._moves):
-            move_entries(self.cache, *self.moves(len(self._moves)))
-        self.moved()
-
-    def moved(self) -> None:
-        """Nothing is left to move: a pass has done so."""
-        self._moves = []
-
-    def moves(self, rows: int) -> list[np.ndarray]:
-        """From where to where entries move, int64 `(R, n)`: what a row does not fill is the first
-        slot, which stays where it is."""
-        moves = self._moves or [([], [])] * rows
-        count = max(_MOST_MOVED, *(len(sources) for sources, _ in moves))
-        padded = np.zeros((2, len(moves), count), dtype=np.int64)
-        for row, sides in enumerate(moves):
-            for side, slots in zip(padded, sides, strict=True):
-                side[row, : len(slots)] = slots
-        return list(padded)
-
     def close(self, cached: list[int]) -> None:
-        self.move()
         self.cache.layers = self._layers
         if not cached:
             return
-        length = max(self.ends(cached))
+        self._free(cached)
+        length = max(cached) + self.given
+        in_order = np.where(self.places < 0, self.length, self.places).argsort(axis=1)[:, :length]
         for layer in self._layers:
             layer.cumulative_length.fill_(length)
+            if (in_order != np.arange(length)).any():
+                index = torch.from_numpy(in_order).to(layer.keys.device)[:, None, :, None]
+                for entries in (layer.keys, layer.values):
+                    expanded = index.expand(-1, entries.shape[1], -1, entries.shape[3])
+                    entries[:, :, :length] = entries.gather(2, expanded)
         # Plain decoding would have left shorter layers, or ones that keep a window.
         self.cache.layers = []
         for layer, plain in zip(self._layers, self._plain_layers, strict=True):
@@ -227,9 +173,9 @@ class SlottedEntries(Entries):
             else:
                 self.cache.layers.append(layer)
 
-    def mark(self) -> EntriesMark:
-        self.move()
-        return EntriesMark()  # no mask shows the entries behind the rows
+    def mark(self) -> Callable[[], None]:
+        return lambda: None  # the next pass frees the slots behind `cached`
 
-    def roll_back(self, mark: EntriesMark) -> None:
-        self.moved()
+    def _free(self, cached: Sequence[int]) -> None:
+        """Frees the slots of all but the first `cached` tokens of each row."""
+        self.places[self.places >= np.array(cached)[:, None] + self.given] = -1

@@ -32,21 +32,3 @@ class FixedTokens:
 
     def __len__(self) -> int:
         return self.ids.shape[1]
-
-
-class IdleTokens:
-    """An idle row: all tokens but the last, which must not run, since the model may
-    have no position for it."""
-
-    def __init__(self, row: TokenSequence) -> None:
-        self._row = row
-
-    @property
-    def ids(self) -> torch.Tensor:
-        return self._row.ids[:, :-1]
-
-    def tail(self, count: int) -> np.ndarray:
-        return self._row.tail(count + 1)[:-1]
-
-    def __len__(self) -> int:
-        return len(self._row) - 1

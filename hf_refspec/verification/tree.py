@@ -19,24 +19,22 @@ rows stand side by side under a 4D mask, and a pass is as wide as its widest row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting.tree import DraftTree
-from ..text_config import attention_windows, text_config
 from ..transformers_names import USUAL_ARGUMENTS, belongs_to_caller
-from .block_attention import RowPass, seen_entries
 from .cache import LayerEntries, Pass, find_cache, new_cache
-from .in_place import InPlaceEntries, RunningPass, SideBySide, first_visible, fits_in_place
-from .masked_inputs import MaskedInputs, as_attention_takes, attends_packed, takes_masks
+from .in_place import InPlaceEntries, SideBySide, fits_in_place
+from .masked_inputs import MaskedInputs, attends_packed, takes_masks
 from .model_memo import memo_of
 from .packed_attention import PackedMask, PackedPass, UnpackableError
 from .prompt_states import last_token, records_prompt
-from .token_sequence import TokenSequence
+from .row_blocks import rows_of_prompts
+from .row_pass import RowPass, rows_of_pass, side_by_side
 from .verifier import PassLogits, Verifier
 
 _UNPACKABLE = "attends to something else than it caches"
@@ -64,7 +62,6 @@ class TreeVerifier(Verifier):
             and takes_masks(model, model_kwargs)
             and fits_in_place(cache)
             and fits_in_place(new_cache(model))
-            and attention_windows(text_config(model)) is not None
         )
 
     def _entries(self, cache: Any) -> InPlaceEntries:
@@ -98,16 +95,15 @@ class TreeVerifier(Verifier):
     def select(self, rows: list[int]) -> None:
         self.cached = [self.cached[i] for i in rows]
         self._offsets = [self._offsets[i] for i in rows]
-        self.entries.select(rows, self.cached)
+        self.entries.select(rows)
         self._inputs.select(rows)
 
     def cached_entries(self, index: int) -> LayerEntries:
-        """Keys and values of a row in each layer, `(1, heads, n, head_dim)`, without padding; none
-        where a layer's prefill has left out what is outside of its window."""
+        """Keys and values of a row in each layer, `(1, heads, n, head_dim)`; none where a layer's
+        prefill has left out what is outside of its window."""
         if any(window is not None for window in self.entries.windows):
             return []
-        row = self.entries.rows[index]
-        return row.first(self.cached[index] - row.skipped)
+        return self.entries.rows[index].first(self.cached[index])
 
     def _run_prompts(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         """Runs a prompt that several rows have, as in rollouts, once."""
@@ -127,44 +123,34 @@ class TreeVerifier(Verifier):
         return outputs
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
-        self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, self.cached)
-        self._windows = attention_windows(text_config(self.model)) or {}
+        count, length = len(self.cached), int(self.cache.get_seq_length())
+        shape = count, self._prompt_length
+        self._inputs = MaskedInputs(self.model, self.model_kwargs, self.cache, *shape)
         self._compared = False  # whether a packed pass has attended to what it wrote
-        self.entries.padding, self.entries.prompts = self._inputs.padding, self.prompts
+        rows = rows_of_prompts(self.model_kwargs, count, length)
+        self.entries.prefilled = list(zip(rows, self.prompts, strict=True))
         self.entries.apart = self.packs
 
     def _run(self, now: Pass) -> PassLogits:
-        laid_out = [
-            row_laid_out(row, draft, cached, pending)
-            for row, draft, cached, pending in zip(
-                now.rows, now.drafts, now.cached, now.pending, strict=True
-            )
-        ]
-        rows = [
-            RowPass(entries, visible, places - cached, self._hidden(i))
-            for i, (entries, cached, (_, places, visible)) in enumerate(
-                zip(self.entries.rows, now.cached, laid_out, strict=True)
-            )
-        ]
-        tokens, places = [each[0] for each in laid_out], [each[1] for each in laid_out]
-        plain = is_plain_step(now, rows)
+        rows = rows_of_pass(now, self.entries.rows)
+        # The next tokens of equally long rows, without drafts, each of which sees all before it.
+        plain = (
+            min(now.pending) == now.size
+            and len({(row.end, row.entries.skipped) for row in rows}) == 1
+            and all(row.entries.hidden is None for row in rows)
+        )
         if self.packs and not (plain and len(rows) == 1):
             try:
-                return self._run_packed(now, rows, tokens, places)
+                return self._run_packed(now, rows)
             except UnpackableError:
                 self.packs, memo_of(self.model)[_UNPACKABLE] = False, True
                 self.entries.bring_together(now.size)
-        return self._run_side_by_side(now, rows, tokens, places, plain)
+        return self._run_side_by_side(now, rows, plain)
 
-    def _run_packed(
-        self,
-        now: Pass,
-        rows: list[RowPass],
-        tokens: list[np.ndarray],
-        places: list[np.ndarray],
-    ) -> PassLogits:
+    def _run_packed(self, now: Pass, rows: list[RowPass]) -> PassLogits:
         order = self.entries.order()
-        sizes = [rows[i].size for i in order]
+        ordered = [rows[i] for i in order]
+        sizes = [row.size for row in ordered]
         count, ends = sum(sizes), np.cumsum(sizes).tolist()
         self.pass_tokens = self.padded_size(count)
         unused = self.pass_tokens - count
@@ -172,106 +158,44 @@ class TreeVerifier(Verifier):
         for i, end in zip(order, ends, strict=True):
             roots[i] = end - len(now.drafts[i]) - 1
         skipped = max(min(roots), 0)  # pending tokens before all roots
-        device = self._inputs.prompt_mask.device
-        packed = PackedPass(
-            [rows[i] for i in order], device, self.entries.windows, unused, not self._compared
+        device, windows = self._inputs.device, self.entries.windows
+        packed = PackedPass(ordered, device, windows, unused, not self._compared)
+        each = [row.tokens for row in ordered], [row.places for row in ordered]
+        tokens, places, of_row = (
+            np.pad(flat, (0, unused), mode="edge")
+            for flat in (*map(np.concatenate, each), np.repeat(order, sizes))
         )
-        of_row = torch.from_numpy(np.pad(np.repeat(order, sizes), (0, unused), mode="edge"))
-        flat = [
-            np.pad(np.concatenate([each[i] for i in order]), (0, unused), mode="edge")[None]
-            for each in (tokens, places)
-        ]
         mask, kept = PackedMask.of(packed, device), self.pass_tokens - skipped
-        logits = self._logits(packed, flat[0], flat[1], mask, kept, of_row)[0]
+        logits = self._logits(packed, tokens[None], places[None], mask, kept, of_row)[0]
+        packed.check_attended()
         self._compared = True
         return logits[: count - skipped], [root - skipped for root in roots]
 
-    def _run_side_by_side(
-        self,
-        now: Pass,
-        rows: list[RowPass],
-        tokens: list[np.ndarray],
-        places: list[np.ndarray],
-        plain: bool,
-    ) -> PassLogits:
+    def _run_side_by_side(self, now: Pass, rows: list[RowPass], plain: bool) -> PassLogits:
         """A `plain` pass takes no mask: it is the very step of plain decoding, or several tokens of
         it at once."""
-        running = SideBySide(self.entries, now.size)
-        mask = None if plain else self._masks(rows, running)
-        for i, row in enumerate(now.rows):  # the last token again
-            missing = 0, now.size - rows[i].size
-            tokens[i] = np.pad(tokens[i], missing, constant_values=row.tail(1)[0])
-            places[i] = np.pad(places[i], missing, constant_values=len(row) - 1)
+        running = SideBySide(rows, self.entries.windows, now.size)
+        mask = None if plain else self._inputs.masks(running.seen)
         skipped = max(min(now.pending) - 1, 0)
         kept = now.size - skipped
-        logits = self._logits(running, np.array(tokens), np.array(places), mask, kept)
+        logits = self._logits(running, *side_by_side(now, rows, now.size), mask, kept)
         roots = [i * kept + pending - 1 - skipped for i, pending in enumerate(now.pending)]
         return logits.flatten(0, 1), roots
 
     def _logits(
         self,
-        running: RunningPass,
+        running: PackedPass | SideBySide,
         tokens: np.ndarray,
         places: np.ndarray,
         mask: Any,
         kept: int,
-        of_row: torch.Tensor | None = None,
+        of_row: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """One forward pass over tokens `(R, S)` that stand at these indices of their rows; returns
-        the logits of the last `kept`, `(R, kept, vocab_size)`. Without a mask nothing is hidden."""
+        """One forward pass, see [`~MaskedInputs.of_pass`]; returns the logits of the last `kept`
+        tokens, `(R, kept, vocab_size)`."""
         self.entries.running = running
-        device = self._inputs.prompt_mask.device
-        ids, at = (
-            torch.from_numpy(each).to(device, non_blocking=True) for each in (tokens, places)
-        )
-        model_inputs = self._inputs.of_pass(ids, at, mask, kept, of_row)
+        model_inputs = self._inputs.of_pass(tokens, places, mask, kept, of_row)
         if self.prompt_states is not None and records_prompt(self.model, self.model_kwargs):
             model_inputs["logits_to_keep"] = last_token(self.prompt_states)
         logits: torch.Tensor = self.model(**model_inputs, return_dict=True).logits[:, -kept:]
-        running.check_attended()
         return logits
-
-    def _masks(self, rows: list[RowPass], running: SideBySide) -> Any:
-        """The mask of rows side by side, of shape `(R, 1, S, length)`; where the configuration
-        names types of layers, one for each."""
-        device, masks = self._inputs.prompt_mask.device, {}
-        for kind, window in self._windows.items():
-            start = first_visible(running.begin, window)
-            seen = seen_entries(rows, running.size, slice(start, running.end), window)
-            mask = torch.from_numpy(seen)[:, None].to(device, non_blocking=True)
-            masks[kind] = as_attention_takes(self.model, mask)
-        return masks.get("", masks)
-
-    def _hidden(self, index: int) -> np.ndarray | None:
-        """Which entries of a row's prompt are hidden, if any are behind what it skips."""
-        skipped = self.entries.rows[index].skipped
-        if not self._inputs.hides(index, skipped):
-            return None
-        hidden: np.ndarray = ~self._inputs.prompt_mask[index, skipped:].numpy(force=True)
-        return hidden
-
-
-def is_plain_step(now: Pass, rows: Sequence[RowPass]) -> bool:
-    """Whether a pass runs the same number of tokens of equally long rows, without drafts, and all
-    see everything before them."""
-    return (
-        min(now.pending) == now.size
-        and len({row.end for row in rows}) == 1
-        and all(row.hidden is None for row in rows)
-    )
-
-
-def row_laid_out(
-    row: TokenSequence, draft: DraftTree, cached: int, pending: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens of one row in a pass `(S,)`, their indices in the row `(S,)`, and which of them
-    each of them sees `(S, S)`: pending tokens those before them, nodes all pending tokens and their
-    ancestors."""
-    size, root = pending + len(draft), len(row) - 1
-    tokens = np.concatenate((row.tail(pending), draft.tokens), dtype=np.int64)
-    places = np.concatenate((np.arange(cached, root + 1), root + draft.depths()), dtype=np.int64)
-    visible = np.zeros((size, size), dtype=np.bool_)
-    visible[:pending, :pending] = np.tri(pending, dtype=np.bool_)
-    visible[pending:, :pending] = True
-    visible[pending:, pending:] = draft.ancestors()
-    return tokens, places, visible

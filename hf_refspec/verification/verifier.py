@@ -14,7 +14,7 @@ others, see `cache.py`:
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
 | [`RecurrentVerifier`] | the same | running state |
-| [`PlainVerifier`] | no draft at all | whatever it is |
+| [`PlainVerifier`] | no draft at all | any |
 
 The model itself decides which of them is exact, see `probe.py`.
 """
@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from ..transformers_names import cache_name, prefill
-from .cache import Entries, EntriesMark, Pass, find_cache
+from ..transformers_names import cache_name, next_kwargs, prefill
+from .cache import Entries, Pass, find_cache, holds_running_state
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -45,7 +45,7 @@ class CacheMark:
     """A snapshot of a verifier and its cache, see [`Verifier.mark`]."""
 
     attributes: dict[str, Any]  # replaced by later passes, never changed
-    entries: EntriesMark
+    go_back: Callable[[], None]  # of the entries
 
 
 class Verifier:
@@ -54,18 +54,18 @@ class Verifier:
 
     name: str
     takes_trees = False
-    # Whether several tokens may follow what is cached.
+    # Whether a pass may run several tokens behind the cached ones.
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
     drops_rows = True
-    # Whether a pass costs what the tokens of all rows cost; otherwise each costs as much as the
-    # widest.
+    # Whether a pass costs what the tokens of all rows cost together; otherwise each row costs as
+    # much as the widest.
     packs = False
     # Whether its logits are the same bit by bit with drafts and without.
     same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
     widths: tuple[int, ...] | None = None
-    # How its cache keeps and drops.
+    # How its cache keeps accepted tokens and drops the others.
     entries_type: type[Entries] = Entries
 
     def __init__(
@@ -83,8 +83,8 @@ class Verifier:
         # Where it is a list, the prefill appends the inputs of the output layer to it, tensors of
         # shape (R, n, hidden_size).
         self.prompt_states: list[torch.Tensor] | None = None
-        # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
-        # the next pass. Empty before the prefill. An array would take longer for a few numbers.
+        # How many tokens of each row the cache holds; the others are pending and run in the next
+        # pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
         # The tokens of all rows in the last pass, including padding.
         self.pass_tokens = 0
@@ -109,10 +109,6 @@ class Verifier:
     def _entries(self, cache: Any) -> Entries:
         return self.entries_type(cache)
 
-    def _run(self, now: Pass) -> PassLogits:
-        """The logits of a pass and the roots in them, see [`~Verifier.forward`]."""
-        raise NotImplementedError
-
     @property
     def cache(self) -> Any:
         """The cache; a model may replace it."""
@@ -126,7 +122,7 @@ class Verifier:
             The logits `(N, vocab_size)` of all rows, and for each row the index of its root: the
             logits after its last token, which those after each node of its draft follow.
         """
-        if not len(self.cached):
+        if not self.cached:
             return self._prefill(rows)
         now = Pass.over(rows, drafts, self.cached)
         self.pass_tokens = now.size * len(rows)
@@ -136,7 +132,7 @@ class Verifier:
             logits = self._run(now)
         except BaseException:  # ctrl-C in the middle of a pass, a user's hook
             self._last = None
-            self.cached = self.entries.undo(now)
+            self.entries.undo()
             raise
         self._last = now
         return logits
@@ -150,15 +146,14 @@ class Verifier:
 
     def mark(self) -> CacheMark:
         """A snapshot for [`~Verifier.roll_back`]."""
-        entries = self.entries.mark()  # first: it may finish what a pass has left to the next
-        names = ("entries", "cached", "model_kwargs", "_offsets")
-        attributes = {name: getattr(self, name) for name in (*names, "_prompt_length")}
-        return CacheMark(attributes, entries)
+        names = ("entries", "cached", "model_kwargs", "_offsets", "_prompt_length")
+        attributes = {name: getattr(self, name) for name in names}
+        return CacheMark(attributes, self.entries.mark())
 
     def roll_back(self, mark: CacheMark) -> None:
         """Goes back to a mark; the rows have done so, or do so before the next pass."""
         vars(self).update(mark.attributes)
-        self.entries.roll_back(mark.entries)
+        mark.go_back()
 
     def crop(self, length: int) -> bool:
         """Drops all but the first `length` tokens of a single row; returns `False` if its cache
@@ -189,7 +184,7 @@ class Verifier:
         else."""
         if self._last is not None:
             self.keep([[]] * len(self._last.rows))
-        if len(self.cached) > 1:  # of different lengths: what they have in common are the prompts
+        if len(self.cached) > 1:  # they may differ in length, but for their prompts
             self.cached = [self._prompt_length] * len(self.cached)
         self.entries.close(self.cached)
 
@@ -219,11 +214,15 @@ class Verifier:
             kwargs = {**kwargs, "logits_to_keep": last_token(self.prompt_states)}
         self.prompts = [*range(len(rows))]
         outputs = self._run_prompts(input_ids, kwargs)
-        if (cache := self._new_cache(outputs)) is not None:
-            self.entries = self._entries(cache)
+        self._take_cache(outputs)
         count, self._prompt_length = input_ids.shape
         self.cached = [self._prompt_length] * count
-        self._offsets = self._position_offsets(count)
+        if (positions := self.model_kwargs.get("position_ids")) is not None:
+            last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
+            self._offsets = (last.expand(count) - (self._prompt_length - 1)).tolist()
+        else:
+            length = 0 if holds_running_state(self.cache) else self.cache.get_seq_length()
+            self._offsets = [max(length - self._prompt_length, 0)] * count
         logits: torch.Tensor = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         self._after_prefill(outputs)
         self.entries.begin(self._prompt_length)
@@ -235,19 +234,47 @@ class Verifier:
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         """Prepares the passes after the prefill."""
+        # The arguments for one more token than the prompt, some of them from the outputs.
+        self.model_kwargs = next_kwargs(self.model, outputs, self.model_kwargs)
 
-    def _position_offsets(self, rows: int) -> list[int]:
-        positions = self.model_kwargs.get("position_ids")
-        if positions is None:
-            return [0] * rows
-        last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
-        return (last.expand(rows) - (self._prompt_length - 1)).tolist()
+    def _run(self, now: Pass) -> PassLogits:
+        """The logits of a pass and the roots in them, see [`~Verifier.forward`]; here of one row
+        whose tokens run in order, as `generate` runs them."""
+        [row], [draft] = now.rows, now.drafts
+        input_ids = row.ids
+        if len(draft):
+            tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+            input_ids = torch.cat([input_ids, tokens], dim=-1)
+        model_inputs = self.model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=now.size, **self._kwargs_for(input_ids.shape[1])
+        )
+        if "logits_to_keep" in model_inputs:
+            model_inputs["logits_to_keep"] = 1 + len(draft)
+        outputs = self.model(**model_inputs, return_dict=True)
+        self._take_cache(outputs)
+        return outputs.logits[0, -1 - len(draft) :], [0]
 
-    def _new_cache(self, outputs: Mapping[str, Any]) -> Cache | None:
-        """The cache that the model returned, if it is another one: some models begin a new cache
-        where the text outgrows their rotary embedding (Phi-3)."""
+    def _kwargs_for(self, length: int) -> dict[str, Any]:
+        """The keyword arguments (attention mask, position ids, token types) for this length."""
+        further = length - self._prompt_length - 1
+        if further == 0:
+            return self.model_kwargs
+        if further < 0:
+            names = ("attention_mask", "position_ids", "token_type_ids")
+            given = {name: self.model_kwargs.get(name) for name in names}
+            cut = {name: value[..., :further] for name, value in given.items() if value is not None}
+            return {**self.model_kwargs, **cut}
+        kwargs = next_kwargs(self.model, {}, dict(self.model_kwargs), further)
+        if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
+            # Plain decoding repeats the last type; the method above would repeat the last k types.
+            repeated = token_types[:, -1:].expand(-1, further)
+            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
+        return kwargs
+
+    def _take_cache(self, outputs: Mapping[str, Any]) -> None:
+        """Goes on with the cache that the model returned: some models begin a new one where the
+        text outgrows their rotary embedding (Phi-3)."""
         cache = find_cache(outputs)
-        if cache is None or cache is self.cache:
-            return None
-        self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
-        return cache
+        if cache is not None and cache is not self.cache:
+            self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
+            self.entries = self._entries(cache)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.verification.block_attention import RowPass
 from hf_refspec.verification.packed_attention import PackedMask, PackedPass, UnpackableError
 from hf_refspec.verification.row_blocks import RowBlocks, RowEntries
+from hf_refspec.verification.row_pass import RowPass
 
 ONE = np.ones((1, 1), dtype=np.bool_)
 CHAIN = np.tri(3, dtype=np.bool_)
@@ -26,8 +26,9 @@ def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> l
         row = RowEntries(0, length)
         states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
         blocks.add(row, states, room=len(each), capacity=len(lengths))
-        unseen = np.arange(length) < hidden if hidden and i == 0 else None
-        rows.append(RowPass(row, each, each.sum(axis=1) - 1, unseen))
+        row.hidden = np.arange(length) < hidden if hidden and i == 0 else None
+        places = each.sum(axis=1) - 1
+        rows.append(RowPass(row, places, places, each))
     blocks_of_rows = [id(block) for block in blocks.blocks()]
     return sorted(rows, key=lambda row: blocks_of_rows.index(id(row.entries.block)))
 
@@ -39,11 +40,11 @@ def alone(
     [(own_keys, own_values)] = row.entries.first(row.entries.length)
     mask = torch.ones(row.size, row.end, dtype=torch.bool)
     mask[:, row.entries.length :] = torch.from_numpy(row.visible)
-    if row.hidden is not None:
-        mask[:, : row.entries.length] &= ~torch.from_numpy(row.hidden)
+    if row.entries.hidden is not None:
+        mask[:, : row.entries.length] &= ~torch.from_numpy(row.entries.hidden)
     if window is not None:
         length = row.entries.length
-        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.steps]))
+        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.places]))
         mask &= places[length:, None] - places < window
     repeated = query.shape[1] // keys.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
