@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,13 +29,14 @@ from ..check_count import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
+from ..store.build.source import open_source
 from ..store.card import readable_size
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import public_name
+from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
@@ -135,9 +136,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         cls,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        corpus: str | Iterable[str],
+        corpus: Any,
         path: str | os.PathLike,
         *,
+        column: str | None = None,
+        pattern: str = "*",
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
@@ -151,8 +154,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         Args:
             model (`PreTrainedModel`): The model that will use the datastore.
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
-            corpus (`str` or iterable of them): Texts. A long one is read in overlapping windows.
+            corpus: As `source` of [`Datastore.build`], but no ids. A long text is read in
+                overlapping windows.
             path (`str` or `Path`): The new folder.
+            column, pattern (`str`, *optional*): As of [`Datastore.build`].
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
                 hidden state that is the key: the input of the last layer's MLP, or the input of
                 the output embeddings.
@@ -165,7 +170,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
-            TypeError: If an entry of the corpus is not a string.
+            TypeError: If an entry of the corpus is ids.
             ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
                 are not finite, or there are fewer than 16 for a PQ index.
             FileExistsError: If there is something at `path`.
@@ -177,8 +182,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
+        opened = open_source(corpus, tokenizer, vocabulary_size(tokenizer), column, pattern)
         with new_folder(Path(path)) as folder:
-            keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
+            keys, values = read_corpus(
+                model, tokenizer, opened.documents, layer, max_entries, progress
+            )
             entries, dimension = keys.shape
             if pq_index is None:
                 large = entries >= LEAST_ROWS and axes_of(dimension) > 0
