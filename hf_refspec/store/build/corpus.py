@@ -43,8 +43,8 @@ class BuildOptions:
     """How documents are made into shards.
 
     Args:
-        column (`str`, *optional*): Of a dataset or file of rows. By default that of its chats, `"text"`,
-            `"content"`, or `"prompt"` with `"completion"`.
+        column (`str`, *optional*): Of a dataset or of files of rows. By default that of the chats,
+            `"text"`, `"content"`, or `"prompt"` with `"completion"`.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
         max_tokens (`int`, *optional*): Stop after the document that reaches so many tokens.
         shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard, each of which

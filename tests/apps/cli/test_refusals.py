@@ -93,7 +93,7 @@ REFUSED = [
     (f"{REPLAY} --max-draft-tokens auto", "--max-draft-tokens auto is measured on a model"),
     ("bench --replay asked.jsonl", "has no recorded answers"),
     (f"{EVALUATE} ./missing texts", "does not exist; name a folder"),
-    (f"{EVALUATE} store missing", "missing is neither a file nor a folder"),
+    (f"{EVALUATE} store missing", "'missing' is neither a file nor a folder"),
     (f"{EVALUATE} store texts --prompts asked.jsonl", "give one of: texts"),
     (f"{EVALUATE} store", "give one of: texts that are not in the datastore, --prompts FILE"),
     (f"{EVALUATE} store --prompts missing", "missing is no file"),
