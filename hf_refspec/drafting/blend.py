@@ -9,7 +9,7 @@ import numpy as np
 from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
-from .candidates import as_source
+from .candidates import as_source, shown_with_remedy
 from .drafter import Drafter, checked_draft
 from .observation import Observation
 from .source import NO_PATH, Source
@@ -53,7 +53,8 @@ class Blend(Drafter):
         for given in drafters:
             drafter = as_source(given)
             if drafter is None:
-                raise TypeError(f"drafters must be drafters of hf_refspec, but has {given!r}")
+                shown = shown_with_remedy(given)
+                raise TypeError(f"drafters must be drafters of hf_refspec, but has {shown}")
             self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
         if not self.drafters:
             raise ValueError("drafters is empty; give at least one")

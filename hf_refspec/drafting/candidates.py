@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
@@ -65,14 +67,25 @@ def as_drafter(given: Any) -> Drafter:
     """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
     drafter = as_source(given)
     if drafter is None:
-        hint = ": pass an instance, not the class" if isinstance(given, type) else ""
-        if isinstance(given, str):
-            hint = did_you_mean(given, ["auto"])
         raise TypeError(
             '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {given!r}{hint}."
+            f"`CandidateGenerator`, but is {shown_with_remedy(given)}."
         )
     return drafter
+
+
+def shown_with_remedy(given: Any) -> str:
+    """Names, for a message, what was given as a drafter and is none, and how to draft from it."""
+    is_name = isinstance(given, str | os.PathLike | type)
+    remedies: dict[Any, str] = {
+        type: "pass an instance, not the class",
+        PreTrainedModel: "a model drafts as `rs.DraftModel(model)`",
+        (list, tuple): "join drafters with `|`, as in `rs.ReferenceCopy() | store`",
+        (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
+    }
+    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(given, kind)), "")
+    hint = did_you_mean(given, ["auto"]) if isinstance(given, str) else ""
+    return f"{given!r}{hint or remedy}" if is_name else f"a {type(given).__name__}{remedy}"
 
 
 def as_source(given: Any) -> Drafter | None:

@@ -91,7 +91,7 @@ def probe(model: PreTrainedModel, layer: Layer) -> np.ndarray:
 def read_corpus(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    corpus: str | Iterable[str],
+    corpus: Iterable[Any],
     layer: Layer,
     max_entries: int | None,
     progress: bool,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -26,12 +26,13 @@ from ..check_count import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
+from ..store.build.source import open_source
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import public_name
+from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
 from .hidden_states import Layer, probe, read_corpus, recorded
 
@@ -125,9 +126,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         cls,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        corpus: str | Iterable[str],
+        corpus: Any,
         path: str | os.PathLike,
         *,
+        column: str | None = None,
+        pattern: str = "*",
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
@@ -140,8 +143,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         Args:
             model (`PreTrainedModel`): The model that will use the datastore.
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
-            corpus (`str` or iterable of `str`): Texts. A long one is read in overlapping windows.
+            corpus: As `source` of [`Datastore.build`], but no ids. A long text is read in
+                overlapping windows.
             path (`str` or `Path`): The new folder.
+            column, pattern (`str`, *optional*): As of [`Datastore.build`].
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
                 hidden state that is the key: the input of the last layer's MLP, or the input of
                 the output embeddings.
@@ -151,7 +156,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
-            TypeError: If an entry of the corpus is not a string.
+            TypeError: If an entry of the corpus is ids.
             ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
                 states are not finite.
             FileExistsError: If there is something at `path`.
@@ -162,8 +167,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
+        opened = open_source(corpus, tokenizer, vocabulary_size(tokenizer), column, pattern)
         with new_folder(Path(path)) as folder:
-            keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
+            keys, values = read_corpus(
+                model, tokenizer, opened.documents, layer, max_entries, progress
+            )
             entries, dimension = keys.shape
             stored = keys.astype(key_dtype, copy=False)
             norms = squared_lengths(stored)

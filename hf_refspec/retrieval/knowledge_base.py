@@ -201,10 +201,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """
         check_count("chunk_length", chunk_length)
         texts = None if encoder is None else TextEncoder(encoder)
-        opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        size, places = vocabulary_size(tokenizer), list[str]()
+        opened = open_source(documents, tokenizer, size, column, pattern, places)
         opened.name, opened.license = corpus or opened.name, license or opened.license
         with new_folder(Path(path)) as folder:
-            _write(folder, opened, tokenizer, texts, chunk_length, progress)
+            _write(folder, opened, places, tokenizer, texts, chunk_length, progress)
         return cls(path, tokenizer)
 
     def passage(self, passage_id: int) -> np.ndarray:
@@ -239,7 +240,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     def source(self, passage_id: int) -> str:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
         knowledge base was built from (an absolute one is cut to its last folder and what is below);
-        `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
+        `"chats.jsonl, row 7, line 1"` for a row of a file; `"document 7, line 1"` for the eighth
+        row of a dataset, or the eighth text.
 
         The line, found by decoding the document up to the passage, is left out if the tokenizer
         does not keep the ends of lines.
@@ -270,13 +272,14 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 def _write(
     folder: Path,
     source: Source,
+    places: list[str],
     tokenizer: PreTrainedTokenizerBase,
     encoder: TextEncoder | None,
     chunk_length: int,
     progress: bool,
 ) -> None:
     tokens, bounds, documents = _cut_passages(source, tokenizer, chunk_length, progress)
-    names = [str(file).encode("utf-8", errors="replace") for file in source.files or ()]
+    names = [place.encode("utf-8", errors="replace") for place in places]
     arrays = {"tokens": tokens, "bounds": bounds}
     sources = {
         "documents": documents,

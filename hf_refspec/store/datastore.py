@@ -127,9 +127,14 @@ class Datastore(StoredFolder[StoreConfig]):
             max_bytes (`int`, *optional*): The most bytes of the compact form.
 
         Raises:
+            TypeError: If `tokenizer` is no tokenizer, or `path` no path.
             ValueError: If an option is for the other form; and as [`build_store`].
         """
         check_form(form)
+        is_path = isinstance(path, str | os.PathLike)
+        if not is_path or not isinstance(tokenizer, PreTrainedTokenizerBase):
+            given = ", ".join(type(each).__name__ for each in (source, tokenizer, path))
+            raise TypeError(f"build takes (source, tokenizer, path), but was given ({given})")
         if form == "full":
             if max_bytes is not None:
                 raise ValueError(f'max_bytes={max_bytes} is for form="compact"')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from architectures import small, tiny_config
@@ -95,13 +97,26 @@ def test_is_refused(llama, untouched, case):
         *(("max_draft_tokens", value, "") for value in (2.5, "8", True)),
         ("candidate_generator", "autoo", r"but is 'autoo' \(did you mean 'auto'\?\)\."),
         *(("candidate_generator", value, "") for value in ("ReferenceCopy", 3, rs.ReferenceCopy)),
-        ("candidate_generator", [rs.ReferenceCopy()], ""),
+        ("candidate_generator", [rs.ReferenceCopy()], r"but is a list: join drafters with `\|`"),
+        ("candidate_generator", "org/store", r"'org/store': open a datastore by `rs\.Datastore"),
+        ("candidate_generator", Path("store"), r"open a datastore by `rs\.Datastore\.from_pretr"),
+        ("candidate_generator", torch.nn.Linear(2, 2), r"but is a Linear\.$"),
     ],
 )
 def test_a_value_of_another_type_is_refused(llama, untouched, name, value, hint):
     options = {"candidate_generator": rs.ReferenceCopy(), name: value}
     with pytest.raises(TypeError, match=f"`{name}` must be.*{hint}"):
         llama.generate(PROMPT, max_length=40, **options)
+
+
+def test_a_model_as_drafter_is_told_how_it_drafts(llama, untouched):
+    remedy = r"a LlamaForCausalLM: a model drafts as `rs\.DraftModel\(model\)`"
+    for call in (
+        lambda: llama.generate(PROMPT, max_length=40, candidate_generator=llama),
+        lambda: rs.ReferenceCopy() | llama,
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            call()
 
 
 def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched):

@@ -94,9 +94,10 @@ class TestBuild:
         ("corpus", "error", "message"),
         [
             ([], ValueError, "corpus has no text"),
-            ("", ValueError, "corpus has no text"),
+            ("", FileNotFoundError, "a text goes into a list"),
             (["", "x"], ValueError, "corpus has no text"),
-            (["text", 7], TypeError, "entry 1 is 7"),
+            (["text", 7], ValueError, "document 1 must be a text"),
+            ([[1, 2]], TypeError, "must be of strings, but entry 0"),
         ],
     )
     def test_a_corpus_without_text_is_refused_and_nothing_stays(

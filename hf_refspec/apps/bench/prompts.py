@@ -1,8 +1,7 @@
-"""Reads prompts and recorded chats from JSON lines and Parquet, in the layouts that are common."""
+"""Reads prompts and recorded chats from files of rows, in the layouts that are common."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ...extras import require
+from ...store.build.rows import read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 # The columns with prompts, and with recorded answers; the first that a row has counts.
@@ -46,20 +45,14 @@ class Chat:
 
 
 def read_chats(path: Path) -> list[Chat]:
-    """The chats of a file of JSON lines or a Parquet file; errors name the row."""
+    """The chats of a file of rows (without an ending that says more, JSON lines); errors name the
+    row."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; name one of JSON lines or a Parquet file")
-    try:
-        if path.suffix == ".parquet":
-            rows = require("pyarrow.parquet", str(path), "datastore").read_table(path).to_pylist()
-        else:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
-            rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} has no JSON object on each line: {error}") from error
-    if not rows:
+    chats = [_chat(row, f"{path}, row {number}") for number, row in read_rows(path)]
+    if not chats:
         raise ValueError(f"{path} has no prompts")
-    return [_chat(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+    return chats
 
 
 def taking_turns(chats: list[Chat]) -> list[Chat]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -87,7 +88,7 @@ def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
 def add_source(parser: ArgumentParser) -> None:
     """Adds the arguments that name a corpus: files and folders, a dataset, or a preset."""
     add = parser.add_argument
-    add("source", nargs="*", type=Path, help="text files and folders")
+    add("source", nargs="*", type=Path, help="folders, and files of text, JSON(L), CSV or Parquet")
     add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
     presets = (f"{name} ({each.license}; {each.size})" for name, each in PRESETS.items())
     add(
@@ -97,7 +98,7 @@ def add_source(parser: ArgumentParser) -> None:
     )
     add("--config", metavar="NAME", help="the dataset's configuration")
     add("--split", default="train", help="the dataset's split")
-    add("--column", help="the dataset's column with texts or chats; by default it is found")
+    add("--column", help="the column with texts or chats; by default it is found")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
@@ -134,7 +135,9 @@ def log_to_stderr(format: str) -> None:
 
 
 def _load_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Loads a dataset, from the cache if the Hub does not answer."""
+    """Loads a dataset; where the Hub does not answer, from the cache. A file is left to be read."""
+    if os.path.isfile(name):
+        return Path(name)
     datasets = require("datasets", "a dataset", "datastore")
     silent = None
     if not is_here(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from ...generation.warmup import warmup as warm_up
 from ...index.kernels import all_kernels, compile_all
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
-from ...store.build.source import files_of
+from ...store.build.source import open_source
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
@@ -42,6 +43,7 @@ from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
+_MOST = 10_000  # texts that prompts are chosen from
 # By the name of a method, a function that makes its drafters, and its draft budget.
 Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
 _DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
@@ -70,7 +72,7 @@ def add_bench(parser: ArgumentParser) -> None:
     )
     add = parser.add_argument
     files = parser.add_mutually_exclusive_group(required=True)
-    files.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines or Parquet")
+    files.add_argument("--prompts", type=Path, metavar="FILE", help="JSON(L), CSV or Parquet")
     files.add_argument(
         "--replay",
         type=Path,
@@ -180,6 +182,7 @@ def add_evaluate(parser: ArgumentParser) -> None:
         f"first {_BEGINNING} tokens",
     )
     add("--prompts", type=Path, metavar="FILE", help="prompts instead, as hf-refspec bench has")
+    add("--column", help="of files of rows, the column with texts or chats")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add_model(parser)
     add("--limit", type=positive, default=12, metavar="N", help="prompts; 12 by default")
@@ -215,10 +218,12 @@ def evaluate(args: Namespace) -> int:
 
 def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:
     """The beginnings of texts, which the model continues."""
-    files = [file for path in args.texts for file in files_of(path, args.pattern)]
-    chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
-    texts = [file.read_text(encoding="utf-8", errors="replace")[: 1 << 12] for file in chosen]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    vocabulary = vocabulary_size(tokenizer)
+    opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
+    first = islice(opened.documents, _MOST)
+    texts = [text[: 1 << 12] for text in first if isinstance(text, str)]
+    chosen = texts[:: max(len(texts) // args.limit, 1)][: args.limit]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in chosen]
     beginnings = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
     if not beginnings:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")

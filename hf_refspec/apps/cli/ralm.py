@@ -18,10 +18,8 @@ from ...ralm.knn_datastore import KnnDatastore
 from ...ralm.stats import RetrievalStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
-from ...store.build.source import open_source
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
-from ...store.stored_tokenizer import vocabulary_size
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load, load_model, load_tokenizer
@@ -100,11 +98,9 @@ def knn_build(args: Namespace) -> None:
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
     tokenizer = load_tokenizer(args.model)
     documents, _, _ = load_corpus(args)
-    vocabulary = vocabulary_size(tokenizer)
-    opened = open_source(documents, tokenizer, vocabulary, args.column, args.pattern)
-    texts = [text for text in opened.documents if isinstance(text, str)]
     model = load_model(args.model, args.device_map, args.dtype)
-    store = KnnDatastore.build(model, tokenizer, texts, args.out)
+    options = {"column": args.column, "pattern": args.pattern}
+    store = KnnDatastore.build(model, tokenizer, documents, args.out, **options)
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")

@@ -43,8 +43,8 @@ class BuildOptions:
     """How documents are made into shards.
 
     Args:
-        column (`str`, *optional*): A dataset's column. By default that of its chats, `"text"`,
-            `"content"`, or `"prompt"` with `"completion"`.
+        column (`str`, *optional*): Of a dataset or of files of rows. By default that of the chats,
+            `"text"`, `"content"`, or `"prompt"` with `"completion"`.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
         max_tokens (`int`, *optional*): Stop after the document that reaches this number of tokens.
         shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard, each of which
@@ -97,7 +97,8 @@ def build_store(
 
     Args:
         source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
-            text file, a folder, or a list of both; or an iterable of texts or of lists of ids.
+            file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz too), a folder, or a
+            list of both; or an iterable of texts or of lists of ids.
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         path (`str` or `os.PathLike`): The folder to make.
         license (`str`, *optional*): Of the corpus. By default the dataset's.

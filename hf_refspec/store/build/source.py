@@ -1,5 +1,6 @@
-"""The documents that a stored folder is built from, read one after another: texts, files, lists of
-ids, or the rows of a `datasets` dataset, which are chats, texts, or prompts with completions."""
+"""The documents that a stored folder is built from, read one after another: texts, lists of ids,
+files of texts, or the rows of files and of `datasets` datasets, which are chats, texts, or prompts
+with completions."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ..files import open_file, reading
 from ..printable import printable
+from .rows import ROWS, kind_of, open_content, read_rows
 
 Document: TypeAlias = str | np.ndarray
+# A row, the columns of it that are a document, and its name for people.
+Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
 
 logger = logging.getLogger("hf_refspec")
 
@@ -40,7 +43,6 @@ class Source:
     name: str  # for people
     license: str | None = None
     total: int | None = None  # of documents
-    files: list[Path] | None = None  # the public path of each document, if they are files
 
 
 def open_source(
@@ -49,15 +51,15 @@ def open_source(
     vocab_size: int,
     column: str | None = None,
     pattern: str = "*",
+    places: list[str] | None = None,
 ) -> Source:
     """Recognises a source, see [`build_store`]; its documents are read only when needed.
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
-    neither a text nor ids, or has an id that is not below `vocab_size`."""
+    neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
+    `places`, as they are read, where they are from: a public path, and the row if it has some."""
     kind = type(source).__name__
     is_dataset = hasattr(source, "select_columns")
-    if column is not None and not is_dataset:
-        raise ValueError(f"column={column!r} is for datasets, but source is a {kind}")
     if is_dataset and isinstance(source, Mapping):
         raise ValueError(
             f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
@@ -68,16 +70,21 @@ def open_source(
         config = "" if (info.config_name or "").startswith("default") else info.config_name
         parts = (info.dataset_name, config, source.split)
         name = " ".join(str(part) for part in parts if part) or "unnamed"
-        documents = _checked(_dataset_documents(source, column, tokenizer), vocab_size)
-        return Source(documents, name, info.license or None, total)
+        rows = _read_rows(_dataset_rows(source, column), tokenizer)
+        return Source(_checked(rows, vocab_size), name, info.license or None, total)
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if paths is not source or (isinstance(source, list | tuple) and _are_paths(source)):
-        return _open_files(paths, pattern)
+        opened, files = _open_files(paths, pattern, column)
+        opened.documents = _checked(_read_rows(files, tokenizer), vocab_size, places)
+        return opened
+    if column is not None:
+        raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
     if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
         raise ValueError(
             f"source must be a dataset, a file or folder, or texts or lists of ids, but is a {kind}"
         )
-    return Source(_checked(source, vocab_size), "unnamed", total=total)
+    named = ((document, f"document {i}") for i, document in enumerate(source))
+    return Source(_checked(named, vocab_size), "unnamed", total=total)
 
 
 def batches(
@@ -106,9 +113,11 @@ def _are_paths(documents: list | tuple) -> bool:
     return os.path.isfile(first) or all(isinstance(d, str) and os.path.exists(d) for d in documents)
 
 
-def _open_files(paths: Iterable[Any], pattern: str) -> Source:
-    files: list[Path] = []
-    known_as: list[Path] = []
+def _open_files(
+    paths: Iterable[Any], pattern: str, column: str | None
+) -> tuple[Source, Iterator[Row]]:
+    """Files as a source without its documents, and their rows."""
+    files: list[tuple[Path, Path, bool]] = []  # each with its public path, and whether it is named
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
@@ -117,13 +126,16 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         names.append(path.resolve().name)
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
-        files += found
         # A path that tells its place on this machine is cut to its last part.
         outside = path.is_absolute() or ".." in path.parts
         public = Path(names[-1]) if outside else path
-        known_as += [public / file.relative_to(path) for file in found]
+        files += [(file, public / file.relative_to(path), file == path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
+    has_rows = any(kind_of(file) in ROWS for file, *_ in files)
+    if column is not None and not has_rows:
+        raise ValueError(f"column={column!r} is for datasets and files of rows, not for {name}")
+    total = None if has_rows else len(files)
+    return Source(iter(()), name or "unnamed", total=total), _file_rows(files, column)
 
 
 def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
@@ -146,15 +158,24 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
     return [file for file in files if os.path.isfile(file)]
 
 
-def _read_files(files: list[Path]) -> Iterator[str]:
+def _file_rows(files: list[tuple[Path, Path, bool]], column: str | None) -> Iterator[Row]:
+    """The rows of files, see [`_open_files`]; a text is a row too. A .json or .csv file below a
+    folder whose first row has no document, such as settings, is a text."""
     damaged: list[Path] = []
-    for path in files:
-        with open_file(path) as file, reading(path):
+    for path, public, is_named in files:
+        kind = kind_of(path)
+        sure = is_named or kind in (".jsonl", ".parquet")
+        if kind in ROWS and (sure or _begins_with_document(path, column)):
+            for number, row in read_rows(path, errors="surrogateescape"):
+                place = f"{printable(public)}, row {number}"
+                yield row, _columns_of(row, column, place), place
+            continue
+        with open_content(path) as file:
             content = file.read()
         text = content.decode("utf-8", errors="replace")
         if text.encode("utf-8") != content:
             damaged.append(path)
-        yield text
+        yield {"text": text}, ["text"], str(public)
     if damaged:
         logger.warning(
             "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
@@ -164,12 +185,42 @@ def _read_files(files: list[Path]) -> Iterator[str]:
         )
 
 
-def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
-    """Yields documents that are texts or ids below `vocab_size`, and refuses anything else."""
+def _begins_with_document(path: Path, column: str | None) -> bool:
+    try:
+        return any(_columns_of(row, column, "") for _, row in islice(read_rows(path), 1))
+    except ValueError:
+        return False
+
+
+def _columns_of(row: Any, column: str | None, place: str) -> list[str]:
+    """The columns of a file's row that are its document; rows may differ in them."""
+    row = row if isinstance(row, Mapping) else {}
+    filled = {name: value for name, value in row.items() if value not in (None, "", [])}
+    empty_chats = [name for name in _CHAT_COLUMNS if name in row.keys() - filled.keys()]
+    found = _chosen([*filled], [filled]) or _chosen([*row], [row]) or empty_chats[:1]
+    return _valid(found, column, [*row], place)
+
+
+def _valid(found: list[str], column: str | None, names: list[str], place: str) -> list[str]:
+    """`column`, or else the columns that were found; raises a ValueError if there are none."""
+    if column is None and not found:
+        raise ValueError(f"{place}: which column has the documents? Give column=, one of {names}")
+    if column is not None and column not in names:
+        raise ValueError(f"column={column!r} is not in {place}; it has {names}")
+    return found if column is None else [column]
+
+
+def _checked(
+    documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
+) -> Iterator[Document]:
+    """Yields documents, of which the names are given, that are texts or ids below `vocab_size`, and
+    refuses anything else; adds the names to `places`."""
     damaged = 0
-    for number, document in enumerate(documents):
+    for document, name in documents:
+        if places is not None:
+            places.append(name)
         if not isinstance(document, str):
-            yield _checked_ids(document, number, vocab_size)
+            yield _checked_ids(document, name, vocab_size)
             continue
         text = document.encode("utf-8", errors="replace").decode("utf-8")
         damaged += text != document
@@ -178,7 +229,7 @@ def _checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
         logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 
 
-def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:
+def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
     try:
         ids = np.asarray(document)
     except (ValueError, TypeError, OverflowError):
@@ -187,24 +238,22 @@ def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
-            f"document {number} must be a text or one list of ids (of a dataset also a chat: "
+            f"{name} must be a text or one list of ids (in a row also a chat: "
             "messages with role and content, or from and value), but is a "
             f"{type(document).__name__}: {short(document)}"
         )
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(
-            f"document {number} has the id {low if low < 0 else high}, but the tokenizer's ids are "
+            f"{name} has the id {low if low < 0 else high}, but the tokenizer's ids are "
             f"from 0 to {vocab_size - 1}"
         )
     return ids.astype(np.min_scalar_type(vocab_size))
 
 
-def _dataset_documents(
-    dataset: Any, column: str | None, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Any]:
-    """The documents of a dataset, in `column` or else in the first of: chats, a text, a prompt and
-    its completion. Raises a ValueError if there is no such column, or none can be chosen safely."""
+def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
+    """The rows of a dataset, with `column` or else the first of: chats, a text, a prompt and its
+    completion. Raises a ValueError if there is no such column, or none can be chosen safely."""
     rows = dataset
     if dataset.features is not None:  # values such as images take time to decode
         features = dataset.features.items()
@@ -213,41 +262,45 @@ def _dataset_documents(
     sample = list(islice(rows, _SAMPLE))
     # Some streaming datasets have the names of their columns only in their rows.
     names = list(dataset.column_names or (sample[0] if sample else ()))
-    if column is not None:
-        columns = [column]
-        if names and column not in names:
-            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
-    else:
-        chats = [n for n in _CHAT_COLUMNS if any(_messages(row.get(n)) for row in sample)]
-        texts = [name for name in _TEXT_COLUMNS if name in names]
-        columns = (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
-        if not columns and names:
-            raise ValueError(f"which column has the documents? Give column=, one of {names}")
+    columns = [column] if column else []
+    if names:
+        columns = _valid(_chosen(names, sample), column, names, "the dataset")
     logger.info("reading the column %s", " and ".join(map(repr, columns)))
-    return _read_rows(dataset.select_columns(columns), columns, tokenizer)
+    kept = enumerate(dataset.select_columns(columns))
+    return ((row, columns, f"document {i}") for i, row in kept)
 
 
-def _read_rows(rows: Any, columns: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Any]:
-    """Chats are rendered by the tokenizer's chat template. Where it has none, or it refuses a chat,
-    each turn is a document, as in the datastores of REST's authors (arXiv 2311.08252)."""
+def _chosen(names: list[str], sample: list[Any]) -> list[str]:
+    """The columns that are documents: chats, a text, or a prompt and its completion, if any."""
+    chats = [n for n in _CHAT_COLUMNS if any(_messages(row.get(n)) for row in sample)]
+    texts = [name for name in _TEXT_COLUMNS if name in names]
+    return (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
+
+
+def _read_rows(
+    rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[Any, str]]:
+    """The documents of rows, and their names. Chats are rendered by the tokenizer's chat template.
+    Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
+    authors (arXiv 2311.08252)."""
     refused = 0
-    for row in rows:
+    for row, columns, place in rows:
         values = [row[name] for name in columns if row[name] is not None]
         if len({type(value) for value in values}) > 1:
             kinds = " and ".join(type(value).__name__ for value in values)
-            raise ValueError(f"a prompt and its completion are {kinds}; give column=, one of them")
+            raise ValueError(f"{place}: prompt and completion are {kinds}; name one by column=")
         value = values[0] + values[1] if len(values) > 1 else values[0] if values else ""
         messages = _messages(value)
         if messages is None:
-            yield value
+            yield value, place
             continue
         if tokenizer.chat_template is not None:
             try:
-                yield str(tokenizer.apply_chat_template(messages, tokenize=False))
+                yield str(tokenizer.apply_chat_template(messages, tokenize=False)), place
                 continue
             except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
                 refused += 1
-        yield from (message["content"] or "" for message in messages)
+        yield from ((message["content"] or "", place) for message in messages)
     if refused:
         logger.warning(
             "the tokenizer's chat template refused %d chats; their turns are documents", refused

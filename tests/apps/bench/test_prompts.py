@@ -33,7 +33,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(("row", "chat"), LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 def test_every_layout_is_read(row, chat, kind, tmp_path):
     path = tmp_path / f"rows.{kind}"
     if kind == "parquet":
@@ -59,7 +59,7 @@ def test_categories_take_turns_and_rows_without_one_stay_in_order():
 REFUSED = {
     "no file": (None, "is no file; name one of JSON lines"),
     "no rows": ("\n", "has no prompts"),
-    "no JSON": ("a prompt\n", "has no JSON object on each line"),
+    "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value"),
     "no object": ("[1]\n", "row 1 has none of the columns turns, "),
     "no column": ('{"prompt": "a"}\n{"input": "a"}\n', "row 2 has none of the columns"),
     "a number": ('{"prompt": 1}\n', "row 1: prompt must be text, or a list"),

@@ -112,6 +112,13 @@ def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts
     assert "2 prompts are in the datastore itself" in printed
 
 
+def test_rows_of_a_file_are_texts_of_their_own(evaluate, store, tmp_path):
+    rows = "".join(json.dumps({"body": text}) + "\n" for text in ASKED)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    printed = evaluate(store.path, tmp_path / "rows.jsonl", "--column", "body")
+    assert "to answer 2 prompts plainly" in printed
+
+
 def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     compact = store.compact(tmp_path / "compact", progress=False)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')

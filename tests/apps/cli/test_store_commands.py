@@ -117,6 +117,16 @@ def test_builds_from_a_dataset_of_this_machine(built, rows, streaming):
     assert built("--dataset", rows, *options)[0] == [*"abcdefghi"]
 
 
+@pytest.mark.parametrize("option", [[], ["--dataset"]])
+def test_a_file_of_rows_is_read_and_never_asked_of_the_hub(built, option, tmp_path, monkeypatch):
+    monkeypatch.setattr(arguments, "ask_hub", None)
+    monkeypatch.chdir(tmp_path)
+    Path("data.jsonl").write_text('{"text": "one"}\n{"content": "two", "n": 1}\n')
+    name = "./data.jsonl" if option else "data.jsonl"
+    texts, text = built(*option, name)
+    assert texts == ["one", "two"] and "corpus      data.jsonl\n" in text
+
+
 # --- extend, merge, compact, info
 
 

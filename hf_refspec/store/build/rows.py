@@ -1,0 +1,101 @@
+"""Files of rows, which are read one by one: JSON lines, JSON, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from ...extras import require
+from ..files import DatastoreError, open_file, reading
+from ..printable import one_line, printable
+
+ROWS = (".jsonl", ".json", ".csv", ".parquet")
+_VALUE = re.compile(r"[^\s,]")
+_PART, _BATCH = 1 << 16, 128  # characters of JSON, rows of Parquet that are read at a time
+
+
+def kind_of(path: Path) -> str:
+    """The ending of a file's name that says what it holds: `".jsonl"` of `data.JSONL.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+@contextmanager
+def open_content(path: Path) -> Iterator[Any]:
+    """Opens a file for reading, and decompresses it if its name ends in .gz; raises as
+    [`open_file`]."""
+    with open_file(path) as file, reading(path):
+        try:
+            yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
+        except (EOFError, zlib.error) as error:
+            raise DatastoreError(f"{path} is damaged: {one_line(error)}") from None
+
+
+def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
+    """The rows of a file, numbered from 1; in JSON lines, for which any other ending is taken, by
+    line. `errors` says what becomes of invalid UTF-8, as in `open`. Raises a ValueError that names
+    the file and the row if it is not of its kind."""
+    number, kind = 0, kind_of(path) if kind_of(path) in ROWS else ".jsonl"
+    with open_content(path) as file:
+        try:
+            if kind == ".parquet":
+                rows: Iterable[Any] = _parquet_rows(file, path)
+            else:
+                text = io.TextIOWrapper(file, "utf-8-sig", errors, newline="")
+                rows = {".json": _json_values, ".csv": _csv_rows}.get(kind, _json_lines)(text)
+            for number, row in enumerate(rows, 1):
+                if row is not None:
+                    yield number, row
+        except (ValueError, TypeError, LookupError, RuntimeError, csv.Error) as error:
+            reason = getattr(error, "msg", None) or one_line(error)
+            message = f"{printable(path)}, row {number + 1} is not valid {kind}: {reason}"
+            raise ValueError(message) from None
+
+
+def _json_lines(file: TextIO) -> Iterator[Any]:
+    return (None if line.isspace() else json.loads(line) for line in file)
+
+
+def _json_values(file: TextIO) -> Iterator[Any]:
+    """The elements of an array, or values one after another, each decoded once all of it is read.
+    A number may be cut in two, but is no row either way."""
+    decode = json.JSONDecoder().raw_decode
+    text, begin, bracket, ended = "", 0, "[", False
+    while not ended:
+        part = file.read(max(_PART, len(text) - begin))  # twice as much for a value that is long
+        text, begin, ended = text[begin:] + part, 0, not part
+        while found := _VALUE.search(text, begin):
+            begin = found.start()
+            if text[begin] == bracket:
+                bracket, begin = "]" if bracket == "[" else "", begin + 1
+                continue
+            try:
+                value, begin = decode(text, begin)
+            except json.JSONDecodeError:
+                if ended:
+                    raise
+                break
+            yield value
+    if bracket == "]":
+        raise ValueError("the array has no end")
+
+
+def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
+    csv.field_size_limit((1 << 31) - 1)  # of all readers; 131,072 by default
+    for row in csv.DictReader(file, strict=True):
+        if None in row:
+            raise ValueError("it has more fields than the header")
+        yield row
+
+
+def _parquet_rows(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
+    parquet = require("pyarrow.parquet", str(path), "datastore")
+    for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
+        yield from batch.to_pylist()
