@@ -111,7 +111,7 @@ def documents_of(folder: Path) -> list[list[int]]:
 
 
 def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
-    """The first tokens of suffixes, as many as they are sorted by."""
+    """The tokens at the start of suffixes by which they are sorted."""
     places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
     return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
 

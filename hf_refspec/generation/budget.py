@@ -1,9 +1,10 @@
 """How many draft nodes are verified: those that pay, as far as the call can afford to be wrong.
 
-The best nodes of all rows together are verified, as many as give the most expected tokens per
-second. A pass over packed rows costs what their tokens cost; where rows stand side by side, all get
-the same number of nodes. Estimates may be wrong, so that a ledger books what each pass has really
-gained: drafts that could take a call more than a small part of its time are not verified.
+The best nodes of all rows together are verified, up to the number that gives the most expected
+tokens per second. A pass over packed rows costs what their tokens cost; where rows stand side by
+side, all get the same number of nodes. Estimates may be wrong, so that a ledger books what each
+pass has really gained: drafts that could take a call more than a small part of its time are not
+verified.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LOSS = 0.015
 # A call may always lose this part of a plain step, so that one that fails does not end drafting.
 _LEAST_ADVANCE = 0.5
-# A pass counts as at most so many times its usual cost.
+# A pass counts as at most this multiple of its usual cost.
 _DISTURBED = 2.0
 # One pass may lose this part of what is left of that, but the one over the fewest nodes all of it:
 # more tries longer drafts, less leaves something for others where the first ones fail.
@@ -38,8 +39,8 @@ _PATIENCE, _DRAFTING_FRACTION = 8, 0.005
 # A draft is booked with this part of a plain step at most: an assistant reads the prompt for its
 # first one, which is no reason to give up what comes of it, and has a ledger of its own.
 _DEAREST_DRAFT = 0.05
-# A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
-# drafts whose estimates are a little too high.
+# A draft must promise to be faster than none by this factor: higher loses what pays little, lower
+# verifies drafts whose estimates are a little too high.
 _MARGIN = 1.05
 # A row that is `_LEAD` tokens ahead of another row of its call is e times less likely to be the
 # last to end. A smaller number leaves the rows that are ahead without drafts sooner. A row is taken

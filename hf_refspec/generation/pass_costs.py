@@ -56,7 +56,7 @@ _OPTIMISM, _CAUTION = 0.5, 0.5
 # much more or less now.
 _PLAIN_STEPS, _FEW_STEPS, _CHANGED, _AGAIN = 5, 3, 0.3, 8
 # Texts are of a similar length up to this many tokens, and from each doubling to the next; from one
-# length to another, costs of all passes may change by so much.
+# length to another, the logarithms of all costs may change by this.
 _SIMILAR, _LENGTH_CHANGE = 1024, 1.0
 # A pass is padded to a larger size where that has been measured to take less time by this fraction,
 # in at least this many passes.

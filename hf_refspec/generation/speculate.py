@@ -90,7 +90,8 @@ def speculate(
             *optional*, defaults to `"auto"`): What drafts; a datastore is taken as
             `DatastoreDrafts(store)`, a transformers `CandidateGenerator` is verified as a chain.
             `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is kept at the
-            model from call to call. With `verification="reproducible"` `None` drafts nothing.
+            model from call to call, and `SiblingCopy()` for rows of one prompt. With
+            `verification="reproducible"` `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
             those that pay for themselves, see [`~generation.budget.AutoBudget`]; a
@@ -110,7 +111,7 @@ def speculate(
 
     Raises:
         TypeError: If an option has the wrong type.
-        ValueError: If an argument asks for what cannot be lossless, see the README's limits.
+        ValueError: If an argument asks for what cannot be lossless, see the documentation's limits.
         RuntimeError: If another call is using this drafter.
     """
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens

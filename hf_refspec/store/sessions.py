@@ -29,7 +29,7 @@ from .printable import one_line
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 DATABASE = "sessions.sqlite"
-# Tokens of a session, prompt and output. No model takes so many.
+# Tokens of a session, prompt and output. No model takes that number.
 LONGEST_SESSION = 1 << 24
 _TABLES = (
     "CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, prompt_length INTEGER NOT NULL, "

@@ -41,7 +41,7 @@ def run_all(
     numbers: Sequence[int], root: Path, kinds: Sequence[Kind], seconds: float
 ) -> Iterator[Result]:
     """Damages folders of some kinds, each by a number, in an empty folder `root`, and yields what
-    becomes of each. Using a damaged folder may take so many seconds."""
+    becomes of each. Using a damaged folder may take this number of seconds."""
     whole = {}
     for kind in kinds:
         kind.build(root / "whole" / kind.name / "store")

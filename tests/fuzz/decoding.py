@@ -169,7 +169,7 @@ def visible(call: Call, answer: Answer) -> dict[str, Any]:
 
 
 def _close(one: Any, other: Any, apart: float) -> bool:
-    """Whether tensors, in tuples or not, differ by so much at most, beside the largest entry."""
+    """Whether tensors, in tuples or not, differ by this much at most, beside the largest entry."""
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         pairs = zip(one, other, strict=False)
         return len(one) == len(other) and all(_close(*pair, apart) for pair in pairs)

@@ -71,8 +71,8 @@ class Whole(NamedTuple):
 
 
 def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -> Iterator[Result]:
-    """Does so many of all kills, evenly spaced, in an empty folder `root`. One kill, and all that
-    is done after it, may take so many seconds."""
+    """Does `count` of all kills, evenly spaced, in an empty folder `root`. One kill, and all that is
+    done after it, may take these `seconds`."""
     whole: dict[str, Whole] = {}
     kills: list[tuple[Writer, int, str]] = []
     for writer in writers:
@@ -240,7 +240,7 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
 
 
 def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:
-    """What remembers calls in a cache of so many tokens, in which some are remembered already."""
+    """Remembers calls in a cache of `most_tokens`, in which some are remembered already."""
     # Each is another one, so that the last one that is remembered tells how many there were.
     calls = [
         (stores.token_ids(f"call {number} of"), stores.token_ids(f" the calls: {number * number}"))

@@ -328,7 +328,7 @@ def test_options_are_checked(llama, option, value, error):
     [
         ({"input_ids": ids(4).repeat(2, 1)}, "has 2 rows, but a text of a running batch has one"),
         ({"num_beams": 2}, "`num_beams=2`: beam search"),
-        *(({name: object()}, f"`{name}` cannot be given") for name in CACHE_NAMES),
+        *(({name: object()}, f"`{name}` cannot be given") for name in sorted(CACHE_NAMES)),
         ({"candidate_generator": 3}, "candidate_generator"),
     ],
 )

@@ -19,8 +19,8 @@ NOTHING = np.empty((0, 0), dtype=np.bool_)
 
 
 def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> list[RowPass]:
-    """Rows with so many entries in one layer, in the order of their blocks; `hidden` of the first
-    entries of the first row are not seen."""
+    """Rows with entries of these lengths in one layer, in the order of their blocks; `hidden` of
+    the first entries of the first row are not seen."""
     blocks, rows = RowBlocks(), []
     for i, (length, each) in enumerate(zip(lengths, visible, strict=True)):
         row = RowEntries(0, length)

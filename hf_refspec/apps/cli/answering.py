@@ -68,7 +68,7 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
         type=draft_budget,
         default="auto",
         metavar="N",
-        help="verified in one forward pass at most; by default auto: as many as pay",
+        help="verified in one forward pass at most; by default auto: those that pay",
     )
     texts = parser.add_argument_group("texts")
     texts.add_argument(

@@ -44,8 +44,8 @@ def add_serve(parser: ArgumentParser) -> None:
         "--max-rows",
         type=positive,
         metavar="N",
-        help="requests that are decoded together (by default as many as fit into half of the free "
-        "memory with 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
+        help="requests that are decoded together (by default the number that half of the "
+        "free memory holds with 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
     )
     for option, default, help in _LIMITS:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
