@@ -71,8 +71,8 @@ class Whole(NamedTuple):
 
 
 def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -> Iterator[Result]:
-    """Does `count` of all kills, evenly spaced, in an empty folder `root`. One kill, and all that is
-    done after it, may take these `seconds`."""
+    """Does `count` of all kills, evenly spaced, in an empty folder `root`. One kill and all that is
+    done after it may take these `seconds`."""
     whole: dict[str, Whole] = {}
     kills: list[tuple[Writer, int, str]] = []
     for writer in writers:
