@@ -159,7 +159,10 @@ class SessionDatabase:
         try:
             for setting in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = FULL"):
                 connection.execute(f"PRAGMA {setting}")
-            if (found := _identity(connection)) not in (_EMPTY, _OURS):
+            with connection:
+                connection.execute("BEGIN")  # one snapshot: another process may be making it
+                found = _identity(connection)
+            if found not in (_EMPTY, _OURS):
                 raise DatastoreError(
                     f"{self.file} is not a retrieval cache that this hf_refspec can read "
                     f"(application id {found[0]:#x}, format {found[1]}); choose a new path"

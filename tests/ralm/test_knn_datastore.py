@@ -94,7 +94,7 @@ class TestBuild:
         ("corpus", "error", "message"),
         [
             ([], ValueError, "corpus has no text"),
-            ("", FileNotFoundError, "a text goes into a list"),
+            ("", FileNotFoundError, "put a text into a list"),
             (["", "x"], ValueError, "corpus has no text"),
             (["text", 7], ValueError, "document 1 must be a text"),
             ([[1, 2]], TypeError, "must be of strings, but entry 0"),
