@@ -186,3 +186,6 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
+
+
+Drafter._blended = Blend

@@ -57,8 +57,8 @@ def drafter_call(
     sampling: Sampling | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
-    row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if
-    another call is using it, and a ValueError if it drafts from ids outside of the vocabulary."""
+    row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
+    using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from .tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .blend import Blend
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
 
@@ -106,6 +104,7 @@ class Drafter(CandidateGenerator):
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
+    _blended: ClassVar[Any]  # the class of blends, which sets it: it imports this one
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -188,16 +187,14 @@ class Drafter(CandidateGenerator):
     ) -> None:
         """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
 
-    def __or__(self, other: Any) -> Blend:
+    def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
-        from .blend import Blend  # which is a drafter
+        blend: Drafter = self._blended([self, other])
+        return blend
 
-        return Blend([self, other])
-
-    def __ror__(self, other: Any) -> Blend:
-        from .blend import Blend
-
-        return Blend([other, self])
+    def __ror__(self, other: Any) -> Drafter:
+        blend: Drafter = self._blended([other, self])
+        return blend
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
@@ -231,9 +228,8 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
 
 def sources_of(drafter: Drafter) -> list[Drafter]:
     """All that one call of a drafter uses: itself, and the sources of a blend."""
-    from .blend import Blend
-
-    return [drafter, *drafter.drafters] if isinstance(drafter, Blend) else [drafter]
+    is_blend = isinstance(drafter, Drafter._blended)
+    return [drafter, *drafter.drafters] if is_blend else [drafter]
 
 
 def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:

@@ -36,7 +36,7 @@ def test_each_model_has_a_memo_of_its_own(model, llama):
 
 def pickled(model):
     content = pickle.dumps(model)
-    assert b"hf_refspec." not in content  # whoever opens it may not have this package
+    assert b"hf_refspec." not in content  # it may be opened without this package
     return pickle.loads(content)
 
 
