@@ -17,12 +17,12 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
+from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.stats import SpeculationStats
-from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend

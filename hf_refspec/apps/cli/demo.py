@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...generation.default_drafter import default_sources
+from ...drafting.candidates import default_sources
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
