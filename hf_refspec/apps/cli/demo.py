@@ -33,7 +33,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
     add_model(parser, dtype=False)
-    add("--max-new-tokens", type=positive, default=160, metavar="N")
+    add("--max-new-tokens", type=positive, default=160, metavar="N", help="of each answer")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
+from ...store import hub
 from ...store.datastore import Datastore
 from ...store.datastore_config import StoreConfig
 from ...store.files import DatastoreError
+from ...store.folder_config import FolderConfig
 from ...store.names import load_tokenizer
 from ...store.printable import printable
 from ..shared.text_stream import PART_OF_CHARACTER
@@ -32,8 +35,8 @@ def add_build(parser: ArgumentParser) -> None:
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
-    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="32,000,000")
-    add("--license", help="of the corpus, for the card")
+    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="of a shard")
+    add("--license", help="of the corpus, for the card; by default what the corpus states")
 
 
 def build(args: Namespace) -> None:
@@ -95,6 +98,26 @@ def add_compact(parser: ArgumentParser) -> None:
 
 def compact(args: Namespace) -> None:
     _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
+
+
+def add_push(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("store", help="the folder of a datastore, recycling table, knowledge base or kNN datastore")
+    add("repo", help='the name of the dataset repo on the Hub, "user/name"')
+    add("--private", action="store_true", default=None, help="make a new repository private")
+
+
+def push(args: Namespace) -> None:
+    """Prints where the repository is."""
+    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+    from ...store.recycling_table import RecyclingTableConfig
+
+    kind: type[FolderConfig] = StoreConfig  # whose message names what is wrong
+    for each in (StoreConfig, RecyclingTableConfig, KnowledgeBaseConfig, KnnConfig):
+        with suppress(DatastoreError):
+            each.read(Path(args.store))
+            kind = each
+    print(hub.push(Path(args.store), kind, args.repo, private=args.private).repo_url)
 
 
 def add_info(parser: ArgumentParser) -> None:
@@ -201,7 +224,8 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add("--streaming", action="store_true", help="do not download the dataset first")
     add("--max-tokens", type=positive, metavar="N", help="stop after N tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
-    add("--engine", choices=("local", "ray"), default="local")
+    help = "builds in processes of this machine, or on a Ray cluster"
+    add("--engine", choices=("local", "ray"), default="local", help=help)
 
 
 def _options(args: Namespace) -> dict[str, Any]:
