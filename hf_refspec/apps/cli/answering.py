@@ -63,8 +63,7 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     """Adds the arguments for the model, its drafts, its texts and sampling."""
     add = parser.add_argument
     add_model(parser)
-    help = "the most tokens of an answer"
-    add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help=help)
+    add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="of an answer")
     add(
         "--max-draft-tokens",
         type=draft_budget,
@@ -83,8 +82,7 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     add = parser.add_argument_group("sampling, as transformers has it").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X", help="by default the model's own")
-    help = "the same seed gives the same text; by default another one each time"
-    add("--seed", type=int, metavar="N", help=help)
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text; by default any")
 
 
 def add_sources(texts: _ArgumentGroup) -> None:

@@ -93,8 +93,7 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--max-draft-tokens", nargs="+", type=draft_budget, metavar="N", help=help)
     add("--limit", type=positive, metavar="N", help="only the first N chats; by default all")
     add("--turns", type=positive, metavar="N", help="only the first N turns; by default all")
-    help = "the most tokens of an answer"
-    add("--max-new-tokens", type=positive, default=256, metavar="N", help=help)
+    add("--max-new-tokens", type=positive, default=256, metavar="N", help="of an answer")
     add("--out", type=Path, metavar="FILE", help="write a plot too, for example speed_ups.png")
 
 

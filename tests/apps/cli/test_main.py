@@ -17,7 +17,7 @@ LOADING = ["bench", "chat", "check", "demo", "generate", "knn build", "ralm", "s
 LOADING += ["store evaluate", "store recycle"]
 STORE = [f"store {name}" for name in COMMANDS["store"][1]]
 DEFAULTS = {
-    "bench": "the most tokens of an answer (default: 256)",
+    "bench": "of an answer (default: 256)",
     "generate": "auto: those that pay (default: auto)",
     "serve": "that one request is decoded (default: 600)",
     "store build": "on a Ray cluster (default: local)",
