@@ -40,9 +40,8 @@ class Blend(Drafter):
     Args:
         drafters (sequence of [`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`): The
             sources. A blend among them, or `"auto"`, counts as its sources, and a datastore as
-            `DatastoreDrafts(store)`.
-            A source that runs a model ([`DraftModel`]) drafts last: it goes on where the others are
-            no longer sure, and they go on from what it drafted.
+            `DatastoreDrafts(store)`. A source that runs a model ([`DraftModel`]) drafts last: it
+            goes on where the others are no longer sure, and they go on from what it drafted.
 
     Raises:
         TypeError: if something else is among them.

@@ -22,18 +22,23 @@ def drafter_of_call(
     """What drafts in a call: a given drafter, or by default the default sources, blended, and
     `SiblingCopy` for rows that have one prompt. What these learn of a model is kept at the model,
     also by `"auto" | other`; calls in several threads learn into one table."""
+    sources = [] if given is None else sources_of(given)
+    recycling = [
+        each for each in sources if isinstance(each, TokenRecycling) and each.kept_at_model
+    ]
+    if given is not None and not recycling:
+        return nullcontext(given)
     vocab_size = text_config(model).vocab_size
     memo, key = memo_of(model), ("default drafters", vocab_size)
     if key not in memo:
         sources = default_sources(top_k=min(8, vocab_size))
         memo.setdefault(key, (DrafterPool(Blend([*sources, SiblingCopy()])), sources[1]))
-    pool, recycling = memo[key]
+    pool, kept = memo[key]
     if given is None:
         return pool.drafter()
-    for source in sources_of(given):
-        if isinstance(source, TokenRecycling) and source.kept_at_model:
-            with owned(given):
-                source.learns_into(recycling)
+    with owned(given):
+        for source in recycling:
+            source.learns_into(kept)
     return nullcontext(given)
 
 

@@ -173,8 +173,7 @@ def _prompt(args: Namespace) -> str:
         )
     if args.reference and args.prompt is not None and os.path.isfile(args.prompt):
         raise ValueError(
-            f"the prompt {args.prompt!r} is a file: name it by --prompt-file, or by another "
-            "--reference"
+            f"the prompt {args.prompt!r} is a file: give --prompt-file or --reference before it"
         )
     if args.prompt_file is not None:
         return read_text(args.prompt_file, "--prompt-file")

@@ -24,7 +24,7 @@ _STORE: Commands = {
     "merge": ("merge the shards of a datastore", "store.merge"),
     "retokenize": ("build a datastore for another model from one", "store.retokenize"),
     "compact": ("build the compact form of a datastore", "store.compact"),
-    "push": ("publish a folder of any kind on the Hub", "store.push"),
+    "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
     "search": ("show what a datastore has for a text, and the draft tree", "store.search"),
     "evaluate": ("measure whether a datastore pays for a model", "bench.evaluate"),
