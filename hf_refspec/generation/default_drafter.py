@@ -23,9 +23,7 @@ def drafter_of_call(
     `SiblingCopy` for rows that have one prompt. What these learn of a model is kept at the model,
     also by `"auto" | other`; calls in several threads learn into one table."""
     sources = [] if given is None else sources_of(given)
-    recycling = [
-        each for each in sources if isinstance(each, TokenRecycling) and each.kept_at_model
-    ]
+    recycling = [own for own in sources if isinstance(own, TokenRecycling) and own.kept_at_model]
     if given is not None and not recycling:
         return nullcontext(given)
     vocab_size = text_config(model).vocab_size
