@@ -9,6 +9,7 @@ tokenizer.json                  the tokenizer that the documents were tokenised 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
-from .folder_config import FolderConfig, token_dtype
+from .folder_config import FolderConfig, parse, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 
@@ -52,6 +53,28 @@ class NgramsEntry:
     nodes: Annotated[int, range(LARGEST_SHARD + 1)]
     corpus_tokens: Annotated[int, range(2**62 + 1)]
     file: Annotated[FileEntry, NGRAMS]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a form drafts, as `hf-refspec store evaluate` has measured it: recorded answers of a
+    model are replayed with `nodes` draft tokens, so that no machine's speed is in the figures.
+
+    `mat` is that of `ReferenceCopy() | DatastoreDrafts(store)`, `mat_without` of `ReferenceCopy()`;
+    `state` is the form's, `texts` names the prompts, `held` of which are in the datastore."""
+
+    state: str
+    mat: float
+    mat_without: float
+    nodes: int
+    model: str
+    dtype: str
+    texts: str
+    prompts: int
+    held: int
+    new_tokens: int
+    date: str
+    hf_refspec: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,25 @@ class StoreConfig(FolderConfig):
             raise DatastoreError("it has no compact form; make it with compact()")
         return replace(self, shards=[]) if form == "compact" else self
 
+    def state(self, form: Form) -> str:
+        """Changes when documents are added, or when the compact form is replaced."""
+        if form == "full":
+            return f"{sum(shard.tokens for shard in self.shards)} tokens"
+        return self.ngrams.file.sha256 if self.ngrams else ""
+
+    @property
+    def evaluations(self) -> dict[Form, Evaluation]:
+        """What was measured of each form as it is now."""
+        found: dict[Form, Evaluation] = {}
+        entries = self.source.get("evaluations")
+        for form in get_args(Form):
+            with suppress(ValueError):  # none, or of another version of hf_refspec
+                named = entries.get(form) if isinstance(entries, dict) else None
+                evaluation = parse(Evaluation, named)
+                if evaluation.state == self.state(form):
+                    found[form] = evaluation
+        return found
+
     def card_texts(self) -> dict[str, str]:
         shards, ngrams = self.shards, self.ngrams
         documents = sum(shard.documents for shard in shards) or self.source.get("documents")
@@ -105,6 +147,7 @@ class StoreConfig(FolderConfig):
             "documents": cell(documents or "not stated"),
             "full_form": "none",
             "compact_form": "none",
+            "figures": _figures(self.evaluations),
         }
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
@@ -127,3 +170,24 @@ def check_form(form: str | None) -> None:
     """Raises a ValueError for anything but a form of a datastore or `None`."""
     if form is not None and form not in get_args(Form):
         raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
+
+
+def _figures(evaluations: dict[Form, Evaluation]) -> str:
+    """A table of what was measured."""
+    if not evaluations:
+        return "MAT has not been measured; `hf-refspec store evaluate` does."
+    rows = ["| form | prompts | model | draft tokens | MAT without it | MAT with it | measured |"]
+    rows.append("| --- | --- | --- | ---: | ---: | ---: | --- |")
+    for form, each in evaluations.items():
+        held = f" ({each.held:,} of them are in it)" if each.held else ""
+        cells = (
+            form,
+            f"{each.prompts:,} of {each.texts}{held}, {each.new_tokens:,} new tokens at most",
+            f"{each.model} in {each.dtype}",
+            each.nodes,
+            f"{each.mat_without:.2f}",
+            f"{each.mat:.2f}",
+            f"{each.date}, hf_refspec {each.hf_refspec}",
+        )
+        rows.append(f"| {' | '.join(map(cell, cells))} |")
+    return "\n".join(rows)

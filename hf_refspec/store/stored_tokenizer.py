@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .files import DatastoreError, FileEntry, blocks_of
+from .names import name_for_people
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -52,9 +53,9 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
     """The name of a tokenizer or a model, for people; never a local path."""
     name = str(getattr(pretrained, "name_or_path", None) or "")
-    if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
+    if name and _HUB_ID.fullmatch(name) is None and not os.path.isdir(name):
         name = Path(name).resolve().name
-    return name or type(pretrained).__name__
+    return name_for_people(name) or type(pretrained).__name__
 
 
 def check_tokenizer(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
+from ...drafting.reference_copy import ReferenceCopy
 from ...extras import require
 from ...generation.check import check as checked
 from ...generation.warmup import warmup as warm_up
@@ -22,8 +24,11 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import open_source
 from ...store.datastore import Datastore
+from ...store.datastore_config import Evaluation
+from ...store.files import CONFIG, DatastoreError
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
+from ...version import __version__
 from ..bench.measure import (
     BY_NAME,
     LOOK_UP,
@@ -111,7 +116,7 @@ def bench(args: Namespace) -> int:
         for name in new
         for budget in args.max_draft_tokens or ["auto"]
     }
-    comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
+    comparison, _ = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
     if args.out is not None:
         plot_speed_ups(comparison, args.out)
     return comparison.report(console)
@@ -124,8 +129,8 @@ def _compared(
     turns: int | None,
     drafted: Drafted,
     with_look_up: bool = False,
-) -> Comparison:
-    """Answers chats plainly and with drafters."""
+) -> tuple[Comparison, list[tuple[list[int], list[int]]]]:
+    """Answers chats plainly and with drafters; returns prompts and plain answers as well."""
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
@@ -139,8 +144,7 @@ def _compared(
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
-    measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
-    return comparison
+    return comparison, measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
 
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
@@ -195,8 +199,10 @@ def evaluate(args: Namespace) -> int:
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
-    chats = _beginnings(args, tokenizer) if args.prompts is None else read_chats(args.prompts)
-    chats = chats[: args.limit]
+    if args.prompts is None:
+        chats, name = _beginnings(args, tokenizer)
+    else:
+        chats, name = read_chats(args.prompts)[: args.limit], args.prompts.name
     print(
         f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
         f"with the default drafter, and with the {store.form} form of {args.store} too",
@@ -207,17 +213,53 @@ def evaluate(args: Namespace) -> int:
         _DEFAULT: (auto, "auto"),
         _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
     }
-    comparison = _compared(args, tokenizer, chats, 1, drafted)
+    comparison, answers = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    ids = [chat.inputs(tokenizer, 0, [])["input_ids"][0].numpy().astype(np.int32) for chat in chats]
+    ids = [np.array(prompt, np.int32) for prompt, _ in answers]
     texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
-    if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
+    held = sum(any(shard.holds(text) for shard in store.shards) for text in texts)
+    if held:
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
+    _record(args, store, comparison.model, answers, texts=name, held=held)
     return status
 
 
-def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:
-    """The beginnings of texts, which the model continues."""
+def _record(
+    args: Namespace,
+    store: Datastore,
+    model: PreTrainedModel,
+    answers: list[tuple[list[int], list[int]]],
+    **about: Any,
+) -> None:
+    """Replays answers with drafts by look-up alone, and writes their MAT into the datastore."""
+    nodes, vocabulary = REPLAYED[-1], store.config.vocab_size
+    copies = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
+    without, mat = (replay(answers, each, vocabulary, nodes).mat for each in copies)
+    evaluation = Evaluation(
+        state=store.config.state(store.form),
+        mat=round(mat, 4),
+        mat_without=round(without, 4),
+        nodes=nodes,
+        model=name_for_people(args.model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        prompts=len(answers),
+        new_tokens=args.max_new_tokens,
+        date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        hf_refspec=__version__,
+        **about,
+    )
+    figures = f"MAT {mat:.2f} with the datastore, {without:.2f} without it"
+    print(f"by look-up alone, {nodes} draft tokens, on every machine: {figures}")
+    try:
+        store.record(evaluation)
+    except (DatastoreError, OSError) as error:
+        print(f"not written into the datastore: {error}")
+    else:
+        print(f"written into {store.path / CONFIG}, for the card")
+
+
+def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Chat], str]:
+    """The beginnings of texts, which the model continues, and the texts' name."""
     vocabulary = vocabulary_size(tokenizer)
     opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
     first = islice(opened.documents, _MOST)
@@ -227,7 +269,7 @@ def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Cha
     beginnings = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
     if not beginnings:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
-    return [Chat([text], [], is_text=True) for text in beginnings]
+    return [Chat([text], [], is_text=True) for text in beginnings], opened.name
 
 
 def add_warmup(parser: ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
+from ...store.card import card as card_of
 from ...store.datastore import Datastore
 from ...store.datastore_config import StoreConfig
 from ...store.files import DatastoreError
 from ...store.names import load_tokenizer
 from ...store.printable import printable
+from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
 
@@ -121,6 +124,22 @@ def info(args: Namespace) -> None:
         print("all files are as they were written")
     else:
         print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
+
+
+def add_card(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("store", type=Path, help="the folder of a datastore, knowledge base or recycling table")
+    add("repo", help='the name of the repository on the Hub, "user/name"')
+
+
+def card(args: Namespace) -> None:
+    """Prints the card of a folder of any kind."""
+    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+
+    for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
+        with suppress(DatastoreError):
+            return print(card_of(kind.read(args.store), args.repo))
+    print(card_of(StoreConfig.read(args.store), args.repo))
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -235,4 +254,9 @@ def _print_info(store: Datastore) -> None:
             f"  compact     {sum(config.ngrams.ngrams):,} n-grams ({orders} of the orders 1, 2, "
             f"...), {config.ngrams.nodes:,} nodes, {config.ngrams.file.size / 1e6:.1f} MB, of "
             f"{config.ngrams.corpus_tokens:,} tokens"
+        )
+    for form, each in config.evaluations.items():
+        print(
+            f"  MAT         {each.mat:.2f} with the {form} form, {each.mat_without:.2f} without, "
+            f"{each.nodes} draft tokens ({each.prompts:,} prompts of {printable(each.texts)})"
         )
