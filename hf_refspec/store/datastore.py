@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..index.suffix_array import IndexedText
 from .build.corpus import BuildOptions, build_store, changing, extend_store
 from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
-from .datastore_config import LARGEST_SHARD, Evaluation, Form, StoreConfig, check_form
+from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .shards import grouped, map_shard, merge_shards, split_documents
@@ -292,26 +292,21 @@ class Datastore(StoredFolder[StoreConfig]):
             write_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
 
-    def record(self, evaluation: Evaluation) -> None:
-        """Writes what was measured of the form that is open into config.json, for the card.
-
-        Args:
-            evaluation (`Evaluation`): What was measured.
+    def record(self, mat: dict[str, Any]) -> None:
+        """Writes the MAT that was measured of the form that is open, as `hf-refspec store evaluate`
+        does, into config.json, for the card.
 
         Raises:
             OSError: If the folder is in the Hub's cache, or cannot be written.
-            DatastoreError: If another process is writing the datastore.
+            DatastoreError: If another process is writing it.
         """
         if self.path.resolve().parent.name == "snapshots":
-            raise PermissionError(
-                f"{self.path} is in the Hub's cache, which stays as it was downloaded; evaluate a "
-                "copy, which save_pretrained() makes"
-            )
+            raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
+        measured = {"state": self.config.state(self.form), **mat}
         with only_writer(self.path):
             config = StoreConfig.read(self.path)
-            known = {**config.evaluations, self.form: evaluation}
-            entries = {form: asdict(each) for form, each in known.items()}
-            source = config.source | {"evaluations": entries}
+            others = [each for each in config.measured if each["form"] != self.form]
+            source = config.source | {"mat": [*others, measured]}
             replace(config, source=source).write(self.path)
 
     def _write_compact(self, folder: Path, options: CompactOptions) -> None:

@@ -9,7 +9,6 @@ tokenizer.json                  the tokenizer that the documents were tokenised 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
-from .folder_config import FolderConfig, parse, token_dtype
+from .folder_config import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 
@@ -29,6 +28,8 @@ ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
 # Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
+# The entries of a measurement that the card shows.
+COLUMNS = ["form", "prompts", "model", "draft tokens", "MAT without it", "MAT with it", "measured"]
 # A position in a shard must fit into an int32.
 LARGEST_SHARD = 2**31 - 2
 
@@ -53,28 +54,6 @@ class NgramsEntry:
     nodes: Annotated[int, range(LARGEST_SHARD + 1)]
     corpus_tokens: Annotated[int, range(2**62 + 1)]
     file: Annotated[FileEntry, NGRAMS]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a form drafts, as `hf-refspec store evaluate` has measured it: recorded answers of a
-    model are replayed with `nodes` draft tokens, so that no machine's speed is in the figures.
-
-    `mat` is that of `ReferenceCopy() | DatastoreDrafts(store)`, `mat_without` of `ReferenceCopy()`;
-    `state` is the form's, `texts` names the prompts, `held` of which are in the datastore."""
-
-    state: str
-    mat: float
-    mat_without: float
-    nodes: int
-    model: str
-    dtype: str
-    texts: str
-    prompts: int
-    held: int
-    new_tokens: int
-    date: str
-    hf_refspec: str
 
 
 @dataclass(frozen=True)
@@ -121,24 +100,19 @@ class StoreConfig(FolderConfig):
             raise DatastoreError("it has no compact form; make it with compact()")
         return replace(self, shards=[]) if form == "compact" else self
 
-    def state(self, form: Form) -> str:
+    def state(self, form: Any) -> str | None:
         """Changes when documents are added, or when the compact form is replaced."""
         if form == "full":
             return f"{sum(shard.tokens for shard in self.shards)} tokens"
-        return self.ngrams.file.sha256 if self.ngrams else ""
+        return self.ngrams.file.sha256 if self.ngrams else None
 
     @property
-    def evaluations(self) -> dict[Form, Evaluation]:
-        """What was measured of each form as it is now."""
-        found: dict[Form, Evaluation] = {}
-        entries = self.source.get("evaluations")
-        for form in get_args(Form):
-            with suppress(ValueError):  # none, or of another version of hf_refspec
-                named = entries.get(form) if isinstance(entries, dict) else None
-                evaluation = parse(Evaluation, named)
-                if evaluation.state == self.state(form):
-                    found[form] = evaluation
-        return found
+    def measured(self) -> list[dict[str, Any]]:
+        """What `hf-refspec store evaluate` measured of each form as it is now."""
+        stored = self.source.get("mat")
+        found = stored if isinstance(stored, list) else []
+        entries = [each for each in found if isinstance(each, dict) and each.get("state")]
+        return [each for each in entries if each["state"] == self.state(each.get("form"))]
 
     def card_texts(self) -> dict[str, str]:
         shards, ngrams = self.shards, self.ngrams
@@ -147,7 +121,7 @@ class StoreConfig(FolderConfig):
             "documents": cell(documents or "not stated"),
             "full_form": "none",
             "compact_form": "none",
-            "figures": _figures(self.evaluations),
+            "mat": "Not measured.",
         }
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
@@ -156,13 +130,18 @@ class StoreConfig(FolderConfig):
             tokens = sum(shard.tokens - shard.documents for shard in shards)
             files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
             size = readable_size(sum(file.size for file in files))
-            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
+            parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
+            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array, in {parts}"
         if ngrams:
             texts["compact_form"] = (
                 f"{readable_size(ngrams.file.size)}: {sum(ngrams.ngrams):,} n-grams of up to "
                 f"{len(ngrams.ngrams)} tokens, with {ngrams.nodes:,} draft nodes, from "
                 f"{ngrams.corpus_tokens:,} tokens"
             )
+        if self.measured:
+            rows = [[each.get(name, "") for name in COLUMNS] for each in self.measured]
+            rows = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+            texts["mat"] = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in rows)
         return texts
 
 
@@ -170,24 +149,3 @@ def check_form(form: str | None) -> None:
     """Raises a ValueError for anything but a form of a datastore or `None`."""
     if form is not None and form not in get_args(Form):
         raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
-
-
-def _figures(evaluations: dict[Form, Evaluation]) -> str:
-    """A table of what was measured."""
-    if not evaluations:
-        return "MAT has not been measured; `hf-refspec store evaluate` does."
-    rows = ["| form | prompts | model | draft tokens | MAT without it | MAT with it | measured |"]
-    rows.append("| --- | --- | --- | ---: | ---: | ---: | --- |")
-    for form, each in evaluations.items():
-        held = f" ({each.held:,} of them are in it)" if each.held else ""
-        cells = (
-            form,
-            f"{each.prompts:,} of {each.texts}{held}, {each.new_tokens:,} new tokens at most",
-            f"{each.model} in {each.dtype}",
-            each.nodes,
-            f"{each.mat_without:.2f}",
-            f"{each.mat:.2f}",
-            f"{each.date}, hf_refspec {each.hf_refspec}",
-        )
-        rows.append(f"| {' | '.join(map(cell, cells))} |")
-    return "\n".join(rows)

@@ -7,10 +7,9 @@ class ShardEntry:
     file: Annotated[FileEntry, re.compile(r"tokens-[0-9]{5}\\.safetensors")]
 ```
 
-A field is a `str`, an `int`, a `float`, a `Literal` of strings, a `dict` of anything, another
-dataclass, a `list` of these, or one of these or `None`. A range bounds an `int`, or the length of
-a `list`; a pattern must match the whole name of a file entry, so that no name leads out of the
-folder.
+A field is a `str`, an `int`, a `Literal` of strings, a `dict` of anything, another dataclass, a
+`list` of these, or one of these or `None`. A range bounds an `int`, or the length of a `list`; a
+pattern must match the whole name of a file entry, so that no name leads out of the folder.
 """
 
 from __future__ import annotations
@@ -164,7 +163,9 @@ class FolderConfig:
         """Raises a ValueError if the JSON object is not such a config."""
         if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
             raise ValueError("it is nested too deep")
-        config: Self = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
+        config: Self = _parse(
+            cls, {k: value for k, value in content.items() if k not in cls.HEADER}
+        )
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
@@ -186,7 +187,7 @@ def _entries_in(value: Any) -> list[FileEntry]:
     return [entry for each in value for entry in _entries_in(each)] if type(value) is list else []
 
 
-def parse(kind: Any, content: Any) -> Any:
+def _parse(kind: Any, content: Any) -> Any:
     """Turns a JSON object with exactly the fields of a dataclass into an instance of it."""
     hints = _hints(kind)
     if not isinstance(content, dict):
@@ -214,7 +215,7 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if is_dataclass(hint):
-        entry = parse(hint, value)
+        entry = _parse(hint, value)
         if allowed is not None and not allowed.fullmatch(entry.name):
             raise ValueError(f"{short(entry.name)} is not the name of a {name} in its folder")
         return entry

@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 
 from .printable import one_line
 
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the default model
 HUB_SECONDS = 3.0  # to wait for the Hub's answer
 
 # Without one of these transformers makes up a tokenizer that knows no words.
@@ -47,22 +46,6 @@ def is_here(name: str | os.PathLike[str]) -> bool:
             validate_repo_id(name)
             return False
     raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
-
-
-def name_for_people(name: str) -> str:
-    """A name for readers on other machines: of a folder only the last part, and the Hub id of one
-    in the Hub's cache or of the default model."""
-    if not os.path.isdir(name):
-        return name
-    folder = Path(name).resolve()
-    if folder.parent.name == "snapshots":  # models--org--name/snapshots/0123abc
-        return folder.parents[1].name.partition("--")[2].replace("--", "/")
-    return HUB_ID if folder == converted_model().resolve() else folder.name
-
-
-def converted_model() -> Path:
-    """Where the default model is that was converted from a package."""
-    return Path(constants.HF_HOME, "hf_refspec", HUB_ID.split("/")[1])
 
 
 def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:

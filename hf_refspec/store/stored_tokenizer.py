@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .files import DatastoreError, FileEntry, blocks_of
-from .names import name_for_people
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -50,12 +49,15 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
-    """The name of a tokenizer or a model, for people; never a local path."""
-    name = str(getattr(pretrained, "name_or_path", None) or "")
-    if name and _HUB_ID.fullmatch(name) is None and not os.path.isdir(name):
-        name = Path(name).resolve().name
-    return name_for_people(name) or type(pretrained).__name__
+def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> str:
+    """The name of a tokenizer or a model (or of its folder), for people; never a local path."""
+    name = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)
+    if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
+        path = Path(name).resolve()
+        if path.parent.name == "snapshots":  # in the Hub's cache: models--org--name/snapshots/01ab
+            path = path.parents[1]
+        name = path.name.removeprefix("models--").replace("--", "/")
+    return name or type(pretrained).__name__
 
 
 def check_tokenizer(

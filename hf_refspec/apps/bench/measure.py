@@ -78,12 +78,11 @@ def measure(
     chats: list[Chat],
     turns: int | None,
     max_new_tokens: int,
-) -> list[tuple[list[int], list[int]]]:
+) -> None:
     """Answers chats by all methods, each turn after plain decoding's answers to the earlier ones.
-    Prompts that are too long are left out; ctrl-C keeps what was measured. Returns the ids of each
-    prompt and of plain decoding's answer to it."""
+    Prompts that are too long are left out; ctrl-C keeps what was measured."""
     comparison.warm_up()
-    model, pairs = comparison.model, list[tuple[list[int], list[int]]]()
+    model = comparison.model
     try:
         for chat in tqdm(chats, "prompts", leave=False, disable=None):
             answers: list[str] = []
@@ -96,13 +95,11 @@ def measure(
                     print(error, file=sys.stderr)
                     break
                 call = comparison.ask(inputs.to(model.device), max_new_tokens=left)
-                pairs.append((inputs["input_ids"][0].tolist(), call.ids))
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)
     if not comparison.calls[PLAIN]:
         raise ValueError("nothing was measured: no prompt fits into the model's context")
-    return pairs
 
 
 def recorded_answers(

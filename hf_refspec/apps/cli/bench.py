@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
@@ -24,7 +24,7 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import open_source
 from ...store.datastore import Datastore
-from ...store.datastore_config import Evaluation
+from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
@@ -116,7 +116,7 @@ def bench(args: Namespace) -> int:
         for name in new
         for budget in args.max_draft_tokens or ["auto"]
     }
-    comparison, _ = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
+    comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
     if args.out is not None:
         plot_speed_ups(comparison, args.out)
     return comparison.report(console)
@@ -129,8 +129,8 @@ def _compared(
     turns: int | None,
     drafted: Drafted,
     with_look_up: bool = False,
-) -> tuple[Comparison, list[tuple[list[int], list[int]]]]:
-    """Answers chats plainly and with drafters; returns prompts and plain answers as well."""
+) -> Comparison:
+    """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
@@ -144,7 +144,8 @@ def _compared(
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
-    return comparison, measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
+    measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
+    return comparison
 
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
@@ -213,49 +214,34 @@ def evaluate(args: Namespace) -> int:
         _DEFAULT: (auto, "auto"),
         _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
     }
-    comparison, answers = _compared(args, tokenizer, chats, 1, drafted)
+    comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    ids = [np.array(prompt, np.int32) for prompt, _ in answers]
+    ids = [np.array(prompt, np.int32) for prompt in comparison.prompts]
     texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
-    held = sum(any(shard.holds(text) for shard in store.shards) for text in texts)
-    if held:
+    if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
-    _record(args, store, comparison.model, answers, texts=name, held=held)
+    _record(args, store, comparison, f"{name}{f', {held} of them in it' if held else ''}")
     return status
 
 
-def _record(
-    args: Namespace,
-    store: Datastore,
-    model: PreTrainedModel,
-    answers: list[tuple[list[int], list[int]]],
-    **about: Any,
-) -> None:
-    """Replays answers with drafts by look-up alone, and writes their MAT into the datastore."""
+def _record(args: Namespace, store: Datastore, comparison: Comparison, texts: str) -> None:
+    """Writes into a datastore what drafts by look-up alone do for the answers of plain decoding,
+    which is the same on every machine."""
+    plain, dtype = comparison.calls[PLAIN], str(comparison.model.dtype).removeprefix("torch.")
+    answers = list(zip(comparison.prompts, [call.ids for call in plain], strict=True))
     nodes, vocabulary = REPLAYED[-1], store.config.vocab_size
-    copies = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
-    without, mat = (replay(answers, each, vocabulary, nodes).mat for each in copies)
-    evaluation = Evaluation(
-        state=store.config.state(store.form),
-        mat=round(mat, 4),
-        mat_without=round(without, 4),
-        nodes=nodes,
-        model=name_for_people(args.model),
-        dtype=str(model.dtype).removeprefix("torch."),
-        prompts=len(answers),
-        new_tokens=args.max_new_tokens,
-        date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        hf_refspec=__version__,
-        **about,
-    )
-    figures = f"MAT {mat:.2f} with the datastore, {without:.2f} without it"
-    print(f"by look-up alone, {nodes} draft tokens, on every machine: {figures}")
+    drafters = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
+    without, mat = (round(replay(answers, each, vocabulary, nodes).mat, 2) for each in drafters)
+    print(f"by look-up alone, {nodes} draft tokens: MAT {mat}, without the datastore {without}")
+    prompts = f"{len(answers)} of {texts}; {args.max_new_tokens} new tokens"
+    model = f"{name_for_people(args.model)}, {dtype}"
+    measured = f"{date.today()}, hf_refspec {__version__}"
+    figures = store.form, prompts, model, nodes, without, mat, measured
     try:
-        store.record(evaluation)
-    except (DatastoreError, OSError) as error:
-        print(f"not written into the datastore: {error}")
-    else:
+        store.record(dict(zip(COLUMNS, figures, strict=True)))
         print(f"written into {store.path / CONFIG}, for the card")
+    except (DatastoreError, OSError) as error:
+        print(f"not written: {error}")
 
 
 def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Chat], str]:

@@ -107,16 +107,15 @@ def space(args: Namespace) -> None:
     if args.private and args.push is None:
         raise ValueError("--private has no effect without --push; add it")
     if args.push is not None or args.out is not None:
-        name = args.push or args.out.resolve().name
         with package(args.package) as installing:
-            contents = space_repository(name, **given, package=installing)
+            contents = space_repository(args.push or args.out.name, **given, package=installing)
         if args.out is None:
             pushed = push_files(args.push, "space", contents, private=args.private or None)
             print(pushed.repo_url.url)
         else:
             _write(args.out, contents)
-            print(f"python {args.out / 'app.py'} serves the page here, and")
-            print(f"hf upload USER/{name} {args.out} --repo-type space pushes it")
+            print(f"try it: python {args.out / 'app.py'}")
+            print(f"push it: hf upload USER/{args.out.name} {args.out} --repo-type space")
         return
     if args.package:
         raise ValueError("--package has no effect without --push or --out; add one")

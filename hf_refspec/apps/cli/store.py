@@ -15,7 +15,7 @@ from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store.card import card as card_of
 from ...store.datastore import Datastore
-from ...store.datastore_config import StoreConfig
+from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.names import load_tokenizer
 from ...store.printable import printable
@@ -239,24 +239,9 @@ def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None
 
 
 def _print_info(store: Datastore) -> None:
-    config = store.config
-    _print_origin(store.path, config)
-    if config.shards:
-        size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
-        shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
-        print(
-            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
-            f"{size / 1e6:.1f} MB, {size / store.tokens:.2f} bytes a token"
-        )
-    if config.ngrams:
-        orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)
-        print(
-            f"  compact     {sum(config.ngrams.ngrams):,} n-grams ({orders} of the orders 1, 2, "
-            f"...), {config.ngrams.nodes:,} nodes, {config.ngrams.file.size / 1e6:.1f} MB, of "
-            f"{config.ngrams.corpus_tokens:,} tokens"
-        )
-    for form, each in config.evaluations.items():
-        print(
-            f"  MAT         {each.mat:.2f} with the {form} form, {each.mat_without:.2f} without, "
-            f"{each.nodes} draft tokens ({each.prompts:,} prompts of {printable(each.texts)})"
-        )
+    _print_origin(store.path, store.config)
+    texts = store.config.card_texts()
+    for name in ("documents", "full_form", "compact_form"):
+        print(f"  {name.removesuffix('_form'):11} {texts[name]}")
+    for each in store.config.measured:
+        print("  MAT        ", printable(", ".join(f"{name} {each.get(name)}" for name in COLUMNS)))

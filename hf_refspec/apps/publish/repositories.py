@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import distributions, version
+from importlib.metadata import distribution, distributions, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from huggingface_hub import CardData, ModelCardData, SpaceCardData
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ...smollm2 import HUB_ID
 from ...store.card import TAGS
@@ -30,7 +29,6 @@ PACKAGE = (
     "what installs hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
     "the checkout, or the release that was installed from an index"
 )
-_OLDEST_SETUPTOOLS = Version("77")  # as in pyproject.toml
 _OWN_STORE = "a small datastore of Python's standard library, which the first start builds"
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
@@ -65,7 +63,7 @@ def package(text: str | None) -> Iterator[Package]:
     elif (checkout / "setup.cfg").is_file():
         with TemporaryDirectory() as folder:
             yield _wheel_of(checkout, Path(folder))
-    elif next(distributions(name="hf_refspec")).read_text("direct_url.json") is None:
+    elif distribution("hf_refspec").read_text("direct_url.json") is None:
         yield FROM_INDEX
     else:
         raise ValueError(
@@ -97,16 +95,10 @@ def _wheel_of(checkout: Path, folder: Path) -> Path:
     shutil.copytree(checkout / "hf_refspec", copy / "hf_refspec", ignore=ignored)
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(checkout / name, copy)
-    found = [Version(each.version) for each in distributions(name="setuptools")]
-    is_here = bool(found) and found[0] >= _OLDEST_SETUPTOOLS  # and need not be downloaded
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
-    options = ["--no-build-isolation"] * is_here
-    built = subprocess.run([*command, *options, copy], capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    built = subprocess.run([*pip, "--wheel-dir", folder, copy], capture_output=True, text=True)
     if built.returncode != 0:
-        raise OSError(
-            f"no wheel of {checkout} was built ({built.stderr.strip().splitlines()[-1]}); build "
-            "one with `python -m build`, and give --package WHEEL"
-        )
+        raise OSError(f"no wheel of {checkout} was built; give --package WHEEL: {built.stderr}")
     return next(folder.glob("*.whl"))
 
 

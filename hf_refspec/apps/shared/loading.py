@@ -15,11 +15,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...smollm2 import default_model
-from ...store.names import HUB_ID, model_source
+from ...smollm2 import HUB_ID, default_model
 from ...store.names import load_tokenizer as load_named_tokenizer
-from ...store.names import name_for_people as name_without_path
+from ...store.names import model_source
 from ...store.printable import one_line
+from ...store.stored_tokenizer import public_name
 
 
 def load(
@@ -33,7 +33,7 @@ def load(
 
 def name_for_people(name: str | None) -> str:
     """A model's name, without the path of its folder: for readers on other machines."""
-    return name_without_path(name or HUB_ID)
+    return public_name(name or HUB_ID)
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
