@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .files import DatastoreError, FileEntry, blocks_of
+from .names import HUB_ID
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -54,6 +55,8 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> 
     name = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)
     if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
         path = Path(name).resolve()
+        if path.parts[-2:] == ("hf_refspec", HUB_ID.split("/")[1]):  # the default model, converted
+            return HUB_ID
         if path.parent.name == "snapshots":  # in the Hub's cache: models--org--name/snapshots/01ab
             path = path.parents[1]
         name = path.name.removeprefix("models--").replace("--", "/")

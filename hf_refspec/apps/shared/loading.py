@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...smollm2 import HUB_ID, default_model
+from ...smollm2 import default_model
+from ...store.names import HUB_ID, model_source
 from ...store.names import load_tokenizer as load_named_tokenizer
-from ...store.names import model_source
 from ...store.printable import one_line
 from ...store.stored_tokenizer import public_name
 
