@@ -300,7 +300,7 @@ class Datastore(StoredFolder[StoreConfig]):
             OSError: If the folder is in the Hub's cache, or cannot be written.
             DatastoreError: If another process is writing it.
         """
-        if self.path.resolve().parent.name == "snapshots":
+        if self.path.resolve().match("datasets--*/snapshots/*"):
             raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
         measured = {"state": self.config.state(self.form), **mat}
         with only_writer(self.path):

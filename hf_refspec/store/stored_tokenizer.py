@@ -52,14 +52,15 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> str:
     """The name of a tokenizer or a model (or of its folder), for people; never a local path."""
-    name = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)
+    found = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)
+    name = str(found or "")
     if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
         path = Path(name).resolve()
-        if path.parts[-2:] == ("hf_refspec", HUB_ID.split("/")[1]):  # the default model, converted
-            return HUB_ID
-        if path.parent.name == "snapshots":  # in the Hub's cache: models--org--name/snapshots/01ab
-            path = path.parents[1]
-        name = path.name.removeprefix("models--").replace("--", "/")
+        name = path.name
+        if path.match(f"hf_refspec/{HUB_ID.split('/')[1]}"):  # the default model, converted
+            name = HUB_ID
+        elif path.match("models--*/snapshots/*"):  # in the Hub's cache
+            name = path.parents[1].name.removeprefix("models--").replace("--", "/")
     return name or type(pretrained).__name__
 
 

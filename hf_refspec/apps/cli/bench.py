@@ -200,10 +200,8 @@ def evaluate(args: Namespace) -> int:
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
-    if args.prompts is None:
-        chats, name = _beginnings(args, tokenizer)
-    else:
-        chats, name = read_chats(args.prompts)[: args.limit], args.prompts.name
+    chats = _beginnings(args, tokenizer) if args.prompts is None else read_chats(args.prompts)
+    chats = chats[: args.limit]
     print(
         f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
         f"with the default drafter, and with the {store.form} form of {args.store} too",
@@ -220,11 +218,11 @@ def evaluate(args: Namespace) -> int:
     texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
     if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
-    _record(args, store, comparison, f"{name}{f', {held} of them in it' if held else ''}")
+    _record(args, store, comparison, held)
     return status
 
 
-def _record(args: Namespace, store: Datastore, comparison: Comparison, texts: str) -> None:
+def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int) -> None:
     """Writes into a datastore what drafts by look-up alone do for the answers of plain decoding,
     which is the same on every machine."""
     plain, dtype = comparison.calls[PLAIN], str(comparison.model.dtype).removeprefix("torch.")
@@ -233,7 +231,9 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, texts: st
     drafters = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
     without, mat = (round(replay(answers, each, vocabulary, nodes).mat, 2) for each in drafters)
     print(f"by look-up alone, {nodes} draft tokens: MAT {mat}, without the datastore {without}")
-    prompts = f"{len(answers)} of {texts}; {args.max_new_tokens} new tokens"
+    names = ", ".join(path.resolve().name for path in args.texts or [args.prompts])
+    among = f" ({held} of them are in it)" if held else ""
+    prompts = f"{len(answers)} of {names:.99}{among}; {args.max_new_tokens} new tokens"
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
     figures = store.form, prompts, model, nodes, without, mat, measured
@@ -244,8 +244,8 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, texts: st
         print(f"not written: {error}")
 
 
-def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Chat], str]:
-    """The beginnings of texts, which the model continues, and the texts' name."""
+def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:
+    """The beginnings of texts, which the model continues."""
     vocabulary = vocabulary_size(tokenizer)
     opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
     first = islice(opened.documents, _MOST)
@@ -255,7 +255,7 @@ def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[li
     beginnings = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
     if not beginnings:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
-    return [Chat([text], [], is_text=True) for text in beginnings], opened.name
+    return [Chat([text], [], is_text=True) for text in beginnings]
 
 
 def add_warmup(parser: ArgumentParser) -> None:

@@ -127,9 +127,8 @@ def info(args: Namespace) -> None:
 
 
 def add_card(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("store", type=Path, help="the folder of a datastore, knowledge base or recycling table")
-    add("repo", help='the name of the repository on the Hub, "user/name"')
+    parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
+    parser.add_argument("repo", help='the name of the repository on the Hub, "user/name"')
 
 
 def card(args: Namespace) -> None:

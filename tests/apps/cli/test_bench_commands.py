@@ -140,7 +140,7 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     figures = r"64 draft tokens: MAT (\S+), without the datastore (\S+) written into \S+mine"
     mat, without = re.search(figures, evaluate(mine.path, texts)).groups()
     assert float(mat) >= float(without) > 1
-    asked = f"5 of {texts.name}, 2 of them in it; 12 new tokens"
+    asked = f"5 of {texts.name} (2 of them are in it); 12 new tokens"
     row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
     mine.verify()
     mine.push_to_hub("owner/store", token=TOKEN)
