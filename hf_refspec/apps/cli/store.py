@@ -241,6 +241,7 @@ def _print_info(store: Datastore) -> None:
     _print_origin(store.path, store.config)
     texts = store.config.card_texts()
     for name in ("documents", "full_form", "compact_form"):
-        print(f"  {name.removesuffix('_form'):11} {texts[name]}")
+        if texts[name] != "none":
+            print(f"  {name.removesuffix('_form'):11} {texts[name]}")
     for each in store.config.measured:
         print("  MAT        ", printable(", ".join(f"{name} {each.get(name)}" for name in COLUMNS)))
