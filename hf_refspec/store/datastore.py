@@ -293,13 +293,8 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore(self.path, form="compact")
 
     def record(self, mat: dict[str, Any]) -> None:
-        """Writes the MAT that was measured of the form that is open, as `hf-refspec store evaluate`
-        does, into config.json, for the card.
-
-        Raises:
-            OSError: If the folder is in the Hub's cache, or cannot be written.
-            DatastoreError: If another process is writing it.
-        """
+        """Writes the MAT that was measured of the form that is open into config.json, for the card;
+        raises as [`~Datastore.extend`], and an OSError for a folder in the Hub's cache."""
         if self.path.resolve().match("datasets--*/snapshots/*"):
             raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
         measured = {"state": self.config.state(self.form), **mat}

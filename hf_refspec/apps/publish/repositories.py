@@ -29,7 +29,6 @@ PACKAGE = (
     "what installs hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
     "the checkout, or the release that was installed from an index"
 )
-_OWN_STORE = "a small datastore of Python's standard library, which the first start builds"
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
 {install}
@@ -66,10 +65,8 @@ def package(text: str | None) -> Iterator[Package]:
     elif distribution("hf_refspec").read_text("direct_url.json") is None:
         yield FROM_INDEX
     else:
-        raise ValueError(
-            "hf_refspec was not installed from an index, so that others cannot install it from "
-            "there; give --package WHEEL (`python -m build` makes one in a checkout)"
-        )
+        hint = "give --package WHEEL, which `python -m build` makes in a checkout"
+        raise ValueError(f"hf_refspec was not installed from an index; {hint}")
 
 
 def _named(text: str) -> Package:
@@ -141,7 +138,7 @@ def space_repository(
     given = {"model": model, "dtype": dtype, "datastore": datastore}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     more: dict[str, Any] = {} if datastore is None else {"datasets": [datastore]}
-    shown = {"model": model or HUB_ID, "store": datastore or _OWN_STORE}
+    store = datastore or "of Python's standard library, built at the first start"
     card = SpaceCardData(
         title=repo_id.split("/")[-1],
         emoji="🏁",
@@ -159,7 +156,7 @@ def space_repository(
     )
     install = _INSTALL.format(wheel=package.name) if isinstance(package, Path) else ""
     texts = {
-        "README.md": _card("space.md", card, repo_id, **shown),
+        "README.md": _card("space.md", card, repo_id, model=model or HUB_ID, store=store),
         "requirements.txt": _requirements(package),
         "app.py": _APP.format(install=install, arguments=arguments),
     }
