@@ -11,7 +11,7 @@ from pathlib import Path
 from ...drafting.compilation import drafting_kernels
 from ...extras import require
 from ...store.folder import new_folder
-from ...store.hub import push_files
+from ...store.hub import RepoType, push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
@@ -107,15 +107,13 @@ def space(args: Namespace) -> None:
     if args.private and args.push is None:
         raise ValueError("--private has no effect without --push; add it")
     if args.push is not None or args.out is not None:
+        name = args.push or args.out.name
         with package(args.package) as installing:
-            contents = space_repository(args.push or args.out.name, **given, package=installing)
-        if args.out is None:
-            pushed = push_files(args.push, "space", contents, private=args.private or None)
-            print(pushed.repo_url.url)
-        else:
-            _write(args.out, contents)
+            contents = space_repository(name, **given, package=installing)
+        _publish(args, name, "space", contents)
+        if args.out is not None:
             print(f"try it: python {args.out / 'app.py'}")
-            print(f"push it: hf upload USER/{args.out.name} {args.out} --repo-type space")
+            print(f"push it: hf upload USER/{name} {args.out} --repo-type space")
         return
     if args.package:
         raise ValueError("--package has no effect without --push or --out; add one")
@@ -128,7 +126,7 @@ def space(args: Namespace) -> None:
 def add_publish(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
-    add("--private", action="store_true", default=None, help="make a new repository private")
+    add("--private", action="store_true", help="make a new repository private")
     add("--out", type=Path, metavar="FOLDER", help=_OUT)
     add("--package", metavar="PACKAGE", help=PACKAGE)
 
@@ -137,17 +135,17 @@ def publish(args: Namespace) -> None:
     """Prints where the repository is, and the call that uses it."""
     with package(args.package) as installing:
         contents = generate_repository(args.repo, installing)
-    if args.out is None:
-        print(push_files(args.repo, "model", contents, private=args.private).repo_url)
-    else:
-        _write(args.out, contents)
-    name = args.repo if args.out is None else str(args.out)
+    _publish(args, args.repo, "model", contents)
+    name = str(args.out or args.repo)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
 
 
-def _write(out: Path, contents: dict[str, bytes]) -> None:
-    """Writes a repository's files into a new folder."""
-    with new_folder(out) as new:
+def _publish(args: Namespace, name: str, kind: RepoType, contents: dict[str, bytes]) -> None:
+    """Writes a repository's files into a new folder, if there is --out, or pushes them."""
+    if args.out is None:
+        print(push_files(name, kind, contents, private=args.private or None).repo_url)
+        return
+    with new_folder(args.out) as new:
         for path, content in contents.items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
