@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
+from ...store.card import card as card_of
 from ...store.datastore import Datastore
-from ...store.datastore_config import StoreConfig
+from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.names import load_tokenizer
 from ...store.printable import printable
+from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
 
@@ -123,6 +126,21 @@ def info(args: Namespace) -> None:
         print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
 
 
+def add_card(parser: ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
+    parser.add_argument("repo", help='the name of the repository on the Hub, "user/name"')
+
+
+def card(args: Namespace) -> None:
+    """Prints the card of a folder of any kind."""
+    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+
+    for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
+        with suppress(DatastoreError):
+            return print(card_of(kind.read(args.store), args.repo))
+    print(card_of(StoreConfig.read(args.store), args.repo))
+
+
 def add_search(parser: ArgumentParser) -> None:
     parser.add_argument("store", help="a folder or a Hub id")
     parser.add_argument("text", help="the text that the drafts continue")
@@ -220,19 +238,10 @@ def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None
 
 
 def _print_info(store: Datastore) -> None:
-    config = store.config
-    _print_origin(store.path, config)
-    if config.shards:
-        size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
-        shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
-        print(
-            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
-            f"{size / 1e6:.1f} MB, {size / store.tokens:.2f} bytes a token"
-        )
-    if config.ngrams:
-        orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)
-        print(
-            f"  compact     {sum(config.ngrams.ngrams):,} n-grams ({orders} of the orders 1, 2, "
-            f"...), {config.ngrams.nodes:,} nodes, {config.ngrams.file.size / 1e6:.1f} MB, of "
-            f"{config.ngrams.corpus_tokens:,} tokens"
-        )
+    _print_origin(store.path, store.config)
+    texts = store.config.card_texts()
+    for name in ("documents", "full_form", "compact_form"):
+        if texts[name] != "none":
+            print(f"  {name.removesuffix('_form'):11} {texts[name]}")
+    for each in store.config.measured:
+        print("  MAT        ", printable(", ".join(f"{name} {each.get(name)}" for name in COLUMNS)))
