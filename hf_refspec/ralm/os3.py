@@ -37,6 +37,12 @@ _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
 _FADING, _REMEMBERED = 0.95, 30.0
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
 
+# What a further query is taken to add, in searches for one query, until batches of two sizes were
+# measured: an exact search reads its vectors for several queries at once.
+_EACH, _EACH_IF_EXACT = 0.75, 0.25
+# The most that guesses may take, of the time of the steps, where nothing is speculated.
+_SPENT_ON_LEARNING = 0.01
+
 
 class PublishedGamma:
     """The paper's gamma: maximum likelihood over the last verifications, at most `most`."""
@@ -83,7 +89,11 @@ class GammaByLag:
         self._of_group = self._estimated()
 
     def of(self, lags: np.ndarray) -> np.ndarray:
-        return self._of_group[_groups(lags)]
+        return self._of_group[0][_groups(lags)]
+
+    def at_least(self, lags: np.ndarray) -> np.ndarray:
+        """As `of`, but two standard deviations lower."""
+        return self._of_group[1][_groups(lags)]
 
     def begin_request(self) -> None:
         seen = self._seen()
@@ -99,13 +109,15 @@ class GammaByLag:
         prior_steps = _PRIOR_RIGHT + _PRIOR_WRONG
         expected_wrong, gammas = _PRIOR_WRONG / prior_steps, []
         for right, wrong in self._seen():
-            of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
-            gammas.append(1 - of_group)
+            steps = right + wrong + prior_steps
+            of_group = (wrong + prior_steps * expected_wrong) / steps
+            deviation = (of_group * (1 - of_group) / (steps + 1)) ** 0.5
+            gammas.append((1 - of_group, 1 - of_group - 2 * deviation))
             expected_wrong = min(_GROWTH * of_group, 1.0)
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
-        no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
-        return np.clip(no_worse, _LEAST_GAMMA, _MOST_GAMMA)
+        no_worse = np.maximum.accumulate(np.array(gammas)[::-1])[::-1]
+        return np.clip(no_worse.T, _LEAST_GAMMA, _MOST_GAMMA)
 
 
 Gamma: TypeAlias = PublishedGamma | GammaByLag
@@ -142,11 +154,13 @@ class SearchSeconds:
     """The time of a search, `b0 + b1 * batch`, fitted to the last searches.
 
     The slope is the median slope between any two of them with batches of different sizes
-    (Theil-Sen), so that a disturbed search, as the first one often is, does not count.
+    (Theil-Sen), so that a disturbed search, as the first one often is, does not count. Before sizes
+    differ, b1 is taken to be the fraction `each` of a search for one query.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, each: float = 0.0) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
+        self._each = each
         self.fixed = self.per_query = 0.0
 
     def __call__(self, batch: Any) -> Any:
@@ -159,104 +173,182 @@ class SearchSeconds:
         first, second = np.triu_indices(len(batches), 1)
         differ = batches[first] != batches[second]
         slopes = (times[second] - times[first])[differ] / (batches[second] - batches[first])[differ]
-        self.per_query = max(float(np.median(slopes)), 0.0) if len(slopes) else 0.0
+        if not len(slopes):
+            slopes = self._each * times / (1 + self._each * (batches - 1))
+        self.per_query = max(float(np.median(slopes)), 0.0)
         self.fixed = max(float(np.median(times - self.per_query * batches)), 0.0)
 
 
 class StrideScheduler:
-    """Chooses the next stride, and the steps beside a verification.
+    """Chooses the next stride as in the paper: the number of speculated steps that are verified
+    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
 
-    Beside a verification at most `steps_ahead` steps run: 0 if it is synchronous, 1 in the paper,
-    and all that pay with `None`.
-    """
-
-    def __init__(self, gamma: Gamma, steps_ahead: int | None) -> None:
+    def __init__(self, gamma: Gamma, steps_ahead: int, each: float = 0.0) -> None:
         self.gamma = gamma
-        self.search_seconds = SearchSeconds()
+        self.search_seconds = SearchSeconds(each)
         self._steps_ahead = steps_ahead
-        self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # Those of them that ran alone, and those that ran beside a search.
-        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._steps: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever."""
         self.gamma.begin_request()
-        for samples in (self._alone, self._beside, self._overheads):
-            samples.clear()
+        self._steps.clear()
+        self._overheads.clear()
 
     @property
     def step_seconds(self) -> float:
-        return sum(self._step_seconds) / max(len(self._step_seconds), 1)
+        return sum(self._steps) / max(len(self._steps), 1)
 
     @property
-    def contention(self) -> float:
-        """How many times as long a step takes while a search runs: a ratio of medians, since a step
-        that begins with another passage takes far longer."""
-        if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
-            return 1.0
-        slower = median(self._beside) / median(self._alone)
-        return min(max(slower, 1.0), _MOST_CONTENTION)
+    def _overhead(self) -> float:
+        return median(self._overheads) if self._overheads else 0.0
 
-    def record_step(self, seconds: float, beside_search: bool = False) -> None:
-        self._step_seconds.append(seconds)
-        (self._beside if beside_search else self._alone).append(seconds)
+    def record_step(self, seconds: float, guess_seconds: float | None, beside: bool) -> None:
+        """Adds a step: its time without the guess, that of the guess (`None` if it was generated
+        with the truth), and whether a search ran beside it."""
+        if guess_seconds is not None:
+            self._steps.append(seconds + guess_seconds)
+
+    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
+        """Adds a search, and for how long steps ran beside it."""
+        self.search_seconds.record(batch, seconds)
 
     def record_overhead(self, seconds: float) -> None:
         """Adds the time of a verification besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
-    def stride(self, speculated: int = 0) -> int:
-        """How many steps to verify next, given how many were speculated beside the last search.
+    def stride(self, lags: Sequence[int]) -> int:
+        """The next stride, given the lags of the steps that were speculated beside the last search,
+        all of which it has. It is 1 before the first verification."""
+        if not self._overheads or not self._steps:
+            return max(1, len(lags))
+        right, searched = self.gamma.of(_STRIDES), self.search_seconds(_STRIDES)
+        saved = np.cumprod(right) * np.minimum(self._steps_ahead * self.step_seconds, searched)
+        rates = expected_rates(right, self.step_seconds, searched + self._overhead, saved)
+        return max(int(_STRIDES[np.argmax(rates)]), len(lags))
 
-        It is 1 before the first verification, and later the best in the long run. But if a search
-        takes longer than the steps of a stride, the next one begins at once, provided that a
-        stride's steps pay beside it.
+    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+        """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
+        given the lags of all steps that are not verified."""
+        return len(lags) - batch < self._steps_ahead
+
+    def learning_pays(self) -> bool:
+        """Whether to guess for a step that waits for the truth, to learn gamma."""
+        return False
+
+    def record_learning(self, seconds: float, hidden: bool) -> None:
+        """Adds a guess from which no step was generated, and whether a search took as long."""
+
+
+class WaitingScheduler(StrideScheduler):
+    """Ours, which may choose not to speculate.
+
+    The last query of a search is that of the next step, which waits for its result, unless guessing
+    it pays beside the search. So a stride counts queries, and a stride of 1 is the baseline. With
+    that the paper's objective is exact: of all steps that a search reaches, the last one, be it the
+    first wrong one or the one that waited, is generated with the truth.
+
+    Where a wrong guess would cost time, gamma is taken from the lower end of what was seen.
+    """
+
+    gamma: GammaByLag
+
+    def __init__(self, asynchronous: bool, exact: bool) -> None:
+        ahead, each = LONGEST_STRIDE if asynchronous else 0, _EACH_IF_EXACT if exact else _EACH
+        super().__init__(GammaByLag(), ahead, each)
+        self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # Steps that ran alone, and those that ran beside a search.
+        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # How many times as long a step takes while a search runs, which takes longer as well.
+        self.contention = 1.0
+
+    def begin_request(self) -> None:
+        super().begin_request()
+        for samples in (self._guesses, self._alone, self._beside):
+            samples.clear()
+        self._first_step = True
+        self._spent = self._passed = 0.0
+
+    def record_step(self, seconds: float, guess_seconds: float | None, beside: bool) -> None:
+        if len(self._steps) == 1 and self._first_step:  # it included the prompt
+            self._steps.clear()
+            self._alone.clear()
+            self._first_step = False
+        self._steps.append(seconds)
+        self._passed += seconds
+        (self._beside if beside else self._alone).append(seconds)
+        if guess_seconds is not None:
+            self._guesses.append(guess_seconds)
+        if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
+            # A ratio of medians, since a step that begins with another passage takes far longer.
+            slower = median(self._beside) / median(self._alone)
+            self.contention = min(max(slower, 1.0), _MOST_CONTENTION)
+
+    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
+        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
+        super().record_search(batch, seconds - slowed, beside_seconds)
+
+    def learning_pays(self) -> bool:
+        return self._spent <= _SPENT_ON_LEARNING * self._passed
+
+    def record_learning(self, seconds: float, hidden: bool) -> None:
+        self._guesses.append(seconds)
+        self._spent += 0.0 if hidden else seconds
+
+    @property
+    def _guess_seconds(self) -> float:
+        return median(self._guesses) if self._guesses else 0.0
+
+    def stride(self, lags: Sequence[int]) -> int:
+        """The queries of the next search, given the lags of the steps that await verification; it
+        may leave some of them for later.
+
+        It is the best number in the long run. But if a search takes longer than the steps of a
+        stride, the next one begins at once, provided that steps are generated beside it.
         """
-        if not self._overheads or not self._step_seconds:
+        if not self._steps:
             return 1
-        search_seconds = self.search_seconds(_STRIDES)
-        taken, saved = search_seconds + median(self._overheads), self._saved_seconds(search_seconds)
-        rates = expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
-        stride = int(_STRIDES[np.argmax(rates)])
-        if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
-            verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
-            if self.one_more_pays(verified, ahead, elapsed=0.0):
-                stride = 1
-        return max(stride, speculated)
+        ahead = np.array([*lags, *_LAGS[len(lags) :]])[: len(_LAGS)]
+        stride = int(np.argmax(self._rates(self.gamma.of(ahead)))) + 1
+        if stride <= len(lags) + 1:
+            return stride
+        if self._steps_ahead and self.search_seconds(stride) > stride * self.step_seconds:
+            return len(lags) + 1
+        cautious = self._rates(self.gamma.at_least(ahead))
+        return stride if cautious[stride - 1] > cautious[0] else len(lags) + 1
 
-    def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
-        """The seconds that steps beside a verification of each stride are expected to save."""
-        all_right = np.cumprod(self.gamma.of(_LAGS))
-        if self._steps_ahead is not None:
-            saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
-            return all_right[:LONGEST_STRIDE] * saved
+    def _rates(self, right: np.ndarray) -> np.ndarray:
+        """The verified steps per second of each stride, given the gamma of each step."""
+        a, searched = self.step_seconds, self.search_seconds(_STRIDES)
+        taken = searched + self._overhead + (_STRIDES - 1) * self._guess_seconds
+        saved = a * self._steps_saved(np.cumprod(right), searched) if self._steps_ahead else 0.0
+        return expected_rates(right[:LONGEST_STRIDE], a, taken, saved)
+
+    def _steps_saved(self, all_right: np.ndarray, searched: np.ndarray) -> np.ndarray:
+        """How many steps' time is saved beside the search of each stride, as expected."""
+        each = (self.step_seconds + self._guess_seconds) * self.contention
         # The search leaves time for this many, and in the long run no more than are verified at
-        # once. Each saves the time of a step, if it and all before it are right.
-        ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
-        right = np.cumsum(all_right)
-        return self.step_seconds * (
-            np.interp(_STRIDES + ahead, _LAGS, right) - right[:LONGEST_STRIDE]
-        )
+        # once: the one that waits, then those after it.
+        whole, part = np.divmod(np.minimum(searched / each, _STRIDES), 1)
+        whole = whole.astype(np.int64)
+        right = np.concatenate([[0.0], np.cumsum(all_right)])
+        last = np.minimum(_STRIDES - 1 + whole, len(all_right) - 1)
+        # The last step is not over when the search ends. If that finds a mistake, it was in vain.
+        in_part = all_right[last] * part - (1 - all_right[:LONGEST_STRIDE]) * (1 - part)
+        saved = right[_STRIDES - 1 + whole] - right[_STRIDES - 1] + np.maximum(in_part, 0.0)
+        return saved * (2 - self.contention)
 
-    def one_more_pays(self, verified: Sequence[int], ahead: Sequence[int], elapsed: float) -> bool:
-        """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
-        of the steps under verification and of those that were speculated since.
-
-        If all is right, the step saves waiting time. If a step under verification is wrong, it
-        delays the correction; if an earlier step ahead is wrong, its query is searched in vain.
-        """
-        if self._steps_ahead is not None:  # as published, whatever it costs
-            return len(ahead) < self._steps_ahead
-        if len(ahead) >= LONGEST_STRIDE:
+    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+        """As above. If all is right, the step saves waiting time; if one that is being verified is
+        wrong, it delays the correction."""
+        if len(lags) - batch >= self._steps_ahead or not self._steps_ahead:
             return False
-        lags = np.array([*verified, *ahead, len(verified) + len(ahead) + 1])
-        right = np.cumprod(self.gamma.of(lags))
-        batch_right, ahead_right, all_right = right[len(verified) - 1], right[-2], right[-1]
+        step = self.step_seconds * self.contention
         # A search that is late already will be late by as much again, as likely as not.
-        remaining = abs(self.search_seconds(len(verified)) - elapsed)
-        saved = all_right * min(self.step_seconds, remaining)
-        delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)
-        in_vain = (batch_right - ahead_right) * self.search_seconds.per_query
-        return bool(saved > delay + in_vain)
+        remaining = abs(self.search_seconds(batch) - elapsed) - self._guess_seconds
+        gamma = self.gamma.of if remaining >= step else self.gamma.at_least
+        right = np.cumprod(gamma(np.array([*lags, len(lags) + 1])))
+        saved = (2 - self.contention) * right[-1] * min(self.step_seconds, remaining)
+        return bool(saved > (1 - right[batch - 1]) * max(step - remaining, 0.0))
