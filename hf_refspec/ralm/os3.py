@@ -311,19 +311,32 @@ class WaitingScheduler(StrideScheduler):
         if not self._steps:
             return 1
         ahead = np.array([*lags, *_LAGS[len(lags) :]])[: len(_LAGS)]
-        stride = int(np.argmax(self._rates(self.gamma.of(ahead)))) + 1
+        stride = int(np.argmax(self._rates(self.gamma.of(ahead), len(lags)))) + 1
         if stride <= len(lags) + 1:
             return stride
-        if self._steps_ahead and self.search_seconds(stride) > stride * self.step_seconds:
+        if self._steps_ahead and self._at_once(stride, np.cumprod(self.gamma.of(ahead)), len(lags)):
             return len(lags) + 1
-        cautious = self._rates(self.gamma.at_least(ahead))
+        cautious = self._rates(self.gamma.at_least(ahead), len(lags))
         return stride if cautious[stride - 1] > cautious[0] else len(lags) + 1
 
-    def _rates(self, right: np.ndarray) -> np.ndarray:
-        """The verified steps per second of each stride, given the gamma of each step."""
+    def _at_once(self, stride: int, all_right: np.ndarray, speculated: int) -> bool:
+        """Whether more steps are verified per second if the next search begins at once, the others
+        of the stride are generated beside it, and verified by a second search."""
+        steps = 1 + np.cumsum(all_right)[[stride - 2, stride - 1]]
+        first, second = self.search_seconds(np.array([speculated + 1, stride]))
+        at_once = first + all_right[speculated] * second + self.step_seconds
+        return bool(
+            steps[1] * (second + (stride - speculated) * self.step_seconds) > steps[0] * at_once
+        )
+
+    def _rates(self, right: np.ndarray, speculated: int) -> np.ndarray:
+        """The verified steps per second of each stride, given the gamma of each step, and how many
+        were speculated beside the last search."""
         a, searched = self.step_seconds, self.search_seconds(_STRIDES)
         taken = searched + self._overhead + (_STRIDES - 1) * self._guess_seconds
-        saved = a * self._steps_saved(np.cumprod(right), searched) if self._steps_ahead else 0.0
+        saved = a * np.minimum(_STRIDES - 1, speculated)
+        if self._steps_ahead:
+            saved = saved + a * self._steps_saved(np.cumprod(right), searched)
         return expected_rates(right[:LONGEST_STRIDE], a, taken, saved)
 
     def _steps_saved(self, all_right: np.ndarray, searched: np.ndarray) -> np.ndarray:
