@@ -317,7 +317,9 @@ class WaitingScheduler(StrideScheduler):
         if self._steps_ahead and self._at_once(stride, np.cumprod(self.gamma.of(ahead)), len(lags)):
             return len(lags) + 1
         cautious = self._rates(self.gamma.at_least(ahead), len(lags))
-        return stride if cautious[stride - 1] > cautious[0] else len(lags) + 1
+        if cautious[stride - 1] <= cautious[0]:
+            stride = int(np.argmax(cautious)) + 1
+        return max(stride, len(lags) + 1)
 
     def _at_once(self, stride: int, all_right: np.ndarray, speculated: int) -> bool:
         """Whether more steps are verified per second if the next search begins at once, the others
