@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -128,22 +128,22 @@ class _Request:
     _k: int
     _stats: RetrievalStats
     _clock: Callable[[], float]
+    _query_seconds: float = field(init=False, default=0.0)  # of the last query
 
     def run(self) -> None:
         while not self._text.finished:
             truth, _ = self._retrieve(self._k)
             self._take(truth)
 
-    def _query(self) -> tuple[Any, float]:
+    def _query(self) -> Any:
         began = self._clock()
         query = self._text.query()
-        seconds = self._clock() - began
-        self._stats.query_seconds += seconds
-        return query, seconds
+        self._query_seconds = self._clock() - began
+        self._stats.query_seconds += self._query_seconds
+        return query
 
     def _retrieve(self, count: int) -> tuple[Retrieved, float]:
-        query, _ = self._query()
-        (truth,), seconds = self._finish(self._retriever.begin([query], count))
+        (truth,), seconds = self._finish(self._retriever.begin([self._query()], count))
         return truth, seconds
 
     def _finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
@@ -157,18 +157,17 @@ class _Request:
 
     def _take(self, truth: Retrieved) -> Any:
         """Generates one step with what the retriever found."""
-        step, _ = self._step(truth.first(self._k))
+        step = self._step(truth.first(self._k))
         self._text.commit([step])
         self._stats.best_ids.append(int(truth.ids[0]))
         self._stats.speculation_was_right.append(False)
         return step
 
-    def _step(self, found: Retrieved) -> tuple[Any, float]:
+    def _step(self, found: Retrieved) -> Any:
         began = self._clock()
         step = self._text.step(found)
-        seconds = self._clock() - began
-        self._stats.model_seconds += seconds
-        return step, seconds
+        self._stats.model_seconds += self._clock() - began
+        return step
 
 
 class RequestCache:
@@ -224,7 +223,7 @@ class _SpeculativeRequest(_Request):
             while self._pending or not self._text.finished:
                 stride = self._stride()
                 while len(self._pending) < stride - self._may_wait and not self._text.finished:
-                    self._pending.append(self._speculate(*self._query()))
+                    self._pending.append(self._speculate(self._query()))
                 self._verify(stride)
         except RetrievalError:
             unverified = [*self._in_flight, *self._pending]
@@ -237,11 +236,11 @@ class _SpeculativeRequest(_Request):
             return self._scheduler.stride(_lags(self._pending))
         return max(self._speculation.stride, len(self._pending))
 
-    def _take(self, truth: Retrieved, query_seconds: float = 0.0) -> Any:
+    def _step(self, found: Retrieved, beside: bool = False) -> Any:
         before = self._stats.model_seconds
-        step = super()._take(truth)
-        seconds = self._stats.model_seconds - before + query_seconds
-        self._scheduler.record_step(seconds, None, beside=False)
+        step = super()._step(found)
+        seconds = self._stats.model_seconds - before + self._query_seconds
+        self._scheduler.record_step(seconds, beside)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -252,20 +251,19 @@ class _SpeculativeRequest(_Request):
         self._cache.add(ids)
         self._stats.cache_seconds += self._clock() - began
 
-    def _guess(self, query: Any) -> tuple[Retrieved, float]:
+    def _guess(self, query: Any) -> Retrieved:
         """What the retriever would find, as far as the request cache knows."""
         began = self._clock()
         ids = self._cache.ids
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         seconds = self._clock() - began
         self._stats.cache_seconds += seconds
-        return found, seconds
+        self._scheduler.record_guess(seconds)
+        return found
 
-    def _speculate(self, query: Any, query_seconds: float, beside: bool = False) -> _Speculated:
+    def _speculate(self, query: Any, beside: bool = False) -> _Speculated:
         """Generates one step with a guess."""
-        found, guess_seconds = self._guess(query)
-        step, seconds = self._step(found)
-        self._scheduler.record_step(query_seconds + seconds, guess_seconds, beside)
+        step = self._step(self._guess(query), beside)
         self._stats.speculated += 1
         return _Speculated(query, step, len(self._in_flight) + len(self._pending) + 1)
 
@@ -275,13 +273,12 @@ class _SpeculativeRequest(_Request):
         began = self._clock()
         self._in_flight, self._pending = self._pending[:stride], self._pending[stride:]
         queries = [speculated.query for speculated in self._in_flight]
-        waiting = None
-        if self._may_wait and len(queries) < stride and not self._text.finished:
-            waiting = self._query()
-            queries.append(waiting[0])
+        waits = self._may_wait and len(queries) < stride and not self._text.finished
+        if waits:
+            queries.append(self._query())
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
-        waits, guess = self._work_beside(search, waiting)
+        guess = self._work_beside(search, waits)
         went_on = self._clock() - began
         truths, search_seconds = self._finish(search)
         self._scheduler.record_search(len(queries), search_seconds, went_on)
@@ -291,18 +288,16 @@ class _SpeculativeRequest(_Request):
         overhead = self._clock() - began - max(went_on, search_seconds)
         self._scheduler.record_overhead(max(overhead, 0.0))
         if right < len(truths):
-            step = self._take(truths[right], waits[1] if waits else 0.0)
+            step = self._take(truths[right])
             if guess is not None and right == len(lags):
                 lags.append(len(truths))
                 right += self._text.agrees(step, guess)
         if lags:
             self._scheduler.gamma.record(lags, right)
 
-    def _work_beside(
-        self, search: RunningSearch, waiting: tuple[Any, float] | None
-    ) -> tuple[tuple[Any, float] | None, Retrieved | None]:
-        """Speculates the steps that pay beside a search, first the one whose query is `waiting` for
-        it. If not even that one does, returns it, and a guess to learn from."""
+    def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
+        """Speculates the steps that pay beside a search, the first of which `waits` for it. If not
+        even that one pays, returns a guess of what it will be generated with, to learn from."""
         while (
             not search.answer.done()
             and not self._text.finished
@@ -311,16 +306,14 @@ class _SpeculativeRequest(_Request):
                 elapsed=self._clock() - search.began,
             )
         ):
-            if waiting is not None:
-                self._in_flight.append(self._speculate(*waiting, beside=True))
-                waiting = None
+            if waits:
+                self._in_flight.append(self._speculate(search.queries[-1], beside=True))
+                waits = False
             else:
-                self._pending.append(self._speculate(*self._query(), beside=True))
-        if waiting is None or not self._scheduler.learning_pays():
-            return waiting, None
-        guess, seconds = self._guess(waiting[0])
-        self._scheduler.record_learning(seconds, hidden=not search.answer.done())
-        return waiting, guess
+                self._pending.append(self._speculate(self._query(), beside=True))
+        if waits and self._scheduler.learning_pays:
+            return self._guess(search.queries[-1])
+        return None
 
     def _keep_right(self, truths: list[Retrieved]) -> int:
         """Commits the steps before the first wrong one, whose number it returns, and undoes it and

@@ -40,8 +40,8 @@ _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
 # What a further query is taken to add, in searches for one query, until batches of two sizes were
 # measured: an exact search reads its vectors for several queries at once.
 _EACH, _EACH_IF_EXACT = 0.75, 0.25
-# The most that guesses may take, of the time of the steps, where nothing is speculated.
-_SPENT_ON_LEARNING = 0.01
+# What a guess may cost, of a step's time, if nothing is generated with it.
+_LEARNING_COSTS = 0.01
 
 
 class PublishedGamma:
@@ -61,10 +61,6 @@ class PublishedGamma:
         steps before it are: float64 of the same shape, below 1."""
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
         return np.full(lags.shape, min(right / max(steps, 1), self._most))
-
-    def begin_request(self) -> None:
-        """Begins another request of the same retriever."""
-        self._window.clear()
 
 
 class GammaByLag:
@@ -183,32 +179,43 @@ class StrideScheduler:
     """Chooses the next stride as in the paper: the number of speculated steps that are verified
     together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
 
+    learning_pays = False  # whether to guess for a step that waits for the truth, to learn gamma
+
     def __init__(self, gamma: Gamma, steps_ahead: int, each: float = 0.0) -> None:
         self.gamma = gamma
         self.search_seconds = SearchSeconds(each)
         self._steps_ahead = steps_ahead
         self._steps: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
 
     def begin_request(self) -> None:
-        """Begins another request of the same retriever."""
-        self.gamma.begin_request()
+        """Begins another request of the same retriever, perhaps with another model."""
         self._steps.clear()
         self._overheads.clear()
+        self._first_step = True
 
     @property
     def step_seconds(self) -> float:
         return sum(self._steps) / max(len(self._steps), 1)
 
     @property
-    def _overhead(self) -> float:
-        return median(self._overheads) if self._overheads else 0.0
+    def guess_seconds(self) -> float:
+        return median(self._guesses or [0.0])
 
-    def record_step(self, seconds: float, guess_seconds: float | None, beside: bool) -> None:
-        """Adds a step: its time without the guess, that of the guess (`None` if it was generated
-        with the truth), and whether a search ran beside it."""
-        if guess_seconds is not None:
-            self._steps.append(seconds + guess_seconds)
+    @property
+    def _overhead(self) -> float:
+        return median(self._overheads or [0.0])
+
+    def record_step(self, seconds: float, beside: bool) -> None:
+        """Adds a step, its guess not counted, and whether a search ran beside it."""
+        if len(self._steps) == 1 and self._first_step:  # it included the prompt
+            self._steps.clear()
+            self._first_step = False
+        self._steps.append(seconds)
+
+    def record_guess(self, seconds: float) -> None:
+        self._guesses.append(seconds)
 
     def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
         """Adds a search, and for how long steps ran beside it."""
@@ -223,22 +230,16 @@ class StrideScheduler:
         all of which it has. It is 1 before the first verification."""
         if not self._overheads or not self._steps:
             return max(1, len(lags))
-        right, searched = self.gamma.of(_STRIDES), self.search_seconds(_STRIDES)
-        saved = np.cumprod(right) * np.minimum(self._steps_ahead * self.step_seconds, searched)
-        rates = expected_rates(right, self.step_seconds, searched + self._overhead, saved)
+        a, searched = self.step_seconds + self.guess_seconds, self.search_seconds(_STRIDES)
+        right = self.gamma.of(_STRIDES)
+        saved = np.cumprod(right) * np.minimum(self._steps_ahead * a, searched)
+        rates = expected_rates(right, a, searched + self._overhead, saved)
         return max(int(_STRIDES[np.argmax(rates)]), len(lags))
 
     def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
         given the lags of all steps that are not verified."""
         return len(lags) - batch < self._steps_ahead
-
-    def learning_pays(self) -> bool:
-        """Whether to guess for a step that waits for the truth, to learn gamma."""
-        return False
-
-    def record_learning(self, seconds: float, hidden: bool) -> None:
-        """Adds a guess from which no step was generated, and whether a search took as long."""
 
 
 class WaitingScheduler(StrideScheduler):
@@ -257,7 +258,6 @@ class WaitingScheduler(StrideScheduler):
     def __init__(self, asynchronous: bool, exact: bool) -> None:
         ahead, each = LONGEST_STRIDE if asynchronous else 0, _EACH_IF_EXACT if exact else _EACH
         super().__init__(GammaByLag(), ahead, each)
-        self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # Steps that ran alone, and those that ran beside a search.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
@@ -266,21 +266,13 @@ class WaitingScheduler(StrideScheduler):
 
     def begin_request(self) -> None:
         super().begin_request()
-        for samples in (self._guesses, self._alone, self._beside):
-            samples.clear()
-        self._first_step = True
-        self._spent = self._passed = 0.0
+        self.gamma.begin_request()
+        self._alone.clear()
+        self._beside.clear()
 
-    def record_step(self, seconds: float, guess_seconds: float | None, beside: bool) -> None:
-        if len(self._steps) == 1 and self._first_step:  # it included the prompt
-            self._steps.clear()
-            self._alone.clear()
-            self._first_step = False
-        self._steps.append(seconds)
-        self._passed += seconds
+    def record_step(self, seconds: float, beside: bool) -> None:
+        super().record_step(seconds, beside)
         (self._beside if beside else self._alone).append(seconds)
-        if guess_seconds is not None:
-            self._guesses.append(guess_seconds)
         if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
             # A ratio of medians, since a step that begins with another passage takes far longer.
             slower = median(self._beside) / median(self._alone)
@@ -290,16 +282,10 @@ class WaitingScheduler(StrideScheduler):
         slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
         super().record_search(batch, seconds - slowed, beside_seconds)
 
-    def learning_pays(self) -> bool:
-        return self._spent <= _SPENT_ON_LEARNING * self._passed
-
-    def record_learning(self, seconds: float, hidden: bool) -> None:
-        self._guesses.append(seconds)
-        self._spent += 0.0 if hidden else seconds
-
     @property
-    def _guess_seconds(self) -> float:
-        return median(self._guesses) if self._guesses else 0.0
+    def learning_pays(self) -> bool:  # type: ignore[override]
+        least = max(_LEARNING_COSTS * self.step_seconds, self.search_seconds(1))
+        return self.guess_seconds <= least
 
     def stride(self, lags: Sequence[int]) -> int:
         """The queries of the next search, given the lags of the steps that await verification; it
@@ -335,7 +321,7 @@ class WaitingScheduler(StrideScheduler):
         """The verified steps per second of each stride, given the gamma of each step, and how many
         were speculated beside the last search."""
         a, searched = self.step_seconds, self.search_seconds(_STRIDES)
-        taken = searched + self._overhead + (_STRIDES - 1) * self._guess_seconds
+        taken = searched + self._overhead + (_STRIDES - 1) * self.guess_seconds
         saved = a * np.minimum(_STRIDES - 1, speculated)
         if self._steps_ahead:
             saved = saved + a * self._steps_saved(np.cumprod(right), searched)
@@ -343,7 +329,7 @@ class WaitingScheduler(StrideScheduler):
 
     def _steps_saved(self, all_right: np.ndarray, searched: np.ndarray) -> np.ndarray:
         """How many steps' time is saved beside the search of each stride, as expected."""
-        each = (self.step_seconds + self._guess_seconds) * self.contention
+        each = (self.step_seconds + self.guess_seconds) * self.contention
         # The search leaves time for this many, and in the long run no more than are verified at
         # once: the one that waits, then those after it.
         whole, part = np.divmod(np.minimum(searched / each, _STRIDES), 1)
@@ -362,7 +348,7 @@ class WaitingScheduler(StrideScheduler):
             return False
         step = self.step_seconds * self.contention
         # A search that is late already will be late by as much again, as likely as not.
-        remaining = abs(self.search_seconds(batch) - elapsed) - self._guess_seconds
+        remaining = abs(self.search_seconds(batch) - elapsed) - self.guess_seconds
         gamma = self.gamma.of if remaining >= step else self.gamma.at_least
         right = np.cumprod(gamma(np.array([*lags, len(lags) + 1])))
         saved = (2 - self.contention) * right[-1] * min(self.step_seconds, remaining)

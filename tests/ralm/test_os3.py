@@ -53,8 +53,8 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
 def taught(scheduler, a, b0, b1, right, wrong):
     """The scheduler after a verification of `right` right steps and `wrong` (0 or 1) wrong ones."""
     scheduler.begin_request()
-    for guess_seconds in (None, 0.0):
-        scheduler.record_step(a, guess_seconds, beside=False)
+    scheduler.record_step(100 * a, beside=False)  # with the prompt
+    scheduler.record_step(a, beside=False)
     scheduler.record_search(1, b0 + b1, 0.0)
     scheduler.record_search(4, b0 + b1 * 4, 0.0)
     scheduler.gamma.record(range(1, right + wrong + 1), right)
@@ -126,8 +126,8 @@ def test_contention_and_guesses_are_not_paid_twice():
     def scheduler(seconds_beside):
         scheduler = ours(1.0, 1.0, 0.1, 100, 0)
         for _ in range(3):
-            scheduler.record_step(1.0, 0.0, beside=False)
-            scheduler.record_step(seconds_beside, 0.0, beside=True)
+            scheduler.record_step(1.0, beside=False)
+            scheduler.record_step(seconds_beside, beside=True)
         return scheduler
 
     assert [scheduler(each).contention for each in (0.5, 1.0, 1.5, 3.0)] == [1.0, 1.0, 1.5, 2.0]
@@ -135,16 +135,15 @@ def test_contention_and_guesses_are_not_paid_twice():
     assert not scheduler(2.0).one_more_pays(1, [], elapsed=0.0)
 
 
-def test_guesses_to_learn_from_take_a_hundredth_of_the_steps_time_unless_a_search_hides_them():
-    scheduler = ours(1.0, 0.1, 0.0, 0, 1)
-    assert scheduler.learning_pays()
-    scheduler.record_learning(5.0, hidden=True)
-    assert scheduler.learning_pays()
-    scheduler.record_learning(0.1, hidden=False)
-    assert not scheduler.learning_pays()
-    for _ in range(8):
-        scheduler.record_step(1.0, None, beside=False)
-    assert scheduler.learning_pays()
+def test_guesses_to_learn_from_take_no_longer_than_a_search_or_a_hundredth_of_a_step():
+    for guess_seconds, search_seconds, pays in (
+        (0.3, 0.1, False),
+        (0.3, 0.4, True),
+        (0.009, 0, True),
+    ):
+        scheduler = ours(1.0, search_seconds, 0.0, 0, 1)
+        scheduler.record_guess(guess_seconds)
+        assert scheduler.learning_pays == pays
 
 
 @given(b0=seconds, b1=st.floats(0, 1), batches=st.lists(st.integers(1, 16), min_size=5))
