@@ -173,6 +173,7 @@ class SearchSeconds:
             slopes = self._each * times / (1 + self._each * (batches - 1))
         self.per_query = max(float(np.median(slopes)), 0.0)
         self.fixed = max(float(np.median(times - self.per_query * batches)), 0.0)
+        self._each = self.per_query / max(self(1), 1e-9)  # after a window of equal batches as well
 
 
 class StrideScheduler:
@@ -269,6 +270,7 @@ class WaitingScheduler(StrideScheduler):
         self.gamma.begin_request()
         self._alone.clear()
         self._beside.clear()
+        self.contention = (1 + self.contention) / 2  # it may have been other work
 
     def record_step(self, seconds: float, beside: bool) -> None:
         super().record_step(seconds, beside)
@@ -300,7 +302,9 @@ class WaitingScheduler(StrideScheduler):
         stride = int(np.argmax(self._rates(self.gamma.of(ahead), len(lags)))) + 1
         if stride <= len(lags) + 1:
             return stride
-        if self._steps_ahead and self._at_once(stride, np.cumprod(self.gamma.of(ahead)), len(lags)):
+        if self.one_more_pays(len(lags) + 1, lags, elapsed=0.0) and self._at_once(
+            stride, np.cumprod(self.gamma.of(ahead)), len(lags)
+        ):
             return len(lags) + 1
         cautious = self._rates(self.gamma.at_least(ahead), len(lags))
         if cautious[stride - 1] <= cautious[0]:
@@ -312,10 +316,10 @@ class WaitingScheduler(StrideScheduler):
         of the stride are generated beside it, and verified by a second search."""
         steps = 1 + np.cumsum(all_right)[[stride - 2, stride - 1]]
         first, second = self.search_seconds(np.array([speculated + 1, stride]))
-        at_once = first + all_right[speculated] * second + self.step_seconds
-        return bool(
-            steps[1] * (second + (stride - speculated) * self.step_seconds) > steps[0] * at_once
-        )
+        generating = (stride - speculated) * self.step_seconds
+        slowed = (self.contention - 1) * generating + self.step_seconds
+        at_once = first + all_right[speculated] * second + slowed
+        return bool(steps[1] * (second + generating) > steps[0] * at_once)
 
     def _rates(self, right: np.ndarray, speculated: int) -> np.ndarray:
         """The verified steps per second of each stride, given the gamma of each step, and how many
