@@ -88,7 +88,7 @@ class GammaByLag:
         return self._of_group[0][_groups(lags)]
 
     def at_least(self, lags: np.ndarray) -> np.ndarray:
-        """As `of`, but two standard deviations lower."""
+        """As `of`, but three standard deviations lower."""
         return self._of_group[1][_groups(lags)]
 
     def begin_request(self) -> None:
@@ -108,7 +108,7 @@ class GammaByLag:
             steps = right + wrong + prior_steps
             of_group = (wrong + prior_steps * expected_wrong) / steps
             deviation = (of_group * (1 - of_group) / (steps + 1)) ** 0.5
-            gammas.append((1 - of_group, 1 - of_group - 2 * deviation))
+            gammas.append((1 - of_group, 1 - of_group - 3 * deviation))
             expected_wrong = min(_GROWTH * of_group, 1.0)
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
