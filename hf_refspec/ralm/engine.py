@@ -6,6 +6,9 @@ several speculated steps. The first step that would have been different with the
 undone, with all later ones, and repeated with that answer. The text is the same as without
 speculation, provided that the result of a query does not depend on the batch, and that its best k
 are the first k of any larger number.
+
+Unlike in the paper, a search also takes the query of the next step along, which then needs no
+guess. A search for that query alone is the baseline.
 """
 
 from __future__ import annotations

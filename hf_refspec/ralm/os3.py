@@ -7,7 +7,8 @@ gamma, the probability that a speculated step is right.
 The paper takes gamma to be the same for every step. But the further the text has moved on since the
 last query whose results the request cache holds, the less the cache knows. That distance is a
 step's lag: 1 for the first step after a verification, then 2, 3, and so on; beside a verification,
-the steps under verification count as well.
+the steps under verification count as well. And the paper always speculates: `WaitingScheduler` does
+not where waiting is faster.
 """
 
 from __future__ import annotations
