@@ -37,6 +37,7 @@ _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
 # count as at most 30 steps of each group.
 _FADING, _REMEMBERED = 0.95, 30.0
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
+_DEVIATIONS = 3  # by which gamma is taken lower where a wrong guess costs time
 
 # What a further query is taken to add, in searches for one query, until batches of two sizes were
 # measured: an exact search reads its vectors for several queries at once.
@@ -89,7 +90,7 @@ class GammaByLag:
         return self._of_group[0][_groups(lags)]
 
     def at_least(self, lags: np.ndarray) -> np.ndarray:
-        """As `of`, but three standard deviations lower."""
+        """As `of`, but lower by what is uncertain."""
         return self._of_group[1][_groups(lags)]
 
     def begin_request(self) -> None:
@@ -106,15 +107,16 @@ class GammaByLag:
         prior_steps = _PRIOR_RIGHT + _PRIOR_WRONG
         expected_wrong, gammas = _PRIOR_WRONG / prior_steps, []
         for right, wrong in self._seen():
-            steps = right + wrong + prior_steps
-            of_group = (wrong + prior_steps * expected_wrong) / steps
-            deviation = (of_group * (1 - of_group) / (steps + 1)) ** 0.5
-            gammas.append((1 - of_group, 1 - of_group - 3 * deviation))
+            of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
+            gammas.append(1 - of_group)
             expected_wrong = min(_GROWTH * of_group, 1.0)
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
-        no_worse = np.maximum.accumulate(np.array(gammas)[::-1])[::-1]
-        return np.clip(no_worse.T, _LEAST_GAMMA, _MOST_GAMMA)
+        no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
+        # The uncertainty of the first group: of longer lags nothing is learned without trying.
+        first, steps = gammas[0], prior_steps + self._seen()[0].sum()
+        lower = _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
+        return np.clip([no_worse, no_worse - lower], _LEAST_GAMMA, _MOST_GAMMA)
 
 
 Gamma: TypeAlias = PublishedGamma | GammaByLag
@@ -274,7 +276,7 @@ class WaitingScheduler(StrideScheduler):
         self.contention = (1 + self.contention) / 2  # it may have been other work
 
     def record_step(self, seconds: float, beside: bool) -> None:
-        super().record_step(seconds, beside)
+        super().record_step(seconds / (self.contention if beside else 1.0), beside)
         (self._beside if beside else self._alone).append(seconds)
         if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
             # A ratio of medians, since a step that begins with another passage takes far longer.
@@ -320,7 +322,7 @@ class WaitingScheduler(StrideScheduler):
         generating = (stride - speculated) * self.step_seconds
         slowed = (self.contention - 1) * generating + self.step_seconds
         at_once = first + all_right[speculated] * second + slowed
-        return bool(steps[1] * (second + generating) > steps[0] * at_once)
+        return bool(second > generating and steps[1] * (second + generating) > steps[0] * at_once)
 
     def _rates(self, right: np.ndarray, speculated: int) -> np.ndarray:
         """The verified steps per second of each stride, given the gamma of each step, and how many
