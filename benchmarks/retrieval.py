@@ -23,7 +23,6 @@ import random
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, islice, product
@@ -237,8 +236,11 @@ class Calls:
         self, setting: str, model: Any, prompts: list[list[int]], retriever: Any, options: Any
     ) -> None:
         """Makes the calls that are missing. `options` are for `generate`."""
-        # A copy for each method, since what is learned of a retriever is kept with it.
-        call = {name: partial(_call, model, name, copy(retriever)) for name in self._methods}
+        call = {}
+        for method in self._methods:  # each has its own, with which what is learned of it is kept
+            own = object.__new__(type(retriever))
+            vars(own).update(vars(retriever))
+            call[method] = partial(_call, model, method, own)
         options = options | self._sampled
         warmup()
         for method in self.missing(setting):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import retrieval
 import torch
 from encoders import load_letters
-from retrieval import BATCHES, DRAFTS, METHODS, OURS, main, retrievers
+from retrieval import BATCHES, METHODS, OURS, main, retrievers
 
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.stats import RetrievalStats
@@ -48,3 +49,104 @@ def tables(printed_rows):
         return by_heading
 
     return found
+
+
+def test_questions_are_answered_by_each_method_and_a_second_start_makes_no_call(
+    model, folder, data, tables, monkeypatch
+):
+    options = [*model, *DENSE, *SIZES, "--data", str(data), "--limit", "2", "--out", "calls.jsonl"]
+    options += ["--max-new-tokens", "9", "--methods", *METHODS]
+    assert main(["ralm", folder, *options]) == 0
+    printed = tables()
+    assert [name.split(", 9 tokens")[0] for name in printed][:2] == ["flat, 100", "hnsw, 60"]
+    for rows in printed.values():
+        assert [row[0] for row in rows] == list(METHODS)
+        assert float(rows[0][1]) > 1 and rows[0][-1] == "1.00x"
+    calls = Path("calls.jsonl").read_text().splitlines()
+    assert len(calls) == 3 * 2 * len(METHODS)
+    Path("calls.jsonl").write_text("\n".join(calls[:-1]) + "\n")
+    assert main(["ralm", folder, *options]) == 0
+    assert Path("calls.jsonl").read_text().splitlines()[:-1] == calls[:-1]
+    assert list(tables()) == list(printed)
+    monkeypatch.setattr(retrieval, "decode", None)
+    assert main(["ralm", folder, *options]) == 0 and list(tables()) == list(printed)
+    last = json.loads(calls[-1])
+    last["passages"][-1] += 1
+    Path("calls.jsonl").write_text("\n".join([*calls[:-1], json.dumps(last)]) + "\n")
+    with pytest.raises(SystemExit, match="other passages than the baseline"):
+        main(["ralm", folder, *options])
+
+
+def test_texts_are_continued_with_both_indexes_by_several_seeds(model, folder, tables):
+    options = [*model, *SIZES, "--limit", "1", "--max-new-tokens", "6", "--k", "1", "8"]
+    assert main(["knn", folder, *options, "--seeds", "2", "--methods", "s=3", "S", OURS]) == 0
+    printed = tables()
+    assert len(printed) == 4 and "kNN-LM, flat, 100, k=1, 6 tokens, sampled" in printed
+    assert all(" ± " in rows[-1][-1] for rows in printed.values())
+
+
+def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
+    assert main(["latency", folder, *model, *DENSE, "--vectors", "100", "600"]) == 0
+    [rows] = tables().values()
+    assert [row[0] for row in rows][:2] == ["flat, 100", "flat, 600"]
+    assert all(len(row) == 1 + len(BATCHES) for row in rows)
+
+
+def authors_loop(model, ids, retriever, bos, new_tokens):
+    """The new tokens of the loop of JackFram/ralm-sys (eval_rag_serve.py) with `--stride 4
+    --spec_step 3 --cache --cache_update_width 20 --always_update_cache --retrieval_always_wide`,
+    written anew, and its searches: a step with a verified passage, a guess after each step, one
+    search for the queries of three."""
+    begin, most, text = int(ids[0] == bos), len(ids) + new_tokens, list(ids)
+    ends = np.atleast_1d(model.generation_config.eos_token_id).tolist()
+
+    def found(queries):
+        return retriever.search(queries, 20)
+
+    (truth,) = found([retriever.encode(np.array(text[-32:]))])
+    cached, best, searches = set(truth.ids.tolist()), int(truth.ids[0]), 1
+    while len(text) < most and text[-1] not in ends:
+        start, queries, guesses = len(text), [], []
+        for _ in range(3):
+            seen = [*ids[:begin], *retriever.passage(best).tolist(), *text[begin:]]
+            step = min(4, most - len(text))
+            output = model.generate(torch.tensor([seen]), max_new_tokens=step, do_sample=False)
+            text += output[0, len(seen) :].tolist()
+            if len(text) >= most or text[-1] in ends:
+                break
+            queries.append(retriever.encode(np.array(text[-32:])))
+            held = np.array(sorted(cached))
+            best = int(Retrieved.best(held, retriever.score(queries[-1], held), 1).ids[0])
+            guesses.append(best)
+        searches += bool(queries)
+        for i, truth in enumerate(found(queries) if queries else ()):
+            cached.update(truth.ids.tolist())
+            best = int(truth.ids[0])
+            if not np.array_equal(retriever.passage(best), retriever.passage(guesses[i])):
+                del text[start + 4 * (i + 1) :]
+                break
+    return text[len(ids) :], searches
+
+
+def test_as_many_searches_as_in_the_authors_loop(model, folder, byte_llama, tokenizer):
+    arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="letters-64")
+    arguments.vectors = [200]
+    for new_retriever in retrievers(arguments, tokenizer).values():
+        retriever = new_retriever()
+        for text in ("who is Tom?", "import sys", "cats and dogs"):
+            ids, stats = tokenizer(text)["input_ids"], RetrievalStats()
+            output = byte_llama.generate(
+                torch.tensor([ids]),
+                **{"custom_generate": iterative_ralm, "retriever": retriever},
+                **{"tokenizer": tokenizer, "speculation": METHODS["P"]},
+                **{"retrieval_stats": stats, "max_new_tokens": 50, "do_sample": False},
+            )
+            of_authors = authors_loop(byte_llama, ids, retriever, tokenizer.bos_token_id, 50)
+            assert of_authors == (output[0, len(ids) :].tolist(), stats.searches)
+            assert stats.searches < stats.steps
+
+
+def test_what_does_not_fit_is_named(model, data):
+    options = [*model, "--data", str(data), "--index", "bm25"]
+    with pytest.raises(OSError, match="no/folder"):
+        main(["ralm", "no/folder", *options])
