@@ -8,10 +8,9 @@
 `build` makes what the others search: `base` and `vectors.npy` for dense retrieval, `sparse` for
 BM25, `knn` for the kNN-LM. `ralm` answers questions (iterative RaLM), `knn` continues files of the
 standard library. Methods answer each prompt by turns, after a short call that does not count; ids
-and passages must be those of the baseline. Every call is a line of `--out`; another start goes on
-from there. Seconds are those of generation (G) and of retrieval (R: queries, request cache,
-waiting), as in the paper's Figure 4. `latency` has the time of a search by the number of its
-queries (Figure 6).
+and passages must be the baseline's. Every call is a line of `--out`; another start goes on from
+there. Seconds are those of generation (G) and of retrieval (R: queries, request cache, waiting), as
+in the paper's Figure 4. `latency` has the time of a search by the number of its queries (Figure 6).
 """
 
 from __future__ import annotations
@@ -58,15 +57,13 @@ from hf_refspec.store.build.presets import python_stdlib
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1
 BASELINE, OURS, DRAFTS = "B", "ours", "ours+drafts"
-LARGE_PREFETCH = 256
+LARGE, WARM_UP_TOKENS = 256, 8
+_published = Speculation.published
 # The paper's letters; its Table 5 has strides alone, of which 3 is RaLMSpec without any letter.
 METHODS: dict[str, Speculation | None] = {BASELINE: None}
-for _letters in ("P", "S", "A", "PS", "PA", "SA", "PSA"):
-    METHODS[_letters] = Speculation.published(_letters.lower())
-for _letters in ("P", "PSA"):
-    _large = replace(Speculation.published(_letters.lower()), prefetch=LARGE_PREFETCH)
-    METHODS[f"{_letters}{LARGE_PREFETCH}"] = _large
-METHODS |= {f"s={n}": replace(Speculation.published(""), stride=n) for n in range(1, 9)}
+METHODS |= {each: _published(each.lower()) for each in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
+METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
+METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
 METHODS |= {OURS: Speculation(), DRAFTS: Speculation()}
 DIMENSION, CHUNK_LENGTH = 768, 64
 FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
@@ -75,7 +72,6 @@ PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA, TEMPERATURE = 0.25, 10.0
 BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
-WARM_UP_TOKENS = 8
 FIGURES = "searches", "gamma", "seconds", "retrieval"  # that are recorded of each call
 
 
@@ -110,8 +106,8 @@ class NearKnowledgeBase(KnowledgeBase):
         copied, own = divmod(passage_id, self.config.passages)
         if copied == 0:
             return super().passage(own)
-        begin = int(self._bounds[own]) + copied % CHUNK_LENGTH
-        begin = max(min(begin, self.config.tokens - CHUNK_LENGTH), 0)
+        last = self.config.tokens - CHUNK_LENGTH
+        begin = min(int(self._bounds[own]) + copied % CHUNK_LENGTH, last)
         return self._tokens[begin : begin + CHUNK_LENGTH].astype(np.int64)
 
 
@@ -168,7 +164,7 @@ def _build(args: argparse.Namespace) -> None:
     """Builds what is not there yet."""
     tokenizer, folder, files = load_tokenizer(args.model), args.folder, python_files()
     docs = [doc for row in json_lines(args.data / "llma_rag.jsonl") for doc in row["docs"]]
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     build = partial(KnowledgeBase.build, chunk_length=CHUNK_LENGTH)
     if not (folder / "base").exists():
         texts = chain(docs, _texts(files[:: len(files) // FILES + 1]))
@@ -200,7 +196,7 @@ def retrievers(
     def dense(index: Index, vectors: int) -> Retriever:
         base = NearKnowledgeBase(args.folder, tokenizer, vectors)
         # A graph walks the largest number for the baseline too.
-        retriever = RepeatedScans(base, encoder, index, LARGE_PREFETCH)
+        retriever = RepeatedScans(base, encoder, index, LARGE)
         retriever.scans = max(round(vectors / len(base)), 1)
         return retriever
 
@@ -215,8 +211,8 @@ def retrievers(
 
 
 class Calls:
-    """The calls of all methods, by setting, method, seed and prompt: lines of a file, if there is
-    one, that another start goes on with."""
+    """The calls of all methods, by setting, method, seed and prompt: lines of a file that another
+    start goes on with."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._file, self._new_tokens = args.out, args.max_new_tokens
@@ -224,7 +220,7 @@ class Calls:
         self._methods = [BASELINE, *(name for name in args.methods if name != BASELINE)]
         self._seeds, self._prompts = range(args.seeds or 1), range(args.limit)
         self._sampled = {"do_sample": args.seeds is not None}
-        if args.out is not None and args.out.exists():
+        if args.out.exists():
             self._made = {tuple(call.pop("key")): call for call in json_lines(args.out)}
 
     def missing(self, setting: str) -> set[str]:
@@ -252,9 +248,8 @@ class Calls:
                 if key not in self._made:
                     self._made[key] = call[method](prompts[prompt], seed, options)
                     print(*key, f"{self._made[key]['seconds']:.1f} s", flush=True)
-                    if self._file is not None:
-                        with self._file.open("a") as file:
-                            file.write(json.dumps({"key": key, **self._made[key]}) + "\n")
+                    with self._file.open("a") as file:
+                        file.write(json.dumps({"key": key, **self._made[key]}) + "\n")
 
     def table(self, setting: str) -> str:
         """A row for each method: means of a call, and the speed-up, with its deviation if there are
@@ -275,10 +270,9 @@ class Calls:
             searches, gamma, whole, retrieval = by_seed.mean(axis=0)
             gains = (figures[BASELINE][:, 2] / by_seed[:, 2]).tolist()
             spread = f" ± {stdev(gains):.2f}" if len(gains) > 1 else ""
-            cells = f"{whole - retrieval:.3g}", f"{retrieval:.3g}"
-            ratio = f"{retrieval / (whole - retrieval):.2f}"
-            gain = f"{fmean(gains):.2f}x{spread}"
-            rows.append([method, f"{searches:.1f}", f"{gamma:.2f}", *cells, ratio, gain])
+            model = whole - retrieval
+            cells = f"{gamma:.2f}", f"{model:.3g}", f"{retrieval:.3g}", f"{retrieval / model:.2f}"
+            rows.append([method, f"{searches:.1f}", *cells, f"{fmean(gains):.2f}x{spread}"])
         return table([setting, "searches", "gamma", "G, s", "R, s", "R:G", "speed-up"], rows)
 
 
@@ -383,7 +377,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--limit", type=positive, default=10, metavar="N", help="only the first N prompts")
     add("--seeds", type=positive, metavar="N", help="sample N times; greedy by default")
     add("--max-new-tokens", type=positive, default=48, metavar="N")
-    add("--out", type=Path, metavar="FILE", help="the calls, one a line; go on from them")
+    kept = "the calls, one a line; go on from them"
+    add("--out", type=Path, default=Path(os.devnull), metavar="FILE", help=kept)
     args = parser.parse_args(arguments)
     commands[args.measured](args)
     return 0
