@@ -75,17 +75,18 @@ BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
 FIGURES = "searches", "gamma", "seconds", "retrieval"  # that are recorded of each call
 
 
-def add_near(rows: np.ndarray, count: int, unit: bool) -> None:
-    """Fills `rows` behind the first `count`: each lies between one of these and one of its nearest,
-    closer to the former. They repeat the order of the first. With `unit` their length is 1."""
-    first, rng = rows[:count], np.random.default_rng(0)
+def fill_near(rows: np.ndarray, own: np.ndarray, unit: bool) -> None:
+    """Fills `rows` with `own`, then with others: each lies between one of these and one of its
+    nearest, closer to the former. They repeat the order of `own`. With `unit` their length is 1."""
+    count, rng = min(len(own), len(rows)), np.random.default_rng(0)
+    first = rows[:count] = own[:count]
     index = index_type("flat")(first, squared_lengths(first), "l2")
     near = np.stack([found.ids[1:] for found in index.search(first, min(NEAR + 1, count))])
     for begin in range(count, len(rows), count):
         part = rows[begin : begin + count]
-        own = first[: len(part)]
+        part[:] = first[: len(part)]
         others = first[near[np.arange(len(part)), rng.integers(0, near.shape[1], len(part))]]
-        part[:] = own + rng.uniform(0, 0.5, (len(part), 1)).astype(np.float32) * (others - own)
+        part += rng.uniform(0, 0.5, (len(part), 1)).astype(np.float32) * (others - part)
         if unit:
             part /= np.linalg.norm(part, axis=1, keepdims=True)
 
@@ -130,8 +131,7 @@ class NearKnnDatastore(KnnDatastore):
         super().__init__(path)
         own, self.index = self.keys, index
         self.keys = np.empty((entries, own.shape[1]), np.float32)
-        self.keys[: len(own)] = own[:entries]
-        add_near(self.keys, min(len(own), entries), unit=False)
+        fill_near(self.keys, own, unit=False)
         self.values = np.resize(self.values, entries)
         self._index = index_type(index)(self.keys, squared_lengths(self.keys), "l2")
 
@@ -174,8 +174,7 @@ def _build(args: argparse.Namespace) -> None:
         assert own is not None
         shape = max(len(own), *args.vectors), own.shape[1]
         rows = np.lib.format.open_memmap(folder / "unfinished.npy", "w+", np.float32, shape)
-        rows[: len(own)] = own
-        add_near(rows, len(own), unit=True)
+        fill_near(rows, own, unit=True)
         rows.flush()
         os.replace(folder / "unfinished.npy", folder / "vectors.npy")
     if not (folder / "sparse").exists():
