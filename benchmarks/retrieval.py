@@ -50,7 +50,7 @@ from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.flat import index_type
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.retrieval.retriever import Retrieved, Retriever
+from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
@@ -110,17 +110,6 @@ class NearKnowledgeBase(KnowledgeBase):
         last = self.config.tokens - CHUNK_LENGTH
         begin = min(int(self._bounds[own]) + copied % CHUNK_LENGTH, last)
         return self._tokens[begin : begin + CHUNK_LENGTH].astype(np.int64)
-
-
-class RepeatedScans(DenseRetriever):
-    """Scans its vectors several times, which takes as long as scanning that many more."""
-
-    scans = 1
-
-    def search(self, queries: Any, k: int) -> list[Retrieved]:
-        for _ in range(self.scans - 1):
-            super().search(queries, k)
-        return super().search(queries, k)
 
 
 class NearKnnDatastore(KnnDatastore):
@@ -185,6 +174,13 @@ def _build(args: argparse.Namespace) -> None:
         KnnDatastore.build(model, tokenizer, some, folder / "knn", max_entries=ENTRIES)
 
 
+def as_long_as(retriever: Any, times: int) -> Retriever:
+    """The retriever, each of whose searches is made several times."""
+    search = retriever.search
+    vars(retriever)["search"] = lambda *args: [search(*args) for _ in range(max(times, 1))][-1]
+    return retriever
+
+
 def retrievers(
     args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Callable[[], Retriever]]:
@@ -195,9 +191,11 @@ def retrievers(
     def dense(index: Index, vectors: int) -> Retriever:
         base = NearKnowledgeBase(args.folder, tokenizer, vectors)
         # A graph walks the largest number for the baseline too.
-        retriever = RepeatedScans(base, encoder, index, LARGE)
-        retriever.scans = max(round(vectors / len(base)), 1)
-        return retriever
+        retriever = DenseRetriever(base, encoder, index, LARGE)
+        return as_long_as(retriever, round(vectors / len(base)))
+
+    def sparse(base: KnowledgeBase, passages: int) -> Retriever:
+        return as_long_as(SparseRetriever(base, progress=False), round(passages / len(base)))
 
     for vectors in args.vectors if "flat" in args.index else ():
         found[f"flat, {vectors:,}"] = partial(dense, "flat", vectors)
@@ -205,7 +203,8 @@ def retrievers(
         found[f"hnsw, {args.graph:,}"] = partial(dense, "hnsw", args.graph)
     if "bm25" in args.index:
         base = KnowledgeBase.from_pretrained(args.folder / "sparse", tokenizer)
-        found[f"bm25, {len(base):,}"] = partial(SparseRetriever, base, progress=False)
+        for passages in args.passages or [len(base)]:
+            found[f"bm25, {passages:,}"] = partial(sparse, base, passages)
     return found
 
 
@@ -367,8 +366,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--data", type=Path, help="the folder with llma_rag.jsonl")
     add("--encoder", help="a sentence-transformers model, such as all-MiniLM-L6-v2")
     add("--index", nargs="+", choices=("flat", "hnsw", "bm25"), default=("flat", "hnsw", "bm25"))
-    more = "searched exactly; more than `build` made stand for several scans of these"
+    more = "searched exactly; for more than `build` made, searches are made several times"
     add("--vectors", nargs="+", type=positive, default=[3_000_000], metavar="N", help=more)
+    add("--passages", nargs="+", type=positive, metavar="N", help="of BM25; more as of --vectors")
     add("--graph", type=positive, default=300_000, metavar="N", help="vectors of an HNSW graph")
     beside = f"beside the baseline: {', '.join(METHODS)}"
     add("--methods", nargs="+", choices=METHODS, default=["PSA", OURS], metavar="M", help=beside)

@@ -86,10 +86,13 @@ def test_texts_are_continued_with_both_indexes_by_several_seeds(model, folder, t
 
 
 def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
-    assert main(["latency", folder, *model, *DENSE, "--vectors", "100", "600"]) == 0
+    sizes = ["--vectors", "100", "6000", "--graph", "60", "--passages", "20000"]
+    assert main(["latency", folder, *model, *DENSE, *sizes]) == 0
     [rows] = tables().values()
-    assert [row[0] for row in rows][:2] == ["flat, 100", "flat, 600"]
+    names = [row[0] for row in rows]
+    assert names == ["flat, 100", "flat, 6,000", "hnsw, 60", "bm25, 20,000"]
     assert all(len(row) == 1 + len(BATCHES) for row in rows)
+    assert float(rows[1][-1]) > 5 * float(rows[0][-1])  # the 200 vectors are scanned 30 times
 
 
 def authors_loop(model, ids, retriever, bos, new_tokens, caches_all=False):
@@ -135,7 +138,7 @@ def authors_loop(model, ids, retriever, bos, new_tokens, caches_all=False):
 
 def test_as_many_searches_as_in_the_authors_loop(model, folder, byte_llama, tokenizer):
     arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="letters-64")
-    arguments.vectors = [200]
+    arguments.vectors, arguments.passages = [200], None
     for new_retriever in retrievers(arguments, tokenizer).values():
         retriever = new_retriever()
         for text in ("who is Tom?", "import sys", "cats and dogs"):
