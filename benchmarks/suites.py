@@ -48,20 +48,14 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def llma_rag(
-    path: Path, tokenizer: PreTrainedTokenizerBase, passages: bool = True
-) -> list[RecordedAnswer]:
+def llma_rag(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
-    Without `passages` the prompts are the questions alone, for a model that retrieves. Where the
-    tokenizer has a chat template, a prompt with passages is a message of the user.
+    Where the tokenizer has a chat template, a prompt is a message of the user.
     """
     answers = []
     for row in json_lines(path):
         query, answer, docs = row["query"], row["result"]["text"], row["docs"]
-        if not passages:
-            answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
-            continue
         prompt = "docs:\n" + "\n".join(docs) + f"\nquery: {query}\nanswer:"
         references = tokenizer(docs, add_special_tokens=False)["input_ids"]
         if tokenizer.chat_template is None:
