@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     for kind, of_kind in groupby(read_chats(args.answers), lambda chat: chat.category):
         answers = [recorded_turns(chat, tokenizer)[-1] for chat in of_kind]
         rows.append([kind, len(answers) - len(answers) // 2, *mats(answers, len(tokenizer))])
-    print(table(["", "questions", *COLUMNS], rows))
+    print(table(["kind", "questions", *COLUMNS], rows))
 
 
 if __name__ == "__main__":
