@@ -18,8 +18,8 @@ from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 # Hidden size, intermediate size, layers, attention heads, key-value heads, as SmolLM2-135M,
-# Qwen2.5-0.5B, Llama 3.2 1B and 3B, Llama 2 7B and Llama 3.1 8B have them; embedding and output
-# layers depend on the vocabulary. "tiny" is for forced texts.
+# Qwen2.5-0.5B, Llama 3.2 1B and 3B, LLaMA 7B, Llama 3.1 8B, LLaMA 13B and 30B have them; embedding
+# and output layers depend on the vocabulary. "tiny" is for forced texts.
 SIZES = {
     "tiny": (16, 16, 1, 1, 1),
     "0.1B": (576, 1536, 30, 9, 3),
@@ -28,6 +28,8 @@ SIZES = {
     "3B": (3072, 8192, 28, 24, 8),
     "7B": (4096, 11008, 32, 32, 32),
     "8B": (4096, 14336, 32, 32, 8),
+    "13B": (5120, 13824, 40, 40, 40),
+    "30B": (6656, 17920, 60, 52, 52),
 }
 
 
@@ -49,15 +51,18 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def llma_rag(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
+    """The prompts and answers of LLMA's files (arXiv 2304.04487, 3.1): of rag.jsonl davinci-003's.
 
-    Where the tokenizer has a chat template, a prompt is a message of the user.
+    In cnndm.jsonl the query holds its document, and is the prompt. References end after 768 tokens,
+    as in the authors' code. Where the tokenizer has a chat template, a prompt is a message of the
+    user.
     """
     answers = []
     for row in json_lines(path):
         query, answer, docs = row["query"], row["result"]["text"], row["docs"]
         prompt = "docs:\n" + "\n".join(docs) + f"\nquery: {query}\nanswer:"
-        references = tokenizer(docs, add_special_tokens=False)["input_ids"]
+        prompt = query if all(doc in query for doc in docs) else prompt
+        references = [ids[:768] for ids in tokenizer(docs, add_special_tokens=False)["input_ids"]]
         if tokenizer.chat_template is None:
             ids = recorded(prompt, answer, tokenizer)
             answers.append(RecordedAnswer(ids.prompt_ids, ids.answer_ids, references))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import byte_model
 import pytest
 from shared_data import data_file
@@ -27,6 +29,14 @@ def test_a_prompt_shows_the_documents_and_they_are_its_references(data, tokenize
     assert first.answer_ids[-1] == tokenizer.eos_token_id
     chat, *_ = llma_rag(data / "llma_rag.jsonl", tokenizer)
     assert "user" in tokenizer.decode(chat.prompt_ids)
+
+
+def test_a_query_that_holds_its_document_is_the_prompt(tmp_path, templateless):
+    row = {"query": "Sum up: A cat.", "docs": ["A cat."], "result": {"text": "1####Cat"}}
+    (tmp_path / "cnndm.jsonl").write_text(json.dumps(row))
+    [answer] = llma_rag(tmp_path / "cnndm.jsonl", templateless)
+    assert templateless.decode(answer.prompt_ids) == "Sum up: A cat."
+    assert [templateless.decode(each) for each in answer.references] == ["A cat."]
 
 
 def test_problems_are_continued_and_answers_end(data, tokenizer):
