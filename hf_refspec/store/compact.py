@@ -42,8 +42,8 @@ class CompactOptions:
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
             [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
         max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest; 20,000
-            if `max_bytes` is not given either.
+        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
+            equally common ones those of the smallest ids; 20,000 if `max_bytes` is not given either.
         max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
             that are accepted most often for their bytes.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
