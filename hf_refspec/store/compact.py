@@ -43,7 +43,7 @@ class CompactOptions:
             [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
         max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
         ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
-            equally common ones those of the smallest ids; 20,000 if `max_bytes` is not given either.
+            equally common ones those with the smallest ids; 20,000 if `max_bytes` is not given.
         max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
             that are accepted most often for their bytes.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
