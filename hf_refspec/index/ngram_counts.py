@@ -71,9 +71,9 @@ def common_ngrams(
         for length in range(1, longest + 1)
     ]
     before, read = np.zeros((1, longest), np.uint32), 0
-    last = before.astype(">u4").view(f"S{4 * longest}")[0], np.zeros(1, np.int64)
+    end = before.astype(">u4").view(f"S{4 * longest}")[0], np.zeros(1, np.int64)  # ends all runs
     size = max(BLOCK // len(texts), LEAST_BLOCK)
-    for keys, counts in chain(_merged([_runs(text, longest, size) for text in texts]), [last]):
+    for keys, counts in chain(_merged([_runs(text, longest, size) for text in texts]), [end]):
         rows = np.concatenate([before, keys.view(">u4").reshape(-1, longest).astype(np.uint32)])
         places = np.cumsum(np.concatenate([[read], counts]))
         changed = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
