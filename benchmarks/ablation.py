@@ -28,7 +28,7 @@ from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.names import load_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
-MEGABYTES = (0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
+MEGABYTES = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
 LONGEST = (1, 2, 3, 4, 5)  # CREST's longest n-gram m, and a single length
 MOST = (1000, 2000, 5000, 20_000, 100_000)  # n-grams of each length, CREST's t
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1)  # of the different n-grams of one length
