@@ -78,6 +78,19 @@ def humaneval(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAn
     return [recorded(row["prompt"], row["canonical_solution"], tokenizer) for row in rows]
 
 
+def mt_bench(
+    path: Path, questions: Path, tokenizer: PreTrainedTokenizerBase
+) -> list[RecordedAnswer]:
+    """Answers to MT-bench in FastChat's form, which REST's repository has of Vicuna 7B, each turn
+    behind the earlier ones. The questions are among Spec-Bench's."""
+    turns = {row["question_id"]: row["turns"] for row in json_lines(questions)}
+    chats = []
+    for row in json_lines(path):
+        answers = [text.removesuffix("</s>") for text in row["choices"][0]["turns"]]
+        chats.append(Chat(turns[row["question_id"]], answers))
+    return [each for chat in chats for each in recorded_turns(chat, tokenizer)]
+
+
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
     """Tokenizes prompt and answer as one text, as a model would have continued it."""
     prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]

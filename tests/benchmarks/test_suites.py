@@ -7,7 +7,15 @@ import json
 import byte_model
 import pytest
 from shared_data import data_file
-from suites import humaneval, llma_rag, random_texts, recorded, recorded_turns, spec_bench
+from suites import (
+    humaneval,
+    llma_rag,
+    mt_bench,
+    random_texts,
+    recorded,
+    recorded_turns,
+    spec_bench,
+)
 
 from hf_refspec.apps.shared.loading import load_tokenizer
 
@@ -59,6 +67,15 @@ def test_answers_are_taken_where_each_turn_has_one(data, tokenizer):
     first, second = recorded_turns(math, tokenizer)
     assert "It is four." in tokenizer.decode(second.prompt_ids)
     assert "It is four." not in tokenizer.decode(first.prompt_ids)
+
+
+def test_answers_to_mt_bench_stand_behind_their_questions(tmp_path, tokenizer):
+    answers, questions = tmp_path / "answers.jsonl", tmp_path / "questions.jsonl"
+    answers.write_text('{"question_id": 81, "choices": [{"turns": ["A tale.</s>", "Again."]}]}\n')
+    questions.write_text('{"question_id": 81, "turns": ["Tell a tale.", "Once more."]}\n')
+    first, second = mt_bench(answers, questions, tokenizer)
+    assert tokenizer.decode(first.answer_ids[:-1]) == "A tale."
+    assert "A tale." in (prompt := tokenizer.decode(second.prompt_ids)) and "Once more." in prompt
 
 
 def test_random_texts_are_the_same_in_every_run(tokenizer):
