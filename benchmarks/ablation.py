@@ -1,7 +1,8 @@
-"""MAT and drafting time against the size of a datastore, for both forms, as in REST's Table 4 and
-CREST's Figures 6 to 9.
+"""MAT and drafting time against the size of a datastore, for both forms, and CREST's n-grams of one
+length alone: REST's Table 4, CREST's Table 2 and the figures of its accepted length.
 
 python benchmarks/ablation.py STORE --data HumanEval.jsonl.gz
+python benchmarks/ablation.py STORE --data model_answer.jsonl --questions spec_bench_questions.jsonl
 """
 
 from __future__ import annotations
@@ -12,29 +13,56 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from suites import humaneval, table
+from suites import humaneval, mt_bench, table
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.measure import replay
-from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH, DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.reference_copy import ReferenceCopy
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.index.ngram_counts import common_ngrams
+from hf_refspec.index.rest_trie import rest_tree
+from hf_refspec.store.compact import CONTINUATIONS
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.names import load_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
-MEGABYTES = (0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
-# CREST's published table: the longest n-gram m, and how many of each length, t.
-CREST = ((2, 1000), (2, 5000), (3, 5000), (5, 5000), (5, 20_000), (5, 100_000))
+MEGABYTES = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
+LONGEST = (1, 2, 3, 4, 5)  # CREST's longest n-gram m, and a single length
+MOST = (1000, 2000, 5000, 20_000, 100_000)  # n-grams of each length, CREST's t
+SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1)  # of the different n-grams of one length
 NODES = 64
 REST, MIXED, BLEND = "full, REST", "full, mixed", "full, mixed, and ReferenceCopy"
 CREST_NAME, COMPACT = "compact, CREST", "compact, mixed"
 
 
+class OneLength(DatastoreDrafts):
+    """CREST's drafts with the `most` commonest n-grams of one length alone. `ranks` has those that
+    the texts need; each tree grows when it is first looked up, as in the authors' measurement."""
+
+    def __init__(self, store: Datastore, length: int, ranks: dict[bytes, int], most: int) -> None:
+        super().__init__(store)
+        self.length, self.ranks, self.most = length, ranks, most
+        self.trees: dict[bytes, DraftTree] = {}
+
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+        ngram = context[-self.length :]
+        key = ngram.tobytes()
+        if self.ranks.get(key, self.most) >= self.most:
+            return DraftTree.empty()
+        if key not in self.trees:
+            limits = budget, CONTINUATIONS["rest"], CONTINUATION_LENGTH
+            tree = rest_tree(self.store.shards, ngram, self.length, *limits)
+            self.trees[key] = DraftTree(*tree)
+        return self.trees[key]
+
+
 def _drafters(
     store: Datastore, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[str, str, int, Drafter]]:
-    """The form, its setting, its size in bytes, and a drafter, for each size of each form."""
+) -> Iterator[tuple[str, str, int, Drafter, str]]:
+    """The form, its setting, its size in bytes, a drafter, and for CREST the mean number of nodes
+    of the longest n-grams' trees, for each size of each form."""
     documents = list(store.iter_documents())
     # Shuffled, since the first documents may all be alike.
     order = np.random.default_rng(0).permutation(len(documents))
@@ -44,41 +72,85 @@ def _drafters(
             full = Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
             shards = full.config.shards
             size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
-            yield REST, "", size, DatastoreDrafts(full, mode="rest")
-            yield MIXED, "", size, DatastoreDrafts(full)
+            yield REST, "", size, DatastoreDrafts(full, mode="rest"), ""
+            yield MIXED, "", size, DatastoreDrafts(full), ""
             if fraction == 1:
-                yield BLEND, "", size, ReferenceCopy() | DatastoreDrafts(full)
+                yield BLEND, "", size, ReferenceCopy() | DatastoreDrafts(full), ""
     published = [
         (CREST_NAME, f"m={m} t={t}", {"mode": "rest", "max_ngram": m, "ngrams_per_order": t})
-        for m, t in CREST
+        for m in LONGEST
+        for t in MOST
     ]
     ours = [(COMPACT, "", {"max_bytes": int(most * 1e6)}) for most in MEGABYTES]
     for form, setting, options in (*published, *ours):
         with TemporaryDirectory() as folder:
             compact = store.compact(Path(folder) / "store", progress=False, **options)
-            assert compact.config.ngrams is not None
-            yield form, setting, compact.config.ngrams.file.size, DatastoreDrafts(compact)
+            assert compact.config.ngrams is not None and compact.ngrams is not None
+            sizes = np.diff(compact.ngrams.starts)[-compact.config.ngrams.ngrams[-1] :]
+            nodes = f"{sizes.mean():.1f}" if form == CREST_NAME else ""
+            yield form, setting, compact.config.ngrams.file.size, DatastoreDrafts(compact), nodes
+
+
+def _single_lengths(
+    store: Datastore, answers: list[tuple[list[int], list[int]]], vocab_size: int
+) -> Iterator[list[str]]:
+    """A row for each length: MAT with each share of its n-grams."""
+    for length in LONGEST:
+        ngrams = common_ngrams(store.shards, length, store.tokens)[0][-1]
+        texts = [np.array([*prompt, *answer], np.int32) for prompt, answer in answers]
+        needed = {
+            text[i : i + length].tobytes() for text in texts for i in range(len(text) - length + 1)
+        }
+        keys = map(bytes, ngrams)
+        ranks = {key: rank for rank, key in enumerate(keys) if key in needed}
+        mats = []
+        for share in SHARES:
+            drafter = OneLength(store, length, ranks, int(share * len(ngrams)))
+            mats.append(f"{replay(answers, drafter, vocab_size, NODES).mat:.2f}")
+        yield [str(length), f"{len(ngrams):,}", *mats]
+
+
+def _compared(sizes: list[tuple[str, int, float]]) -> Iterator[str]:
+    """How much smaller than REST's a form is with its MAT, and how much longer in its space."""
+    _, rest_size, rest = max((each for each in sizes if each[0] == REST), key=lambda each: each[1])
+    for form in (CREST_NAME, COMPACT):
+        of_form = [(size, mat) for name, size, mat in sizes if name == form and size <= rest_size]
+        best = max((mat for _, mat in of_form), default=0.0)
+        yield f"{form}: in REST's space {best / rest - 1:+.1%}"
+        if same := [size for size, mat in of_form if mat >= rest]:
+            yield f"{form}: REST's MAT in {rest_size / min(same):.1f} times less space"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures a datastore on HumanEval."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Measures a datastore on recorded answers."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("store", help="the folder of a datastore with its full form")
-    add("--data", type=Path, required=True, help="HumanEval.jsonl.gz")
+    add("--data", type=Path, required=True, help="HumanEval.jsonl.gz, or answers to MT-bench")
+    add("--questions", type=Path, help="spec_bench_questions.jsonl, for answers to MT-bench")
     add("--tokenizer", help="default: the one that the datastore carries")
     options = parser.parse_args(arguments)
     store = Datastore(options.store, form="full")
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
-    problems = humaneval(options.data, tokenizer)
-    answers = [(each.prompt_ids, each.answer_ids) for each in problems]
-    rows = []
-    for form, setting, size, drafter in _drafters(store, tokenizer):
+    if options.questions is None:
+        recorded = humaneval(options.data, tokenizer)
+    else:
+        recorded = mt_bench(options.data, options.questions, tokenizer)
+    answers = [(each.prompt_ids, each.answer_ids) for each in recorded]
+    rows, sizes = [], []
+    for form, setting, size, drafter, nodes in _drafters(store, tokenizer):
         stats = replay(answers, drafter, len(tokenizer), NODES)
-        microseconds = 1e6 * stats.drafting_seconds / stats.tokens
-        rows.append([form, setting, f"{size / 1e6:.4g}", f"{stats.mat:.3f}", f"{microseconds:.0f}"])
+        drafted = f"{stats.drafted / max(stats.drafts, 1):.1f}"
+        microseconds = f"{1e6 * stats.drafting_seconds / stats.tokens:.0f}"
+        figures = f"{size / 1e6:.4g}", f"{stats.mat:.3f}", drafted, nodes, microseconds
+        rows.append([form, setting, *figures])
+        sizes.append((form, size, stats.mat))
         print(*rows[-1], flush=True)
-    print(table(["form", "setting", "MB", "MAT", "us a token"], rows))
+    columns = ["form", "setting", "MB", "MAT", "nodes a draft", "nodes a tree of m", "us a token"]
+    print(table(columns, rows))
+    print(*_compared(sizes), sep="\n")
+    shares = [f"{share:.0%}" for share in SHARES]
+    print(table(["n", "n-grams", *shares], _single_lengths(store, answers, len(tokenizer))))
 
 
 if __name__ == "__main__":

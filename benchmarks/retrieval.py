@@ -1,40 +1,46 @@
 """Speculative retrieval against waiting for every search, as in RaLMSpec (arXiv 2401.14021).
 
-    python benchmarks/retrieval.py ralm BASE --prompts FILE [--encoder ENCODER] ...
-    python benchmarks/retrieval.py knn KNN [--prompts FILE] ...
-    python benchmarks/retrieval.py latency BASE [--encoder ENCODER] ...
+    python benchmarks/retrieval.py build FOLDER --data DATA --encoder ENCODER
+    python benchmarks/retrieval.py ralm FOLDER --data DATA --encoder ENCODER --out FILE ...
+    python benchmarks/retrieval.py knn FOLDER --out FILE ...
+    python benchmarks/retrieval.py latency FOLDER --encoder ENCODER
 
-`ralm` answers questions with a knowledge base (iterative RaLM); `knn` continues texts, by default
-files of the standard library, with a kNN datastore (kNN-LM). All methods answer each prompt by
-turns, after one call that does not count. Ids and passages must be those of the baseline. Seconds
-are those of generation (G) and of retrieval (R: queries, request cache, waiting), as in the paper's
-Figure 4. `latency` prints the time of a search against the number of its queries, as in Figure 6.
+`build` makes what the others search: `base` and `vectors.npy` for dense retrieval, `sparse` for
+BM25, `knn` for the kNN-LM. `ralm` answers questions (iterative RaLM), `knn` continues files of the
+standard library. Methods answer each prompt by turns, after a short call that does not count; ids
+and passages must be the baseline's. Every call is a line of `--out`; another start goes on from
+there. Seconds are those of generation (G) and of retrieval (R: queries, request cache, waiting), as
+in the paper's Figure 4. `latency` has the time of a search by the number of its queries (Figure 6).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import random
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import chain, islice, product
 from pathlib import Path
-from statistics import fmean, median
-from time import perf_counter
-from typing import Any
+from statistics import fmean, median, stdev
+from timeit import repeat
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from suites import ForcedText, RecordedAnswer, llma_rag, random_model, table
-from transformers import BatchEncoding, LogitsProcessorList, PreTrainedTokenizerBase
+from suites import chat_ids, json_lines, table
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
-from hf_refspec.apps.shared.comparison import Comparison, speedup
+from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.apps.shared.prompts import chat_inputs
+from hf_refspec.apps.shared.prompts import user
 from hf_refspec.drafting.reference_copy import ReferenceCopy
+from hf_refspec.generation.warmup import warmup
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
@@ -45,281 +51,335 @@ from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.flat import index_type
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.retrieval.text_encoder import load_encoder
-from hf_refspec.retrieval.vector_index import LEAST_WALKED, squared_lengths
+from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
+from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1
-# Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
-BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
-LARGE_PREFETCH = 256
-NEIGHBOURS, SWEPT = (1, 1024), (1, 4, 16, 64, 256, 1024)
+BASELINE, OURS, DRAFTS = "B", "ours", "ours+drafts"
+LARGE, WARM_UP_TOKENS = 256, 8
+_published = Speculation.published
+# The paper's letters; its Table 5 has strides alone, of which 3 is RaLMSpec without any letter.
+METHODS: dict[str, Speculation | None] = {BASELINE: None}
+METHODS |= {each: _published(each.lower()) for each in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
+METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
+METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
+METHODS |= {OURS: Speculation(), DRAFTS: Speculation()}
+DIMENSION, CHUNK_LENGTH = 768, 64
+FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
+NEAR = 16  # neighbours that vectors are drawn towards
 PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA, TEMPERATURE = 0.25, 10.0
 BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
+FIGURES = "searches", "gamma", "seconds", "retrieval"  # that are recorded of each call
 
 
-class PaddedKnowledgeBase(KnowledgeBase):
-    """A knowledge base with random embeddings added, so that exact searches take longer.
+def fill_near(rows: np.ndarray, own: np.ndarray, unit: bool) -> None:
+    """Fills `rows` with `own`, then with others: each lies between one of these and one of its
+    nearest, closer to the former. They repeat the order of `own`. With `unit` their length is 1."""
+    count, rng = min(len(own), len(rows)), np.random.default_rng(0)
+    first = rows[:count] = own[:count]
+    index = index_type("flat")(first, squared_lengths(first), "l2")
+    near = np.stack([found.ids[1:] for found in index.search(first, min(NEAR + 1, count))])
+    for begin in range(count, len(rows), count):
+        part = rows[begin : begin + count]
+        part[:] = first[: len(part)]
+        others = first[near[np.arange(len(part)), rng.integers(0, near.shape[1], len(part))]]
+        part += rng.uniform(0, 0.5, (len(part), 1)).astype(np.float32) * (others - part)
+        if unit:
+            part /= np.linalg.norm(part, axis=1, keepdims=True)
 
-    In hundreds of dimensions random directions are nearly orthogonal to every query, so that
-    searches compare them with it but hardly ever return them.
-    """
 
-    def __init__(self, path: Any, tokenizer: PreTrainedTokenizerBase, distractors: int) -> None:
-        super().__init__(path, tokenizer)
-        assert self.embeddings is not None
-        count, dimension = self.embeddings.shape
-        padded = np.empty((count + distractors, dimension), dtype=np.float32)
-        padded[:count] = self.embeddings
-        np.random.default_rng(0).standard_normal(dtype=np.float32, out=padded[count:])
-        squares = np.einsum("ij,ij->i", padded[count:], padded[count:])  # without a copy of all
-        padded[count:] /= np.sqrt(squares)[:, None]
-        self.embeddings = padded
+class NearKnowledgeBase(KnowledgeBase):
+    """A knowledge base with vectors near its own, of a file that is memory-mapped. They stand for
+    passages that overlap its own: windows of its tokens that begin later."""
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, vectors: int) -> None:
+        super().__init__(folder / "base", tokenizer)
+        self.embeddings = np.load(folder / "vectors.npy", mmap_mode="c")[:vectors]
 
     def __len__(self) -> int:
         assert self.embeddings is not None
         return len(self.embeddings)
 
     def passage(self, passage_id: int) -> np.ndarray:
-        """The tokens of a passage, and for a distractor the first tokens of passage 0."""
-        if self.config.passages <= passage_id < len(self):
-            return super().passage(0)[:4]
-        return super().passage(passage_id)
+        copied, own = divmod(passage_id, self.config.passages)
+        if copied == 0:
+            return super().passage(own)
+        last = self.config.tokens - CHUNK_LENGTH
+        begin = min(int(self._bounds[own]) + copied % CHUNK_LENGTH, last)
+        return self._tokens[begin : begin + CHUNK_LENGTH].astype(np.int64)
 
 
-class PaddedKnnDatastore(KnnDatastore):
-    """A kNN datastore with entries added, so that searches take as long as in a large one.
+class NearKnnDatastore(KnnDatastore):
+    """A kNN datastore with entries near its own, each with the next token of the entry it is
+    closest to, so that searches take as long as in a large one."""
 
-    Each added entry lies between an entry of the datastore and one of its 16 nearest, closer to the
-    former, and has its next token. They repeat the datastore's order, so that the next entries of a
-    text follow each other in them as well.
-    """
-
-    def __init__(self, path: Path, added: int) -> None:
+    def __init__(self, path: Path, entries: int, index: Index) -> None:
         super().__init__(path)
-        count, keys, rng = len(self.keys), self.keys, np.random.default_rng(0)
-        near = np.stack([found.ids[1:] for found in self.search(list(keys), 17)])
-        self.keys = np.resize(keys, (count + added, keys.shape[1]))  # in repeated copies
-        self.values = np.resize(self.values, len(self.keys))
-        for begin in range(count, len(self.keys), count):
-            copies = self.keys[begin : begin + count]
-            others = keys[near[np.arange(len(copies)), rng.integers(0, 16, len(copies))]]
-            copies += rng.uniform(0, 0.5, (len(copies), 1)).astype(np.float32) * (others - copies)
-        self._index = index_type("flat")(self.keys, squared_lengths(self.keys), "l2")
+        own, self.index = self.keys, index
+        self.keys = np.empty((entries, own.shape[1]), np.float32)
+        fill_near(self.keys, own, unit=False)
+        self.values = np.resize(self.values, entries)
+        self._index = index_type(index)(self.keys, squared_lengths(self.keys), "l2")
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
-def speculations(ablate: bool, boosters: str) -> dict[str, Speculation | None]:
-    """The settings of speculation by name: the baseline, RaLMSpec with its boosters, and ours; with
-    `ablate` each of the boosters, larger prefetching and fixed strides (its Tables 1, 2 and 4)."""
-    published = {f"as published, {boosters}": Speculation.published(boosters)}
-    if ablate:
-        letters = ("", "p", "s", "a", "ps", "pa", "sa") if boosters == "psa" else ("",)
-        published |= {
-            f"as published, {each or 'none'}": Speculation.published(each) for each in letters
-        }
-        for each in ("p", "psa") if boosters == "psa" else ():
-            large = replace(Speculation.published(each), prefetch=LARGE_PREFETCH)
-            published[f"as published, {each}, prefetch {LARGE_PREFETCH}"] = large
-        for stride in (1, 3, 5, 8):
-            fixed = replace(Speculation.published(boosters), stride=stride)
-            published[f"as published, {boosters}, stride {stride}"] = fixed
-    return {BASELINE: None, **published, OURS: Speculation()}
+def wide_encoder(name: str) -> Callable[[list[str]], np.ndarray]:
+    """An encoder, its vectors repeated up to 768 numbers, with the same inner products."""
+    encoder = TextEncoder(load_encoder(name))
+
+    def encode(texts: list[str]) -> np.ndarray:
+        vectors = encoder.passages(texts)
+        repeats = max(DIMENSION // vectors.shape[1], 1)
+        return np.tile(vectors, repeats) / np.float32(repeats**0.5)
+
+    return encode
+
+
+def python_files() -> list[Path]:
+    """The sources of the standard library and of all installed packages."""
+    return [*python_stdlib(), *sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))]
+
+
+def _texts(files: list[Path]) -> Iterator[str]:
+    return (file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def _build(args: argparse.Namespace) -> None:
+    """Builds what is not there yet."""
+    tokenizer, folder, files = load_tokenizer(args.model), args.folder, python_files()
+    docs = [doc for row in json_lines(args.data / "llma_rag.jsonl") for doc in row["docs"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    build = partial(KnowledgeBase.build, chunk_length=CHUNK_LENGTH)
+    if not (folder / "base").exists():
+        texts = chain(docs, _texts(files[:: len(files) // FILES + 1]))
+        build(texts, tokenizer, wide_encoder(args.encoder), folder / "base")
+    if not (folder / "vectors.npy").exists():
+        own = KnowledgeBase(folder / "base", tokenizer).embeddings
+        assert own is not None
+        shape = max(len(own), *args.vectors), own.shape[1]
+        rows = np.lib.format.open_memmap(folder / "unfinished.npy", "w+", np.float32, shape)
+        fill_near(rows, own, unit=True)
+        rows.flush()
+        os.replace(folder / "unfinished.npy", folder / "vectors.npy")
+    if not (folder / "sparse").exists():
+        build(chain(docs, _texts(files)), tokenizer, None, folder / "sparse")
+    if not (folder / "knn").exists():
+        model = load_model(args.model, args.device_map, args.dtype)
+        some = _texts([file for i, file in enumerate(python_stdlib()) if i % EVERY])
+        KnnDatastore.build(model, tokenizer, some, folder / "knn", max_entries=ENTRIES)
+
+
+def as_long_as(retriever: Any, times: int) -> Retriever:
+    """The retriever, each of whose searches is made several times."""
+    search = retriever.search
+    vars(retriever)["search"] = lambda *args: [search(*args) for _ in range(max(times, 1))][-1]
+    return retriever
 
 
 def retrievers(
     args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Callable[[], Retriever]]:
-    """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base."""
-    base = KnowledgeBase.from_pretrained(args.base, tokenizer)
+    """The retrievers that were asked for, by name, not opened yet."""
     found: dict[str, Callable[[], Retriever]] = {}
-    if args.encoder is not None:
-        encoder = load_encoder(args.encoder)
-        searched = base
-        if args.distractors:
-            searched = PaddedKnowledgeBase(base.path, tokenizer, args.distractors)
-        # With --ablate, a graph walks the largest number for the baseline too.
-        walked = LARGE_PREFETCH if args.ablate else LEAST_WALKED
-        found[f"flat, {len(searched):,}"] = partial(DenseRetriever, searched, encoder)
-        found[f"hnsw, {len(base):,}"] = partial(DenseRetriever, base, encoder, "hnsw", walked)
-    elif args.distractors:
-        raise ValueError("--distractors needs --encoder, for the embeddings")
-    found[f"bm25, {len(base):,}"] = partial(SparseRetriever, base, progress=False)
+    encoder = wide_encoder(args.encoder) if {"flat", "hnsw"} & set(args.index) else None
+
+    def dense(index: Index, vectors: int) -> Retriever:
+        base = NearKnowledgeBase(args.folder, tokenizer, vectors)
+        # A graph walks the largest number for the baseline too.
+        retriever = DenseRetriever(base, encoder, index, LARGE)
+        return as_long_as(retriever, round(vectors / len(base)))
+
+    def sparse(base: KnowledgeBase, passages: int) -> Retriever:
+        return as_long_as(SparseRetriever(base, progress=False), round(passages / len(base)))
+
+    for vectors in args.vectors if "flat" in args.index else ():
+        found[f"flat, {vectors:,}"] = partial(dense, "flat", vectors)
+    if "hnsw" in args.index:
+        found[f"hnsw, {args.graph:,}"] = partial(dense, "hnsw", args.graph)
+    if "bm25" in args.index:
+        base = KnowledgeBase.from_pretrained(args.folder / "sparse", tokenizer)
+        for passages in args.passages or [len(base)]:
+            found[f"bm25, {passages:,}"] = partial(sparse, base, passages)
     return found
 
 
-def compare(
-    model: Any,
-    prompts: list[RecordedAnswer],
-    settings: dict[str, Speculation | None],
-    new_tokens: int,
-    forced: bool = False,
-    **options: Any,
-) -> list[list[Any]]:
-    """A row for each setting. `options` are for `generate`; with `forced` the model has to write
-    the recorded answers."""
-    stats = {name: RetrievalStats() for name in settings}
+class Calls:
+    """The calls of all methods, by setting, method, seed and prompt: lines of a file that another
+    start goes on with."""
 
-    def methods() -> dict[str, dict[str, Any]]:
-        return {
-            name: {"speculation": each, "retrieval_stats": stats[name]}
-            for name, each in settings.items()
-        }
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._file, self._new_tokens = args.out, args.max_new_tokens
+        self._made: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._methods = [BASELINE, *(name for name in args.methods if name != BASELINE)]
+        self._seeds, self._prompts = range(args.seeds or 1), range(args.limit)
+        self._sampled = {"do_sample": args.seeds is not None}
+        if args.out.exists():
+            self._made = {tuple(call.pop("key")): call for call in json_lines(args.out)}
 
-    comparison = Comparison(model, methods, **options)
-    comparison.warm_up()
-    figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in settings}
-    for prompt in prompts:
-        ids = torch.tensor([prompt.prompt_ids])
-        inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        given: dict[str, Any] = {"max_new_tokens": new_tokens}
-        if forced:
-            text = ForcedText(torch.tensor(prompt.prompt_ids + prompt.answer_ids))
-            given = {"max_new_tokens": len(prompt.answer_ids), "eos_token_id": None}
-            given["logits_processor"] = LogitsProcessorList([text])
-        comparison.ask(inputs.to(model.device), **given)
-        for name, each in stats.items():
-            if each.best_ids != stats[BASELINE].best_ids:
-                raise SystemExit(f"{name} retrieved other passages than the baseline")
-            seconds = each.waiting_seconds + each.cache_seconds
-            if options["custom_generate"] is not knn_lm:  # whose queries generation computes
-                seconds += each.query_seconds
-            figures[name].append((each.searches, each.gamma, seconds))
-    if model.dtype == torch.float32 and any(
-        comparison.equal(name) < len(prompts) for name in settings
-    ):
-        raise SystemExit("a method gave other ids than the baseline")
-    rows = []
-    for name, calls in comparison.calls.items():
-        searches, gamma, seconds = (fmean(each) for each in zip(*figures[name], strict=True))
-        whole = fmean(call.seconds for call in calls)
-        faster = speedup(comparison.calls[BASELINE], calls)
-        cells = f"{searches:.1f}", f"{gamma:.2f}", f"{whole - seconds:.3g}", f"{seconds:.3g}"
-        rows.append([name, *cells, f"{faster:.2f}x"])
-        print(*rows[-1], flush=True)
-    return rows
+    def missing(self, setting: str) -> set[str]:
+        """The methods that lack a call."""
+        keys = product([setting], self._methods, self._seeds, self._prompts)
+        return {key[1] for key in keys if key not in self._made}
+
+    def measure(
+        self, setting: str, model: Any, prompts: list[list[int]], retriever: Any, options: Any
+    ) -> None:
+        """Makes the calls that are missing. `options` are for `generate`."""
+        call = {}
+        for method in self._methods:  # each has its own, with which what is learned of it is kept
+            own = object.__new__(type(retriever))
+            vars(own).update(vars(retriever))
+            call[method] = partial(_call, model, method, own)
+        options = options | self._sampled
+        warmup()
+        for method in self.missing(setting):
+            call[method](prompts[0], 0, {**options, "max_new_tokens": WARM_UP_TOKENS})
+        options["max_new_tokens"] = self._new_tokens
+        for seed, prompt in product(self._seeds, self._prompts):
+            for method in random.Random(prompt).sample(self._methods, len(self._methods)):
+                key = setting, method, seed, prompt
+                if key not in self._made:
+                    self._made[key] = call[method](prompts[prompt], seed, options)
+                    print(*key, f"{self._made[key]['seconds']:.1f} s", flush=True)
+                    with self._file.open("a") as file:
+                        file.write(json.dumps({"key": key, **self._made[key]}) + "\n")
+
+    def table(self, setting: str) -> str:
+        """A row for each method: means of a call, and the speed-up, with its deviation if there are
+        several seeds. Refuses other texts or passages than the baseline's."""
+        figures = {}
+        for method in self._methods:
+            calls = np.empty((len(self._seeds), len(self._prompts), len(FIGURES)))
+            for seed, prompt in product(self._seeds, self._prompts):
+                made = self._made[setting, method, seed, prompt]
+                truth = self._made[setting, BASELINE, seed, prompt]
+                for what in ("ids", "passages"):
+                    if made[what] != truth[what]:
+                        raise SystemExit(f"{method} has other {what} than the baseline: {setting}")
+                calls[seed, prompt] = [made[name] for name in FIGURES]
+            figures[method] = calls.mean(axis=1)
+        rows = []
+        for method, by_seed in figures.items():
+            searches, gamma, whole, retrieval = by_seed.mean(axis=0)
+            gains = (figures[BASELINE][:, 2] / by_seed[:, 2]).tolist()
+            spread = f" ± {stdev(gains):.2f}" if len(gains) > 1 else ""
+            model = whole - retrieval
+            cells = f"{gamma:.2f}", f"{model:.3g}", f"{retrieval:.3g}", f"{retrieval / model:.2f}"
+            rows.append([method, f"{searches:.1f}", *cells, f"{fmean(gains):.2f}x{spread}"])
+        return table([setting, "searches", "gamma", "G, s", "R, s", "R:G", "speed-up"], rows)
 
 
-def _ralm(args: argparse.Namespace) -> None:
-    tokenizer = load_tokenizer(args.model)
-    if args.forced:
-        model = random_model("tiny", len(tokenizer))
-        prompts = llma_rag(args.prompts, tokenizer, passages=False)[: args.limit]
-    else:
-        model = load_model(args.model, args.device_map, args.dtype)
-        chats = taking_turns(read_chats(args.prompts))[: args.limit]
-        ids = [chat_inputs(tokenizer, chat.until(0, []))["input_ids"] for chat in chats]
-        prompts = [RecordedAnswer(each[0].tolist(), []) for each in ids]
-    options = {
-        "custom_generate": iterative_ralm,
-        "tokenizer": tokenizer,
-        "generation_stride": GENERATION_STRIDE,
-        "query_length": QUERY_LENGTH,
-    }
-    if args.drafts:
-        options["drafter"] = ReferenceCopy()
-    settings = speculations(args.ablate, "psa")
+def _call(
+    model: Any, method: str, retriever: Any, prompt: list[int], seed: int, options: Any
+) -> dict[str, Any]:
+    """One call of a method, as it is recorded."""
+    stats, ids = RetrievalStats(), torch.tensor([prompt], device=model.device)
+    given = {**options, "speculation": METHODS[method], "retrieval_stats": stats}
+    given["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
+    if method == DRAFTS:
+        given["drafter"] = ReferenceCopy()
+    torch.manual_seed(seed)
+    inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    decoded = decode(model, inputs, **given)
+    retrieval = stats.waiting_seconds + stats.cache_seconds
+    if options["custom_generate"] is not knn_lm:  # whose queries generation computes
+        retrieval += stats.query_seconds
+    figures = stats.searches, stats.gamma, decoded.seconds, retrieval
+    made = dict(zip(FIGURES, figures, strict=True))
+    return {"ids": decoded.ids, "passages": stats.best_ids, **made}
+
+
+# A setting: its name, how to open its retriever, and the options of `generate`.
+Settings: TypeAlias = Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]
+
+
+def _of_ralm(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Settings:
+    options: dict[str, Any] = {"custom_generate": iterative_ralm, "tokenizer": tokenizer}
+    options |= {"generation_stride": GENERATION_STRIDE, "query_length": QUERY_LENGTH}
     for name, new_retriever in retrievers(args, tokenizer).items():
-        retriever = new_retriever()
-        rows = compare(
-            *(model, prompts, settings, args.max_new_tokens, args.forced),
-            retriever=retriever,
-            do_sample=False,
-            **options,
-        )
-        print(table([name, "searches", "gamma", "G, s", "R, s", "speed-up"], rows))
+        yield name, new_retriever, options
 
 
-def _knn(args: argparse.Namespace) -> None:
-    tokenizer = load_tokenizer(args.model)
-    flat = KnnDatastore(args.base)
-    flat.check_tokenizer(tokenizer)
-    texts = islice(_texts(args.prompts), 50 * args.limit)
-    ids = (tokenizer(text, verbose=False)["input_ids"] for text in texts)
-    long = (RecordedAnswer(each[:PROMPT_TOKENS], []) for each in ids if len(each) > LEAST_TOKENS)
-    prompts = list(islice(long, args.limit))
+def _of_knn(args: argparse.Namespace, _: PreTrainedTokenizerBase) -> Settings:
+    @lru_cache(1)
+    def store(index: Index, entries: int) -> KnnDatastore:
+        return NearKnnDatastore(args.folder / "knn", entries, index)
+
+    sizes: list[tuple[Index, int]] = [("flat", each) for each in args.vectors]
+    for (index, entries), k in product([*sizes, ("hnsw", args.graph)], args.k):
+        if index in args.index:
+            options = {"k": k, "lambda_": LAMBDA, "temperature": TEMPERATURE}
+            name = f"kNN-LM, {index}, {entries:,}, k={k}"
+            yield name, partial(store, index, entries), {"custom_generate": knn_lm, **options}
+
+
+def _measure(args: argparse.Namespace) -> None:
+    tokenizer, calls = load_tokenizer(args.model), Calls(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    padded = PaddedKnnDatastore(flat.path, args.distractors) if args.distractors else flat
-    for index, store in (("flat", padded), ("hnsw", KnnDatastore(args.base, "hnsw"))):
-        for k in SWEPT if args.ablate else NEIGHBOURS:
-            for sampled in (False,) if args.ablate else (False, True):
-                rows = compare(
-                    *(model, prompts, speculations(args.ablate, "s"), args.max_new_tokens),
-                    custom_generate=knn_lm,
-                    knn_datastore=store,
-                    k=min(k, len(flat)),
-                    lambda_=LAMBDA,
-                    temperature=TEMPERATURE,
-                    do_sample=sampled,
-                )
-                name = f"{index}, {len(store):,}, k={k}, {'sampled' if sampled else 'greedy'}"
-                print(table([name, "searches", "gamma", "G, s", "R, s", "speed-up"], rows))
-
-
-def _texts(prompts: Path | None) -> Iterator[str]:
-    """The texts that are continued: first turns of a file, or files of the standard library."""
-    if prompts is not None:
-        yield from (chat.turns[0] for chat in read_chats(prompts))
-        return
-    for path in python_stdlib()[::EVERY]:
-        yield path.read_text(encoding="utf-8", errors="replace")
+    if args.measured == "ralm":
+        asked = [row["query"] for row in json_lines(args.data / "llma_rag.jsonl")[: args.limit]]
+        prompts = [chat_ids([user(query)], tokenizer) for query in asked]
+    else:
+        texts = _texts(python_stdlib()[::EVERY])
+        ids = (tokenizer(text, verbose=False)["input_ids"] for text in texts)
+        long = (each[:PROMPT_TOKENS] for each in ids if len(each) > LEAST_TOKENS)
+        prompts = list(islice(long, args.limit))
+    settings = _of_ralm if args.measured == "ralm" else _of_knn
+    for name, new_retriever, options in settings(args, tokenizer):
+        how = "greedy" if args.seeds is None else "sampled"
+        setting = f"{name}, {args.max_new_tokens} tokens, {how}"
+        if calls.missing(setting):
+            calls.measure(setting, model, prompts, new_retriever(), options)
+        print(calls.table(setting), flush=True)
 
 
 def _latency(args: argparse.Namespace) -> None:
     rows, tokenizer = [], load_tokenizer(args.model)
-    passages = KnowledgeBase.from_pretrained(args.base, tokenizer).config.passages
+    passages = KnowledgeBase.from_pretrained(args.folder / "base", tokenizer).config.passages
     drawn = np.random.default_rng(0).integers(passages, size=BATCHES[-1])
     for name, new_retriever in retrievers(args, tokenizer).items():
         retriever = new_retriever()
         queries = [retriever.encode(retriever.passage(i)[:QUERY_LENGTH]) for i in drawn.tolist()]
-        retriever.search(queries, args.k)  # the first one compiles and loads
+        retriever.search(queries, 1)  # the first one compiles and loads
         medians = []
         for batch in BATCHES:
-            seconds = []
-            for _ in range(REPETITIONS):
-                began = perf_counter()
-                retriever.search(queries[:batch], args.k)
-                seconds.append(perf_counter() - began)
+            search = partial(retriever.search, queries[:batch], 1)
+            seconds = repeat(search, number=1, repeat=REPETITIONS)
             medians.append(f"{1e3 * median(seconds):.1f}")
         rows.append([name, *medians])
     print(table(["ms, queries:", *BATCHES], rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one of the three."""
+    """Builds, or measures one of the three."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("measured", choices=("ralm", "knn", "latency"))
-    add("base", type=Path, help="a knowledge base, or a kNN datastore that the model built")
+    commands = {"build": _build, "ralm": _measure, "knn": _measure, "latency": _latency}
+    add("measured", choices=tuple(commands))
+    add("folder", type=Path, help="what `build` made")
     add_model(parser)
-    add("--prompts", type=Path, metavar="FILE", help="as `hf-refspec bench` has them")
-    add("--limit", type=positive, default=3, metavar="N", help="only the first N; 3 by default")
+    add("--data", type=Path, help="the folder with llma_rag.jsonl")
+    add("--encoder", help="a sentence-transformers model, such as all-MiniLM-L6-v2")
+    add("--index", nargs="+", choices=("flat", "hnsw", "bm25"), default=("flat", "hnsw", "bm25"))
+    more = "searched exactly; for more than `build` made, searches are made several times"
+    add("--vectors", nargs="+", type=positive, default=[3_000_000], metavar="N", help=more)
+    add("--passages", nargs="+", type=positive, metavar="N", help="of BM25; more as of --vectors")
+    add("--graph", type=positive, default=300_000, metavar="N", help="vectors of an HNSW graph")
+    beside = f"beside the baseline: {', '.join(METHODS)}"
+    add("--methods", nargs="+", choices=METHODS, default=["PSA", OURS], metavar="M", help=beside)
+    add("--k", nargs="+", type=positive, default=[1, 1024], help="knn: neighbours")
+    add("--limit", type=positive, default=10, metavar="N", help="only the first N prompts")
+    add("--seeds", type=positive, metavar="N", help="sample N times; greedy by default")
     add("--max-new-tokens", type=positive, default=48, metavar="N")
-    add("--encoder", help="the sentence-transformers model that embedded the knowledge base")
-    add(
-        "--distractors",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="add N vectors: random ones, or of a kNN datastore near ones",
-    )
-    add("--ablate", action="store_true", help="measure every setting of speculation")
-    add("--drafts", action="store_true", help="ralm: with drafts of ReferenceCopy as well")
-    add(
-        "--forced",
-        action="store_true",
-        help="ralm: --prompts is llma_rag.jsonl, whose answers a "
-        "tiny random model is made to write",
-    )
-    add("--k", type=positive, default=1, help="latency: passages for each query")
+    kept = "the calls, one a line; go on from them"
+    add("--out", type=Path, default=Path(os.devnull), metavar="FILE", help=kept)
     args = parser.parse_args(arguments)
-    if args.measured == "ralm" and args.prompts is None:
-        parser.error("ralm needs --prompts")
-    {"ralm": _ralm, "knn": _knn, "latency": _latency}[args.measured](args)
+    commands[args.measured](args)
     return 0
 
 

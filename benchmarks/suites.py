@@ -18,8 +18,8 @@ from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 # Hidden size, intermediate size, layers, attention heads, key-value heads, as SmolLM2-135M,
-# Qwen2.5-0.5B, Llama 3.2 1B and 3B, Llama 2 7B and Llama 3.1 8B have them; embedding and output
-# layers depend on the vocabulary. "tiny" is for forced texts.
+# Qwen2.5-0.5B, Llama 3.2 1B and 3B, LLaMA 7B, Llama 3.1 8B, LLaMA 13B and 30B have them; embedding
+# and output layers depend on the vocabulary. "tiny" is for forced texts.
 SIZES = {
     "tiny": (16, 16, 1, 1, 1),
     "0.1B": (576, 1536, 30, 9, 3),
@@ -28,6 +28,8 @@ SIZES = {
     "3B": (3072, 8192, 28, 24, 8),
     "7B": (4096, 11008, 32, 32, 32),
     "8B": (4096, 14336, 32, 32, 8),
+    "13B": (5120, 13824, 40, 40, 40),
+    "30B": (6656, 17920, 60, 52, 52),
 }
 
 
@@ -48,22 +50,19 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def llma_rag(
-    path: Path, tokenizer: PreTrainedTokenizerBase, passages: bool = True
-) -> list[RecordedAnswer]:
-    """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
+def llma_rag(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """The prompts and answers of LLMA's files (arXiv 2304.04487, 3.1): of rag.jsonl davinci-003's.
 
-    Without `passages` the prompts are the questions alone, for a model that retrieves. Where the
-    tokenizer has a chat template, a prompt with passages is a message of the user.
+    In cnndm.jsonl the query holds its document, and is the prompt. References end after 768 tokens,
+    as in the authors' code. Where the tokenizer has a chat template, a prompt is a message of the
+    user.
     """
     answers = []
     for row in json_lines(path):
         query, answer, docs = row["query"], row["result"]["text"], row["docs"]
-        if not passages:
-            answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
-            continue
         prompt = "docs:\n" + "\n".join(docs) + f"\nquery: {query}\nanswer:"
-        references = tokenizer(docs, add_special_tokens=False)["input_ids"]
+        prompt = query if all(doc in query for doc in docs) else prompt
+        references = [ids[:768] for ids in tokenizer(docs, add_special_tokens=False)["input_ids"]]
         if tokenizer.chat_template is None:
             ids = recorded(prompt, answer, tokenizer)
             answers.append(RecordedAnswer(ids.prompt_ids, ids.answer_ids, references))
@@ -77,6 +76,19 @@ def humaneval(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAn
     """The problems of HumanEval with their canonical solutions, as REST measures (section 4.1)."""
     rows = json_lines(path)
     return [recorded(row["prompt"], row["canonical_solution"], tokenizer) for row in rows]
+
+
+def mt_bench(
+    path: Path, questions: Path, tokenizer: PreTrainedTokenizerBase
+) -> list[RecordedAnswer]:
+    """Answers to MT-bench in FastChat's form, which REST's repository has of Vicuna 7B, each turn
+    behind the earlier ones. The questions are among Spec-Bench's."""
+    turns = {row["question_id"]: row["turns"] for row in json_lines(questions)}
+    chats = []
+    for row in json_lines(path):
+        answers = [text.removesuffix("</s>") for text in row["choices"][0]["turns"]]
+        chats.append(Chat(turns[row["question_id"]], answers))
+    return [each for chat in chats for each in recorded_turns(chat, tokenizer)]
 
 
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:

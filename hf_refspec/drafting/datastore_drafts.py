@@ -38,10 +38,10 @@ class DatastoreDrafts(LookUp):
             2311.08252, section 3), with the settings of its authors' code: it finds the longest
             suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
             most frequent nodes of the trie of the 10 tokens behind its first 5000 places in each
-            shard. `"mixed"` lets shorter, more frequent matches vote as well, since a long match
-            that is rare makes a poor tree, and reads a fair sample of about 1000 places, see
-            [`~index.rest_trie.mixed_tree`]. The compact form has mixed trees only; looking them up
-            is the algorithm of CREST.
+            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. `"mixed"` lets
+            shorter, more frequent matches vote as well, since a long match that is rare makes a
+            poor tree, and reads a fair sample of about 1000 places, see
+            [`~index.rest_trie.mixed_tree`]. The compact form has the trees that it was made with.
 
     Raises:
         TypeError: if `store` is no [`Datastore`].

@@ -40,8 +40,8 @@ class ReferenceCopy(LookUp):
             `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
             the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it finds
             the longest suffix of the output, from 5 tokens down to n, that occurs in the
-            references, and copies the k tokens that follow its first occurrence. It does not copy
-            from the output, and from the prompt only without references.
+            references, and copies the k tokens behind its first occurrence: from the prompt only
+            without references, never from the output. `max_draft_tokens="auto"` may copy fewer.
 
     Raises:
         TypeError: if `references` has something else.

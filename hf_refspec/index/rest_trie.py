@@ -2,7 +2,7 @@
 
 "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252, section 3): the longest suffix of
 the text is searched in the datastore's suffix arrays, its continuations form a trie weighted by
-frequency, and the most frequent nodes are the draft.
+frequency, and the most frequent nodes, less the longest paths among them, are the draft.
 
 Beyond REST, where the longest match alone decides, `mixed_tree` mixes matches of several lengths: a
 long but rare match is a poor witness. Each length backs off to the next shorter one: prediction by
@@ -64,17 +64,45 @@ def rest_tree(
     max_continuations: int,
     continuation_length: int,
 ) -> TreeArrays:
-    """REST's draft tree: the most frequent nodes of the trie of the longest match's continuations.
+    """REST's draft tree, as its authors' code has it: of the trie of the longest match's
+    continuations the `budget` most frequent nodes, which [`cut_to_choices`] then thins out.
 
-    Of each text, `max_continuations` are read, `continuation_length` tokens each: as in the
-    authors' code the first ones in the order of the suffix array. See [`all_matches`]."""
+    Of each text, the first `max_continuations` in the order of the suffix array are read,
+    `continuation_length` tokens each. See [`all_matches`]."""
     first = []  # places of the longest match in each text
     for match in all_matches(texts, context, min_match)[:1]:
         begins, ends = match.ranges.T
         ranges = np.stack([begins, np.minimum(ends, begins + max_continuations)], axis=1)
         first.append(Match(match.length, ranges, int((ranges[:, 1] - begins).sum())))
     counts = [match.count for match in first]
-    return trie_tree(texts, first, counts, [continuation_length], budget, 0.0)
+    tree = trie_tree(texts, first, counts, [continuation_length], budget, 0.0)
+    return cut_to_choices(*tree, budget)
+
+
+@kernel(f"{TREE}(int64[::1], int32[::1], float32[::1], int64)")
+def cut_to_choices(tokens, parents, probs, choices):
+    """Drops the nodes whose paths have the most distinct tokens, of these the least frequent first,
+    until the distinct tokens of all paths add up to at most `choices`."""
+    distinct = np.empty(len(tokens), dtype=np.int64)
+    total = 0
+    for node in range(len(tokens)):
+        parent = same = parents[node]
+        while same >= 0 and tokens[same] != tokens[node]:
+            same = parents[same]
+        distinct[node] = (distinct[parent] if parent >= 0 else 0) + (same < 0)
+        total += distinct[node]
+    kept = np.ones(len(tokens), dtype=np.bool_)
+    # Parents come first and have no more distinct tokens, so none goes before its children.
+    for most in range(distinct.max() if len(tokens) else 0, 0, -1):
+        for node in range(len(tokens) - 1, -1, -1):
+            if total > choices and distinct[node] == most:
+                kept[node] = False
+                total -= most
+    places = (np.cumsum(kept) - 1).astype(np.int32)
+    moved = parents[kept]
+    for node in range(len(moved)):
+        moved[node] = places[moved[node]] if moved[node] >= 0 else -1
+    return tokens[kept], moved, probs[kept]
 
 
 def mixed_tree(

@@ -6,6 +6,9 @@ several speculated steps. The first step that would have been different with the
 undone, with all later ones, and repeated with that answer. The text is the same as without
 speculation, provided that the result of a query does not depend on the batch, and that its best k
 are the first k of any larger number.
+
+Unlike in the paper, a search also takes the query of the next step along, which then needs no
+guess. A search for that query alone is the baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -28,7 +31,7 @@ from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .options import Speculation
-from .os3 import GammaByLag, PublishedGamma, StrideScheduler
+from .os3 import PublishedGamma, StrideScheduler, WaitingScheduler
 from .stats import RetrievalStats
 
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
@@ -95,10 +98,11 @@ def generate_speculatively(
         setting = (k, speculation.prefetch, speculation.asynchronous)
         scheduler = deepcopy(learned.get(setting))
         if scheduler is None:
-            most = speculation.max_gamma
-            gamma = PublishedGamma(most) if most else GammaByLag()
-            ahead = (1 if most else None) if speculation.asynchronous else 0
-            scheduler = StrideScheduler(gamma, ahead)
+            exact = getattr(retriever, "index", None) == "flat"
+            scheduler = WaitingScheduler(speculation.asynchronous, exact)
+            if speculation.max_gamma is not None:
+                gamma = PublishedGamma(speculation.max_gamma)
+                scheduler = StrideScheduler(gamma, int(speculation.asynchronous))
         scheduler.begin_request()
         _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
@@ -127,17 +131,22 @@ class _Request:
     _k: int
     _stats: RetrievalStats
     _clock: Callable[[], float]
+    _query_seconds: float = field(init=False, default=0.0)  # of the last query
 
     def run(self) -> None:
         while not self._text.finished:
             truth, _ = self._retrieve(self._k)
             self._take(truth)
 
-    def _retrieve(self, count: int) -> tuple[Retrieved, float]:
+    def _query(self) -> Any:
         began = self._clock()
         query = self._text.query()
-        self._stats.query_seconds += self._clock() - began
-        (truth,), seconds = self._finish(self._retriever.begin([query], count))
+        self._query_seconds = self._clock() - began
+        self._stats.query_seconds += self._query_seconds
+        return query
+
+    def _retrieve(self, count: int) -> tuple[Retrieved, float]:
+        (truth,), seconds = self._finish(self._retriever.begin([self._query()], count))
         return truth, seconds
 
     def _finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
@@ -149,13 +158,19 @@ class _Request:
         self._stats.retrievals += len(truths)
         return truths, seconds
 
-    def _take(self, truth: Retrieved) -> None:
+    def _take(self, truth: Retrieved) -> Any:
         """Generates one step with what the retriever found."""
-        began = self._clock()
-        self._text.commit([self._text.step(truth.first(self._k))])
-        self._stats.model_seconds += self._clock() - began
+        step = self._step(truth.first(self._k))
+        self._text.commit([step])
         self._stats.best_ids.append(int(truth.ids[0]))
         self._stats.speculation_was_right.append(False)
+        return step
+
+    def _step(self, found: Retrieved) -> Any:
+        began = self._clock()
+        step = self._text.step(found)
+        self._stats.model_seconds += self._clock() - began
+        return step
 
 
 class RequestCache:
@@ -197,28 +212,39 @@ class _SpeculativeRequest(_Request):
         # Steps in the order of the text: those that a search is verifying, then those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
+        # Whether the last query of a search may be that of a step that waits for its result.
+        ours = self._speculation.max_gamma is None
+        self._may_wait = ours and self._speculation.stride == "os3"
 
     def run(self) -> None:
         try:
             if not self._text.finished:  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
-                self._scheduler.search_seconds.record(1, seconds)
+                self._scheduler.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
                 self._take(truth)
             while self._pending or not self._text.finished:
-                stride = self._speculation.stride
-                if stride == "os3":
-                    stride = self._scheduler.stride(len(self._pending))
-                while len(self._pending) < stride and not self._text.finished:
-                    self._speculate()
-                corrected = self._verify()
-                if corrected is not None:
-                    self._take(corrected)
+                stride = self._stride()
+                while len(self._pending) < stride - self._may_wait and not self._text.finished:
+                    self._pending.append(self._speculate(self._query()))
+                self._verify(stride)
         except RetrievalError:
             unverified = [*self._in_flight, *self._pending]
             if unverified:
                 self._text.roll_back(unverified[0].step)
             raise
+
+    def _stride(self) -> int:
+        if self._speculation.stride == "os3":
+            return self._scheduler.stride(_lags(self._pending))
+        return max(self._speculation.stride, len(self._pending))
+
+    def _step(self, found: Retrieved, beside: bool = False) -> Any:
+        before = self._stats.model_seconds
+        step = super()._step(found)
+        seconds = self._stats.model_seconds - before + self._query_seconds
+        self._scheduler.record_step(seconds, beside)
+        return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
         began = self._clock()
@@ -228,72 +254,90 @@ class _SpeculativeRequest(_Request):
         self._cache.add(ids)
         self._stats.cache_seconds += self._clock() - began
 
-    def _speculate(self, beside_search: bool = False) -> None:
-        """Generates one step with a guess of what the retriever would find."""
+    def _guess(self, query: Any) -> Retrieved:
+        """What the retriever would find, as far as the request cache knows."""
         began = self._clock()
-        query = self._text.query()
-        encoded = self._clock()
         ids = self._cache.ids
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
-        guessed = self._clock()
-        step = self._text.step(found)
-        stepped = self._clock()
-        lag = len(self._in_flight) + len(self._pending) + 1
-        self._pending.append(_Speculated(query, step, lag))
-        self._scheduler.record_step(stepped - began, beside_search)
+        seconds = self._clock() - began
+        self._stats.cache_seconds += seconds
+        self._scheduler.record_guess(seconds)
+        return found
+
+    def _speculate(self, query: Any, beside: bool = False) -> _Speculated:
+        """Generates one step with a guess."""
+        step = self._step(self._guess(query), beside)
         self._stats.speculated += 1
-        self._stats.query_seconds += encoded - began
-        self._stats.cache_seconds += guessed - encoded
-        self._stats.model_seconds += stepped - guessed
+        return _Speculated(query, step, len(self._in_flight) + len(self._pending) + 1)
 
-    def _verify(self) -> Retrieved | None:
-        """Searches with the queries of the pending steps, and keeps the steps that guessed right.
-
-        Returns what to repeat the first wrong step with, or `None` if all were right.
-        """
+    def _verify(self, stride: int) -> None:
+        """Searches with the queries of the next `stride` steps, and keeps the steps that guessed
+        right. The one after them is generated with what was found for it, if anything."""
         began = self._clock()
-        self._in_flight, self._pending = self._pending, []
+        self._in_flight, self._pending = self._pending[:stride], self._pending[stride:]
         queries = [speculated.query for speculated in self._in_flight]
+        waits = self._may_wait and len(queries) < stride and not self._text.finished
+        if waits:
+            queries.append(self._query())
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
+        guess = self._work_beside(search, waits)
+        went_on = self._clock() - began
+        truths, search_seconds = self._finish(search)
+        self._scheduler.record_search(len(queries), search_seconds, went_on)
+        self._fill_cache(truths)
+        truths = [truth.first(self._k) for truth in truths]
+        lags, right = _lags(self._in_flight), self._keep_right(truths)
+        overhead = self._clock() - began - max(went_on, search_seconds)
+        self._scheduler.record_overhead(max(overhead, 0.0))
+        if right < len(truths):
+            step = self._take(truths[right])
+            if guess is not None and right == len(lags):
+                lags.append(len(truths))
+                right += self._text.agrees(step, guess)
+        if lags:
+            self._scheduler.gamma.record(lags, right)
+
+    def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
+        """Speculates the steps that pay beside a search, the first of which `waits` for it. If not
+        even that one pays, returns a guess of what it will be generated with, to learn from."""
         while (
             not search.answer.done()
             and not self._text.finished
             and self._scheduler.one_more_pays(
-                _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
+                *(len(search.queries), _lags([*self._in_flight, *self._pending])),
+                elapsed=self._clock() - search.began,
             )
         ):
-            self._speculate(beside_search=True)
-        went_on = self._clock() - began
-        truths, search_seconds = self._finish(search)
-        self._scheduler.search_seconds.record(len(queries), search_seconds)
-        self._fill_cache(truths)
-        corrected = self._keep_right([truth.first(self._k) for truth in truths])
-        overhead = self._clock() - began - max(went_on, search_seconds)
-        self._scheduler.record_overhead(max(overhead, 0.0))
-        return corrected
+            if waits:
+                self._in_flight.append(self._speculate(search.queries[-1], beside=True))
+                waits = False
+            else:
+                self._pending.append(self._speculate(self._query(), beside=True))
+        if waits and self._scheduler.learning_pays:
+            return self._guess(search.queries[-1])
+        return None
 
-    def _keep_right(self, truths: list[Retrieved]) -> Retrieved | None:
-        """Commits the steps before the first wrong one, undoes the others; returns as `_verify`."""
+    def _keep_right(self, truths: list[Retrieved]) -> int:
+        """Commits the steps before the first wrong one, whose number it returns, and undoes it and
+        all later ones."""
         verified, stats = self._in_flight, self._stats
         agreed = (
             self._text.agrees(speculated.step, truth)
-            for speculated, truth in zip(verified, truths, strict=True)
+            for speculated, truth in zip(verified, truths, strict=False)
         )
         right = next((i for i, same in enumerate(agreed) if not same), len(verified))
-        self._scheduler.gamma.record(_lags(verified), right)
         stats.verified += right
         stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]
         stats.speculation_was_right += [True] * right
         self._text.commit([speculated.step for speculated in verified[:right]])
         self._in_flight = verified[right:]
-        if right == len(verified):
-            return None
-        self._text.roll_back(verified[right].step)
-        stats.mismatched += 1
-        stats.discarded += len(self._in_flight) - 1 + len(self._pending)
-        self._in_flight, self._pending = [], []
-        return truths[right]
+        if self._in_flight:
+            self._text.roll_back(verified[right].step)
+            stats.mismatched += 1
+            stats.discarded += len(self._in_flight) - 1 + len(self._pending)
+            self._in_flight, self._pending = [], []
+        return right
 
 
 def _lags(steps: Sequence[_Speculated]) -> list[int]:

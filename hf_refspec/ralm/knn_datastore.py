@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -34,6 +34,7 @@ from ..store.printable import printable
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
+from ..version import __version__
 from .hidden_states import Layer, probe, read_corpus, recorded
 
 _NEXT_ENTRIES = 10
@@ -61,6 +62,11 @@ class KnnConfig(FolderConfig):
     dimension: Annotated[int, _COUNT]
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
+    source: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def _parsed(cls, content: dict[str, Any]) -> KnnConfig:
+        return super()._parsed({"source": {}} | content)  # earlier versions wrote none
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -134,6 +140,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
+        license: str | None = None,
+        corpus_name: str | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
@@ -153,6 +161,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
                 of the stored keys; float16 takes half the space.
             max_entries (`int`, *optional*): The most entries.
+            license (`str`, *optional*): The corpus's licence, by default the dataset's.
+            corpus_name (`str`, *optional*): Its name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
@@ -191,6 +201,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 dimension=dimension,
                 key_dtype=key_dtype,
                 file=write_arrays(folder / "entries.safetensors", arrays),
+                source={
+                    "corpus": corpus_name or opened.name,
+                    "license": license or opened.license,
+                    "hf_refspec": __version__,
+                },
             ).write(folder)
         return cls(path)
 

@@ -23,7 +23,7 @@ class Speculation:
             P: how many passages of each search the request cache takes; 1 for the best alone.
         stride (`int` or `"os3"`, *optional*, defaults to `"os3"`):
             S: how many steps are speculated before they are verified. `"os3"` chooses the number
-            that maximises the expected verified steps per second.
+            that maximises the expected verified steps per second, none where waiting is faster.
         asynchronous (`bool`, *optional*, defaults to `True`):
             A: whether speculation continues while a verification runs.
         max_gamma (`float`, *optional*):
@@ -32,8 +32,9 @@ class Speculation:
             call, at most one step is speculated beside an asynchronous verification, and the
             request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
             (`None`) gamma is estimated by lag and may come close to 1, all steps that pay are
-            speculated beside a verification, and the next call of a retriever begins with what was
-            learned of it; a kNN-LM then takes the next entries with at most 128 neighbours.
+            speculated beside a verification, and the next call of a retriever begins with these
+            estimates, but an empty request cache; a kNN-LM then takes the next entries with at most
+            128 neighbours.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -75,8 +76,12 @@ class Speculation:
     @classmethod
     def published(cls, text: str) -> Speculation:
         """The letters with the paper's own settings, `max_gamma=0.6`. Its kNN-LM is `"s"`: the next
-        entries take the place of prefetching, and verification is not asynchronous. Arguments and
-        exceptions are those of [`Speculation.parse`]."""
+        entries take the place of prefetching, and verification is not asynchronous.
+
+        Unlike in the paper, the first step is committed from the initial retrieval, a verification
+        takes `b0 + b1 * stride` and an overhead, four passages keep their caches (for the baseline
+        as well), and asynchronous verification runs in real time instead of being computed.
+        Arguments and exceptions are those of [`Speculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
 
 

@@ -7,7 +7,8 @@ gamma, the probability that a speculated step is right.
 The paper takes gamma to be the same for every step. But the further the text has moved on since the
 last query whose results the request cache holds, the less the cache knows. That distance is a
 step's lag: 1 for the first step after a verification, then 2, 3, and so on; beside a verification,
-the steps under verification count as well.
+the steps under verification count as well. And the paper always speculates: `WaitingScheduler` does
+not where waiting is faster.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
 # count as at most 30 steps of each group.
 _FADING, _REMEMBERED = 0.95, 30.0
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
+_DEVIATIONS = 3  # by which gamma is taken lower where a wrong guess costs time
+
+# What a further query is taken to add, in searches for one query, until batches of two sizes were
+# measured: an exact search reads its vectors for several queries at once.
+_EACH, _EACH_IF_EXACT = 0.75, 0.25
+# What a guess may cost, of a step's time, if nothing is generated with it.
+_LEARNING_COSTS = 0.01
 
 
 class PublishedGamma:
@@ -55,10 +63,6 @@ class PublishedGamma:
         steps before it are: float64 of the same shape, below 1."""
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
         return np.full(lags.shape, min(right / max(steps, 1), self._most))
-
-    def begin_request(self) -> None:
-        """Begins another request of the same retriever."""
-        self._window.clear()
 
 
 class GammaByLag:
@@ -83,7 +87,11 @@ class GammaByLag:
         self._of_group = self._estimated()
 
     def of(self, lags: np.ndarray) -> np.ndarray:
-        return self._of_group[_groups(lags)]
+        return self._of_group[0][_groups(lags)]
+
+    def at_least(self, lags: np.ndarray) -> np.ndarray:
+        """As `of`, but lower by what is uncertain."""
+        return self._of_group[1][_groups(lags)]
 
     def begin_request(self) -> None:
         seen = self._seen()
@@ -105,7 +113,10 @@ class GammaByLag:
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
         no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
-        return np.clip(no_worse, _LEAST_GAMMA, _MOST_GAMMA)
+        # The uncertainty of the first group: of longer lags nothing is learned without trying.
+        first, steps = gammas[0], prior_steps + self._seen()[0].sum()
+        lower = _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
+        return np.clip([no_worse, no_worse - lower], _LEAST_GAMMA, _MOST_GAMMA)
 
 
 Gamma: TypeAlias = PublishedGamma | GammaByLag
@@ -142,11 +153,13 @@ class SearchSeconds:
     """The time of a search, `b0 + b1 * batch`, fitted to the last searches.
 
     The slope is the median slope between any two of them with batches of different sizes
-    (Theil-Sen), so that a disturbed search, as the first one often is, does not count.
+    (Theil-Sen), so that a disturbed search, as the first one often is, does not count. Before sizes
+    differ, b1 is taken to be the fraction `each` of a search for one query.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, each: float = 0.0) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
+        self._each = each
         self.fixed = self.per_query = 0.0
 
     def __call__(self, batch: Any) -> Any:
@@ -159,104 +172,191 @@ class SearchSeconds:
         first, second = np.triu_indices(len(batches), 1)
         differ = batches[first] != batches[second]
         slopes = (times[second] - times[first])[differ] / (batches[second] - batches[first])[differ]
-        self.per_query = max(float(np.median(slopes)), 0.0) if len(slopes) else 0.0
+        if not len(slopes):
+            slopes = self._each * times / (1 + self._each * (batches - 1))
+        self.per_query = max(float(np.median(slopes)), 0.0)
         self.fixed = max(float(np.median(times - self.per_query * batches)), 0.0)
+        self._each = self.per_query / max(self(1), 1e-9)  # after a window of equal batches as well
 
 
 class StrideScheduler:
-    """Chooses the next stride, and the steps beside a verification.
+    """Chooses the next stride as in the paper: the number of speculated steps that are verified
+    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
 
-    Beside a verification at most `steps_ahead` steps run: 0 if it is synchronous, 1 in the paper,
-    and all that pay with `None`.
-    """
+    learning_pays = False  # whether to guess for a step that waits for the truth, to learn gamma
 
-    def __init__(self, gamma: Gamma, steps_ahead: int | None) -> None:
+    def __init__(self, gamma: Gamma, steps_ahead: int, each: float = 0.0) -> None:
         self.gamma = gamma
-        self.search_seconds = SearchSeconds()
+        self.search_seconds = SearchSeconds(each)
         self._steps_ahead = steps_ahead
-        self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # Those of them that ran alone, and those that ran beside a search.
-        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._steps: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
 
     def begin_request(self) -> None:
-        """Begins another request of the same retriever."""
-        self.gamma.begin_request()
-        for samples in (self._alone, self._beside, self._overheads):
-            samples.clear()
+        """Begins another request of the same retriever, perhaps with another model."""
+        self._steps.clear()
+        self._overheads.clear()
+        self._first_step = True
 
     @property
     def step_seconds(self) -> float:
-        return sum(self._step_seconds) / max(len(self._step_seconds), 1)
+        return sum(self._steps) / max(len(self._steps), 1)
 
     @property
-    def contention(self) -> float:
-        """How many times as long a step takes while a search runs: a ratio of medians, since a step
-        that begins with another passage takes far longer."""
-        if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
-            return 1.0
-        slower = median(self._beside) / median(self._alone)
-        return min(max(slower, 1.0), _MOST_CONTENTION)
+    def guess_seconds(self) -> float:
+        return median(self._guesses or [0.0])
 
-    def record_step(self, seconds: float, beside_search: bool = False) -> None:
-        self._step_seconds.append(seconds)
-        (self._beside if beside_search else self._alone).append(seconds)
+    @property
+    def _overhead(self) -> float:
+        return median(self._overheads or [0.0])
+
+    def record_step(self, seconds: float, beside: bool) -> None:
+        """Adds a step, its guess not counted, and whether a search ran beside it."""
+        if len(self._steps) == 1 and self._first_step:  # it included the prompt
+            self._steps.clear()
+            self._first_step = False
+        self._steps.append(seconds)
+
+    def record_guess(self, seconds: float) -> None:
+        self._guesses.append(seconds)
+
+    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
+        """Adds a search, and for how long steps ran beside it."""
+        self.search_seconds.record(batch, seconds)
 
     def record_overhead(self, seconds: float) -> None:
         """Adds the time of a verification besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
-    def stride(self, speculated: int = 0) -> int:
-        """How many steps to verify next, given how many were speculated beside the last search.
+    def stride(self, lags: Sequence[int]) -> int:
+        """The next stride, given the lags of the steps that were speculated beside the last search,
+        all of which it has. It is 1 before the first verification."""
+        if not self._overheads or not self._steps:
+            return max(1, len(lags))
+        a, searched = self.step_seconds + self.guess_seconds, self.search_seconds(_STRIDES)
+        right = self.gamma.of(_STRIDES)
+        saved = np.cumprod(right) * np.minimum(self._steps_ahead * a, searched)
+        rates = expected_rates(right, a, searched + self._overhead, saved)
+        return max(int(_STRIDES[np.argmax(rates)]), len(lags))
 
-        It is 1 before the first verification, and later the best in the long run. But if a search
-        takes longer than the steps of a stride, the next one begins at once, provided that a
-        stride's steps pay beside it.
+    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+        """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
+        given the lags of all steps that are not verified."""
+        return len(lags) - batch < self._steps_ahead
+
+
+class WaitingScheduler(StrideScheduler):
+    """Ours, which may choose not to speculate.
+
+    The last query of a search is that of the next step, which waits for its result, unless guessing
+    it pays beside the search. So a stride counts queries, and a stride of 1 is the baseline. With
+    that the paper's objective is exact: of all steps that a search reaches, the last one, be it the
+    first wrong one or the one that waited, is generated with the truth.
+
+    Where a wrong guess would cost time, gamma is taken from the lower end of what was seen.
+    """
+
+    gamma: GammaByLag
+
+    def __init__(self, asynchronous: bool, exact: bool) -> None:
+        ahead, each = LONGEST_STRIDE if asynchronous else 0, _EACH_IF_EXACT if exact else _EACH
+        super().__init__(GammaByLag(), ahead, each)
+        # Steps that ran alone, and those that ran beside a search.
+        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # How many times as long a step takes while a search runs, which takes longer as well.
+        self.contention = 1.0
+
+    def begin_request(self) -> None:
+        super().begin_request()
+        self.gamma.begin_request()
+        self._alone.clear()
+        self._beside.clear()
+        self.contention = (1 + self.contention) / 2  # it may have been other work
+
+    def record_step(self, seconds: float, beside: bool) -> None:
+        super().record_step(seconds / (self.contention if beside else 1.0), beside)
+        (self._beside if beside else self._alone).append(seconds)
+        if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
+            # A ratio of medians, since a step that begins with another passage takes far longer.
+            slower = median(self._beside) / median(self._alone)
+            self.contention = min(max(slower, 1.0), _MOST_CONTENTION)
+
+    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
+        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
+        super().record_search(batch, seconds - slowed, beside_seconds)
+
+    @property
+    def learning_pays(self) -> bool:  # type: ignore[override]
+        least = max(_LEARNING_COSTS * self.step_seconds, self.search_seconds(1))
+        return self.guess_seconds <= least
+
+    def stride(self, lags: Sequence[int]) -> int:
+        """The queries of the next search, given the lags of the steps that await verification; it
+        may leave some of them for later.
+
+        It is the best number in the long run. But if a search takes longer than the steps of a
+        stride, the next one begins at once, provided that steps are generated beside it.
         """
-        if not self._overheads or not self._step_seconds:
+        if not self._steps:
             return 1
-        search_seconds = self.search_seconds(_STRIDES)
-        taken, saved = search_seconds + median(self._overheads), self._saved_seconds(search_seconds)
-        rates = expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
-        stride = int(_STRIDES[np.argmax(rates)])
-        if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
-            verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
-            if self.one_more_pays(verified, ahead, elapsed=0.0):
-                stride = 1
-        return max(stride, speculated)
+        ahead = np.array([*lags, *_LAGS[len(lags) :]])[: len(_LAGS)]
+        stride = int(np.argmax(self._rates(self.gamma.of(ahead), len(lags)))) + 1
+        if stride <= len(lags) + 1:
+            return stride
+        if self.one_more_pays(len(lags) + 1, lags, elapsed=0.0) and self._at_once(
+            stride, np.cumprod(self.gamma.of(ahead)), len(lags)
+        ):
+            return len(lags) + 1
+        cautious = self._rates(self.gamma.at_least(ahead), len(lags))
+        if cautious[stride - 1] <= cautious[0]:
+            stride = int(np.argmax(cautious)) + 1
+        return max(stride, len(lags) + 1)
 
-    def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
-        """The seconds that steps beside a verification of each stride are expected to save."""
-        all_right = np.cumprod(self.gamma.of(_LAGS))
-        if self._steps_ahead is not None:
-            saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
-            return all_right[:LONGEST_STRIDE] * saved
+    def _at_once(self, stride: int, all_right: np.ndarray, speculated: int) -> bool:
+        """Whether more steps are verified per second if the next search begins at once, the others
+        of the stride are generated beside it, and verified by a second search."""
+        steps = 1 + np.cumsum(all_right)[[stride - 2, stride - 1]]
+        first, second = self.search_seconds(np.array([speculated + 1, stride]))
+        generating = (stride - speculated) * self.step_seconds
+        slowed = (self.contention - 1) * generating + self.step_seconds
+        at_once = first + all_right[speculated] * second + slowed
+        return bool(second > generating and steps[1] * (second + generating) > steps[0] * at_once)
+
+    def _rates(self, right: np.ndarray, speculated: int) -> np.ndarray:
+        """The verified steps per second of each stride, given the gamma of each step, and how many
+        were speculated beside the last search."""
+        a, searched = self.step_seconds, self.search_seconds(_STRIDES)
+        taken = searched + self._overhead + (_STRIDES - 1) * self.guess_seconds
+        saved = a * np.minimum(_STRIDES - 1, speculated)
+        if self._steps_ahead:
+            saved = saved + a * self._steps_saved(np.cumprod(right), searched)
+        return expected_rates(right[:LONGEST_STRIDE], a, taken, saved)
+
+    def _steps_saved(self, all_right: np.ndarray, searched: np.ndarray) -> np.ndarray:
+        """How many steps' time is saved beside the search of each stride, as expected."""
+        each = (self.step_seconds + self.guess_seconds) * self.contention
         # The search leaves time for this many, and in the long run no more than are verified at
-        # once. Each saves the time of a step, if it and all before it are right.
-        ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
-        right = np.cumsum(all_right)
-        return self.step_seconds * (
-            np.interp(_STRIDES + ahead, _LAGS, right) - right[:LONGEST_STRIDE]
-        )
+        # once: the one that waits, then those after it.
+        whole, part = np.divmod(np.minimum(searched / each, _STRIDES), 1)
+        whole = whole.astype(np.int64)
+        right = np.concatenate([[0.0], np.cumsum(all_right)])
+        last = np.minimum(_STRIDES - 1 + whole, len(all_right) - 1)
+        # The last step is not over when the search ends. If that finds a mistake, it was in vain.
+        in_part = all_right[last] * part - (1 - all_right[:LONGEST_STRIDE]) * (1 - part)
+        saved = right[_STRIDES - 1 + whole] - right[_STRIDES - 1] + np.maximum(in_part, 0.0)
+        return saved * (2 - self.contention)
 
-    def one_more_pays(self, verified: Sequence[int], ahead: Sequence[int], elapsed: float) -> bool:
-        """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
-        of the steps under verification and of those that were speculated since.
-
-        If all is right, the step saves waiting time. If a step under verification is wrong, it
-        delays the correction; if an earlier step ahead is wrong, its query is searched in vain.
-        """
-        if self._steps_ahead is not None:  # as published, whatever it costs
-            return len(ahead) < self._steps_ahead
-        if len(ahead) >= LONGEST_STRIDE:
+    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+        """As above. If all is right, the step saves waiting time; if one that is being verified is
+        wrong, it delays the correction."""
+        if len(lags) - batch >= self._steps_ahead or not self._steps_ahead:
             return False
-        lags = np.array([*verified, *ahead, len(verified) + len(ahead) + 1])
-        right = np.cumprod(self.gamma.of(lags))
-        batch_right, ahead_right, all_right = right[len(verified) - 1], right[-2], right[-1]
+        step = self.step_seconds * self.contention
         # A search that is late already will be late by as much again, as likely as not.
-        remaining = abs(self.search_seconds(len(verified)) - elapsed)
-        saved = all_right * min(self.step_seconds, remaining)
-        delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)
-        in_vain = (batch_right - ahead_right) * self.search_seconds.per_query
-        return bool(saved > delay + in_vain)
+        remaining = abs(self.search_seconds(batch) - elapsed) - self.guess_seconds
+        gamma = self.gamma.of if remaining >= step else self.gamma.at_least
+        right = np.cumprod(gamma(np.array([*lags, len(lags) + 1])))
+        saved = (2 - self.contention) * right[-1] * min(self.step_seconds, remaining)
+        return bool(saved > (1 - right[batch - 1]) * max(step - remaining, 0.0))

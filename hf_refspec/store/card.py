@@ -31,14 +31,16 @@ def card(config: FolderConfig, repo_id: str) -> str:
     """The card of a stored folder in the repo `repo_id`: Markdown below a block of metadata."""
     source = getattr(config, "source", {})
     licence = source.get("license")
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = {"pretty_name": repo_id.split("/")[-1]}
     if licence:
         identifier = re.sub(r"[^a-z0-9.]+", "-", str(licence).lower()).strip("-")
         if _HUB_LICENCE.fullmatch(identifier):
             metadata["license"] = identifier
         else:
             metadata.update(license="other", license_name=identifier)
-    metadata["library_name"] = "hf_refspec"
+    metadata |= {"library_name": "hf_refspec", "task_categories": ["text-generation"]}
+    if "/" in (model := getattr(config, "model", "")):
+        metadata["base_model"] = model
     about = {each.name: getattr(config, each.name) for each in fields(config)}
     texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})

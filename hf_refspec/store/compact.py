@@ -16,8 +16,8 @@ from ..check_count import check_count
 from ..index.best_nodes import best_nodes
 from ..index.crest_table import NgramTable, build_table, table_bytes
 from ..index.draft_tree import TreeArrays
-from ..index.ngram_counts import common_ngrams as ngrams_of_text
-from ..index.rest_trie import all_matches, mixed_tree, trie_tree
+from ..index.ngram_counts import common_ngrams
+from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
@@ -42,8 +42,8 @@ class CompactOptions:
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
             [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
         max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest; 20,000
-            if `max_bytes` is not given either.
+        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
+            equally common ones those with the smallest ids; 20,000 if `max_bytes` is not given.
         max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
             that are accepted most often for their bytes.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
@@ -80,8 +80,6 @@ def compact_form(
         entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
         candidates = options.max_bytes // entry
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
-    if any(int(order.max(initial=0)) >= config.vocab_size for order in ngrams):
-        raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
     trees = [_tree(texts, ngram, options.mode) for ngram in shown]
     if options.max_bytes is not None and trees:
@@ -98,31 +96,9 @@ def compact_form(
 
 
 def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeArrays:
-    if mode == "rest":
-        # A fair sample: the first places of a single token are all alike.
-        match, limits = all_matches(texts, ngram, len(ngram)), [CONTINUATION_LENGTH]
-        return trie_tree(texts, match, [CONTINUATIONS[mode]], limits, NODES_PER_TREE, 0.0)
-    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS[mode], CONTINUATION_LENGTH)
-
-
-def common_ngrams(
-    texts: Sequence[IndexedText], max_ngram: int, per_order: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Finds the commonest n-grams of each length from 1 to `max_ngram`, the commonest first: int32
-    arrays of shape `(count, n)`, and how often each occurs, int64 of shape `(count,)`.
-
-    An n-gram that is not among the commonest of any single text is left out."""
-    candidates = [ngrams_of_text(text, max_ngram, per_order) for text in texts]
-    common, counts = [], []
-    for found in zip(*candidates, strict=True):
-        ngrams = np.unique(np.concatenate(found), axis=0)
-        ranges = ([text.find(ngram) for text in texts] for ngram in ngrams)
-        occurrences = [sum(high - low for low, high in of_ngram) for of_ngram in ranges]
-        numbers = np.array(occurrences, dtype=np.int64)
-        commonest = np.argsort(-numbers, kind="stable")[:per_order]
-        common.append(ngrams[commonest])
-        counts.append(numbers[commonest])
-    return common, counts
+    tree, min_match = (rest_tree, len(ngram)) if mode == "rest" else (mixed_tree, 1)
+    limits = NODES_PER_TREE, CONTINUATIONS[mode], CONTINUATION_LENGTH
+    return tree(texts, ngram, min_match, *limits)
 
 
 def write_ngrams(

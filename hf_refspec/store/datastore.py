@@ -292,6 +292,18 @@ class Datastore(StoredFolder[StoreConfig]):
             write_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
 
+    def record(self, mat: dict[str, Any]) -> None:
+        """Writes the MAT that was measured of the form that is open into config.json, for the card;
+        raises as [`~Datastore.extend`], and an OSError for a folder in the Hub's cache."""
+        if self.path.resolve().match("datasets--*/snapshots/*"):
+            raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
+        measured = {"state": self.config.state(self.form), **mat}
+        with only_writer(self.path):
+            config = StoreConfig.read(self.path)
+            others = [each for each in config.measured if each["form"] != self.form]
+            source = config.source | {"mat": [*others, measured]}
+            replace(config, source=source).write(self.path)
+
     def _write_compact(self, folder: Path, options: CompactOptions) -> None:
         """Writes the compact form alone into a new folder."""
         with self.naming_damage():

@@ -28,6 +28,8 @@ ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
 # Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
+# The entries of a measurement that the card shows.
+COLUMNS = ["form", "prompts", "model", "draft tokens", "MAT without it", "MAT with it", "measured"]
 # A position in a shard must fit into an int32.
 LARGEST_SHARD = 2**31 - 2
 
@@ -98,6 +100,20 @@ class StoreConfig(FolderConfig):
             raise DatastoreError("it has no compact form; make it with compact()")
         return replace(self, shards=[]) if form == "compact" else self
 
+    def state(self, form: Any) -> str | None:
+        """Changes when documents are added, or when the compact form is replaced."""
+        if form == "full":
+            return f"{sum(shard.tokens for shard in self.shards)} tokens"
+        return self.ngrams.file.sha256 if self.ngrams else None
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """What `hf-refspec store evaluate` measured of each form as it is now."""
+        stored = self.source.get("mat")
+        found = stored if isinstance(stored, list) else []
+        entries = [each for each in found if isinstance(each, dict) and each.get("state")]
+        return [each for each in entries if each["state"] == self.state(each.get("form"))]
+
     def card_texts(self) -> dict[str, str]:
         shards, ngrams = self.shards, self.ngrams
         documents = sum(shard.documents for shard in shards) or self.source.get("documents")
@@ -105,6 +121,7 @@ class StoreConfig(FolderConfig):
             "documents": cell(documents or "not stated"),
             "full_form": "none",
             "compact_form": "none",
+            "mat": "Not measured.",
         }
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
@@ -113,13 +130,18 @@ class StoreConfig(FolderConfig):
             tokens = sum(shard.tokens - shard.documents for shard in shards)
             files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
             size = readable_size(sum(file.size for file in files))
-            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
+            parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
+            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array, in {parts}"
         if ngrams:
             texts["compact_form"] = (
                 f"{readable_size(ngrams.file.size)}: {sum(ngrams.ngrams):,} n-grams of up to "
                 f"{len(ngrams.ngrams)} tokens, with {ngrams.nodes:,} draft nodes, from "
                 f"{ngrams.corpus_tokens:,} tokens"
             )
+        if self.measured:
+            rows = [[each.get(name, "") for name in COLUMNS] for each in self.measured]
+            rows = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+            texts["mat"] = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in rows)
         return texts
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .printable import one_line
 
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the default model
 HUB_SECONDS = 3.0  # to wait for the Hub's answer
 
 # Without one of these transformers makes up a tokenizer that knows no words.

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .files import DatastoreError, FileEntry, blocks_of
+from .names import HUB_ID
 from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -49,11 +50,17 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
-    """The name of a tokenizer or a model, for people; never a local path."""
-    name = str(getattr(pretrained, "name_or_path", None) or "")
+def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> str:
+    """The name of a tokenizer or a model (or of its folder), for people; never a local path."""
+    found = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", None)
+    name = str(found or "")
     if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
-        name = Path(name).resolve().name
+        path = Path(name).resolve()
+        name = path.name
+        if path.match(f"hf_refspec/{HUB_ID.split('/')[1]}"):  # the default model, converted
+            name = HUB_ID
+        elif path.match("models--*/snapshots/*"):  # in the Hub's cache
+            name = path.parents[1].name.removeprefix("models--").replace("--", "/")
     return name or type(pretrained).__name__
 
 

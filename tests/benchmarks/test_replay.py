@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import replay as script
+import sessions
 import torch
 from suites import ForcedText, random_model
 
@@ -28,14 +32,34 @@ def test_a_replay_counts_as_generate_does():
         assert replayed.accepted_lengths == generated.accepted_lengths
 
 
-def test_all_contenders_have_triggers_accepted_tokens_and_steps(
-    data, tokenizer, tmp_path, printed_rows
+def test_replay_has_figures_of_all_contenders_by_n_and_k_and_speed_ups(
+    data, tokenizer, tmp_path, printed_rows, capsys
 ):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    script.main([str(data / "llma_rag.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")])
+    command = [str(data / "llma_rag.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")]
+    script.main(command)
     header, *rows = printed_rows()
     assert header[2:5] == ["MAT", "triggers", "accepted"]
-    assert len(rows) == len(script.CONTENDERS)
     [llma] = [row for row in rows if row[0].startswith("LLMA")]
     mat, triggers, accepted, steps = map(float, llma[2:6])
     assert mat > 1 and 0 < triggers < steps < accepted
+    [swept] = [row for row in rows if row[:2] == ["1", "18"]]
+    assert swept[2:6] == llma[2:6]
+    timed = ["--size", "tiny", "--dtype", "float32", "--limit", "1"]
+    script.main([*command, *timed])  # asserts that the answers are written
+    assert capsys.readouterr().out.count("x\n") == len(script.CONTENDERS) - 1
+
+
+def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, data, printed_rows):
+    command = ["answers.jsonl", "--data", str(data), *model[:2]]
+    sessions.main([*command, "--limit", "2", "--max-new-tokens", "8"])
+    kinds = ["LLMA's queries", "HumanEval", "two turns"]
+    assert [row[:2] for row in printed_rows()[1:]] == [[kind, "1"] for kind in kinds]
+    rows = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    assert [len(row["answer"]) for row in rows] == [len(row["turns"]) for row in rows]
+    same = [{**rows[0], "turns": [f"{i} who?"], "answer": ["a tame cat, " * 4]} for i in range(4)]
+    Path("answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in same))
+    sessions.main(command)
+    _, [_, questions, *mats] = printed_rows()
+    _, of_prompt, of_sessions, alone, blended, *_ = map(float, mats)
+    assert questions == "2" and of_prompt < of_sessions and alone < blended

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
+import numpy as np
 import pytest
 import retrieval
-from encoders import letters, load_letters
-from retrieval import BASELINE, BATCHES, OURS, PUBLISHED, main, speculations
+import torch
+from encoders import load_letters
+from retrieval import BATCHES, METHODS, OURS, main, retrievers
 
-from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from hf_refspec.ralm.iterative import iterative_ralm
+from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.store.build.presets import python_stdlib
 
-TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
-ENCODER = ["--encoder", "letters-64"]
+DENSE = ["--encoder", "letters-64"]
+SIZES = ["--vectors", "100", "--graph", "60"]
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """Names that exist nowhere are looked up on the Hub: the test must not wait for it."""
+@pytest.fixture
+def folder(model, data, monkeypatch) -> str:
+    """What `build` makes of a few files, with names looked up nowhere."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("retrieval.load_encoder", load_letters)
-
-
-@pytest.fixture
-def base(model, tokenizer) -> str:
-    KnowledgeBase.build(TEXTS, tokenizer, letters(64), "base", progress=False)
-    return "base"
-
-
-@pytest.fixture
-def store(model, byte_llama, tokenizer) -> str:
-    texts = (file.read_text(encoding="utf-8") for file in python_stdlib()[1:10])
-    KnnDatastore.build(byte_llama, tokenizer, texts, "knn", max_entries=600, progress=False)
-    return "knn"
+    monkeypatch.setattr(retrieval, "load_encoder", load_letters)
+    monkeypatch.setattr(retrieval, "python_files", lambda: python_stdlib()[:2])
+    monkeypatch.setattr(retrieval, "FILES", 1)
+    monkeypatch.setattr(retrieval, "ENTRIES", 40)
+    assert main(["build", "built", *model, *DENSE, "--data", str(data), "--vectors", "200"]) == 0
+    return "built"
 
 
 @pytest.fixture
@@ -55,56 +51,112 @@ def tables(printed_rows):
     return found
 
 
-def test_every_retriever_answers_recorded_and_free_questions(model, base, data, tables):
-    options = [*ENCODER, "--distractors", "50", "--limit", "2", "--max-new-tokens", "9"]
-    forced = ["--prompts", str(data / "llma_rag.jsonl"), "--forced", "--ablate"]
-    free = ["--prompts", str(data / "spec_bench_questions.jsonl"), "--drafts"]
-    for given, names in ((forced, speculations(True, "psa")), (free, [BASELINE, PUBLISHED, OURS])):
-        assert main(["ralm", base, *model, *options, *given]) == 0
-        printed = tables()
-        assert list(printed) == ["flat, 56", "hnsw, 6", "bm25, 6"]
-        for rows in printed.values():
-            assert [row[0] for row in rows] == list(names)
-            assert float(rows[0][1]) > 1 and rows[0][-1] == "1.00x"
-
-
-def test_both_indexes_continue_texts_greedily_and_sampled(model, store, tables):
-    Path("texts.jsonl").write_text(json.dumps({"text": "a = b " * 90}))
-    options = ["--prompts", "texts.jsonl", "--max-new-tokens", "6", "--distractors", "100"]
-    assert main(["knn", store, *model, *options, "--limit", "1"]) == 0
+def test_questions_are_answered_by_each_method_and_a_second_start_makes_no_call(
+    model, folder, data, tables, monkeypatch
+):
+    options = [*model, *DENSE, *SIZES, "--data", str(data), "--limit", "2", "--out", "calls.jsonl"]
+    options += ["--max-new-tokens", "9", "--methods", *METHODS]
+    assert main(["ralm", folder, *options]) == 0
     printed = tables()
-    assert len(printed) == 8 and "flat, 700, k=1, greedy" in printed
-    assert "hnsw, 600, k=1024, sampled" in printed
+    assert [name.split(", 9 tokens")[0] for name in printed][:2] == ["flat, 100", "hnsw, 60"]
+    for rows in printed.values():
+        assert [row[0] for row in rows] == list(METHODS)
+        assert float(rows[0][1]) > 1 and rows[0][-1] == "1.00x"
+    calls = Path("calls.jsonl").read_text().splitlines()
+    assert len(calls) == 3 * 2 * len(METHODS)
+    Path("calls.jsonl").write_text("\n".join(calls[:-1]) + "\n")
+    assert main(["ralm", folder, *options]) == 0
+    assert Path("calls.jsonl").read_text().splitlines()[:-1] == calls[:-1]
+    assert list(tables()) == list(printed)
+    monkeypatch.setattr(retrieval, "decode", None)
+    assert main(["ralm", folder, *options]) == 0 and list(tables()) == list(printed)
+    last = json.loads(calls[-1])
+    last["passages"][-1] += 1
+    Path("calls.jsonl").write_text("\n".join([*calls[:-1], json.dumps(last)]) + "\n")
+    with pytest.raises(SystemExit, match="other passages than the baseline"):
+        main(["ralm", folder, *options])
 
 
-def test_a_search_is_timed_for_each_number_of_queries(model, base, tables):
-    assert main(["latency", base, *model, *ENCODER, "--distractors", "60"]) == 0
+def test_texts_are_continued_with_both_indexes_by_several_seeds(model, folder, tables):
+    options = [*model, *SIZES, "--limit", "1", "--max-new-tokens", "6", "--k", "1", "8"]
+    assert main(["knn", folder, *options, "--seeds", "2", "--methods", "s=3", "S", OURS]) == 0
+    printed = tables()
+    assert len(printed) == 4 and "kNN-LM, flat, 100, k=1, 6 tokens, sampled" in printed
+    assert all(" ± " in rows[-1][-1] for rows in printed.values())
+
+
+def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
+    sizes = ["--vectors", "100", "6000", "--graph", "60", "--passages", "20000"]
+    assert main(["latency", folder, *model, *DENSE, *sizes]) == 0
     [rows] = tables().values()
-    assert [row[0] for row in rows] == ["flat, 66", "hnsw, 6", "bm25, 6"]
+    names = [row[0] for row in rows]
+    assert names == ["flat, 100", "flat, 6,000", "hnsw, 60", "bm25, 20,000"]
     assert all(len(row) == 1 + len(BATCHES) for row in rows)
+    assert float(rows[1][-1]) > 5 * float(rows[0][-1])  # the 200 vectors are scanned 30 times
 
 
-def test_other_passages_than_the_baselines_end_it(model, base, data, monkeypatch):
-    def other(self, inputs, **options):
-        call = asked(self, inputs, **options)
-        self.methods[OURS]["retrieval_stats"].best_ids[-1] += 1
-        return call
+def authors_loop(model, ids, retriever, bos, new_tokens, caches_all=False):
+    """The new tokens of the loop of JackFram/ralm-sys (eval_rag_serve.py) with `--stride 4
+    --spec_step 3 --cache --cache_update_width 20 --always_update_cache --retrieval_always_wide`,
+    written anew, and its searches: a step with a verified passage, a guess after each step, one
+    search for the queries of three. Its cache takes what was found up to the first wrong guess; in
+    the paper and here (`caches_all`) it takes all that was found."""
+    begin, most, text = int(ids[0] == bos), len(ids) + new_tokens, list(ids)
+    ends = np.atleast_1d(model.generation_config.eos_token_id).tolist()
 
-    asked = retrieval.Comparison.ask
-    monkeypatch.setattr(retrieval.Comparison, "ask", other)
-    options = ["--prompts", str(data / "llma_rag.jsonl"), "--forced", "--limit", "1"]
-    with pytest.raises(SystemExit, match="ours, psa retrieved other passages"):
-        main(["ralm", base, *model, *options])
+    def found(queries):
+        return retriever.search(queries, 20)
+
+    (truth,) = found([retriever.encode(np.array(text[-32:]))])
+    cached, best, searches = set(truth.ids.tolist()), int(truth.ids[0]), 1
+    while len(text) < most and text[-1] not in ends:
+        start, queries, guesses = len(text), [], []
+        for _ in range(3):
+            seen = [*ids[:begin], *retriever.passage(best).tolist(), *text[begin:]]
+            step = min(4, most - len(text))
+            given = torch.tensor([seen])
+            given = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+            output = model.generate(**given, max_new_tokens=step, do_sample=False)
+            text += output[0, len(seen) :].tolist()
+            if len(text) >= most or text[-1] in ends:
+                break
+            queries.append(retriever.encode(np.array(text[-32:])))
+            held = np.array(sorted(cached))
+            best = int(Retrieved.best(held, retriever.score(queries[-1], held), 1).ids[0])
+            guesses.append(best)
+        searches += bool(queries)
+        truths = found(queries) if queries else []
+        for i, truth in enumerate(truths):
+            for each in truths if caches_all else [truth]:
+                cached.update(each.ids.tolist())
+            best = int(truth.ids[0])
+            if not np.array_equal(retriever.passage(best), retriever.passage(guesses[i])):
+                del text[start + 4 * (i + 1) :]
+                break
+    return text[len(ids) :], searches
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no/base"], "no/base"),
-        (["base", "--distractors", "5"], "needs --encoder"),
-    ],
-)
-def test_what_does_not_fit_is_named(model, base, data, arguments, message):
-    prompts = ["--prompts", str(data / "spec_bench_questions.jsonl")]
-    with pytest.raises((OSError, ValueError), match=message):
-        main(["ralm", *arguments, *model, *prompts])
+def test_as_many_searches_as_in_the_authors_loop(model, folder, byte_llama, tokenizer):
+    arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="letters-64")
+    arguments.vectors, arguments.passages = [200], None
+    for new_retriever in retrievers(arguments, tokenizer).values():
+        retriever = new_retriever()
+        for text in ("who is Tom?", "import sys", "cats and dogs"):
+            ids, stats = tokenizer(text)["input_ids"], RetrievalStats()
+            output = byte_llama.generate(
+                torch.tensor([ids]),
+                **{"custom_generate": iterative_ralm, "retriever": retriever},
+                **{"tokenizer": tokenizer, "speculation": METHODS["P"]},
+                **{"retrieval_stats": stats, "max_new_tokens": 50, "do_sample": False},
+            )
+            given = byte_llama, ids, retriever, tokenizer.bos_token_id, 50
+            answer = output[0, len(ids) :].tolist()
+            assert authors_loop(*given, caches_all=True) == (answer, stats.searches)
+            assert authors_loop(*given)[0] == answer
+            assert stats.searches < stats.steps
+
+
+def test_what_does_not_fit_is_named(model, data):
+    options = [*model, "--data", str(data), "--index", "bm25"]
+    with pytest.raises(OSError, match="no/folder"):
+        main(["ralm", "no/folder", *options])

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import byte_model
 import pytest
 from shared_data import data_file
-from suites import humaneval, llma_rag, random_texts, recorded, recorded_turns, spec_bench
+from suites import (
+    humaneval,
+    llma_rag,
+    mt_bench,
+    random_texts,
+    recorded,
+    recorded_turns,
+    spec_bench,
+)
 
 from hf_refspec.apps.shared.loading import load_tokenizer
 
@@ -25,10 +35,16 @@ def test_a_prompt_shows_the_documents_and_they_are_its_references(data, tokenize
     )
     assert [templateless.decode(each) for each in first.references] == ["Tom is a cat.", "x"]
     assert first.answer_ids[-1] == tokenizer.eos_token_id
-    asked, *_ = llma_rag(data / "llma_rag.jsonl", templateless, passages=False)
-    assert templateless.decode(asked.prompt_ids) == "who is Tom?\n"
     chat, *_ = llma_rag(data / "llma_rag.jsonl", tokenizer)
     assert "user" in tokenizer.decode(chat.prompt_ids)
+
+
+def test_a_query_that_holds_its_document_is_the_prompt(tmp_path, templateless):
+    row = {"query": "Sum up: A cat.", "docs": ["A cat."], "result": {"text": "1####Cat"}}
+    (tmp_path / "cnndm.jsonl").write_text(json.dumps(row))
+    [answer] = llma_rag(tmp_path / "cnndm.jsonl", templateless)
+    assert templateless.decode(answer.prompt_ids) == "Sum up: A cat."
+    assert [templateless.decode(each) for each in answer.references] == ["A cat."]
 
 
 def test_problems_are_continued_and_answers_end(data, tokenizer):
@@ -51,6 +67,15 @@ def test_answers_are_taken_where_each_turn_has_one(data, tokenizer):
     first, second = recorded_turns(math, tokenizer)
     assert "It is four." in tokenizer.decode(second.prompt_ids)
     assert "It is four." not in tokenizer.decode(first.prompt_ids)
+
+
+def test_answers_to_mt_bench_stand_behind_their_questions(tmp_path, tokenizer):
+    answers, questions = tmp_path / "answers.jsonl", tmp_path / "questions.jsonl"
+    answers.write_text('{"question_id": 81, "choices": [{"turns": ["A tale.</s>", "Again."]}]}\n')
+    questions.write_text('{"question_id": 81, "turns": ["Tell a tale.", "Once more."]}\n')
+    first, second = mt_bench(answers, questions, tokenizer)
+    assert tokenizer.decode(first.answer_ids[:-1]) == "A tale."
+    assert "A tale." in (prompt := tokenizer.decode(second.prompt_ids)) and "Once more." in prompt
 
 
 def test_random_texts_are_the_same_in_every_run(tokenizer):

@@ -163,22 +163,49 @@ def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
 # --- trees
 
 
-@given(documents_lists, contexts, shard_counts, st.integers(1, 10), st.integers(1, 4))
-def test_rests_tree_is_the_most_frequent_nodes_of_the_trie(
-    documents, context, count, budget, length
-):
+def authors_search(continuations: list[list[int]], choices: int, order: list) -> set:
+    """The nodes that `search` and `cut_to_choices` of REST's authors leave, written anew from what
+    they do. Their hash maps have any order: here paths come in `order`, and the other way round
+    where the longest are dropped."""
+    counts = Counter(tuple(each[: i + 1]) for each in continuations for i in range(len(each)))
+    assert sorted(order) == sorted(counts)
+    heap: list[tuple[int, ...]] = []
+    for path in order:
+        if len(heap) == choices:
+            top = max(heap, key=lambda each: (-counts[each], each))
+            if counts[path] <= counts[top]:
+                continue
+            heap.remove(top)
+        heap.append(path)
+    latest_first = heap[::-1]
+    left = sorted(latest_first, key=lambda each: -len(set(each)))
+    while sum(len(set(each)) for each in left) > choices:
+        del left[0]
+    return {path[: i + 1] for path in left for i in range(len(path))}
+
+
+@given(documents_lists, contexts, shard_counts, st.integers(1, 30), st.integers(1, 6))
+def test_rests_tree_is_what_its_authors_search_selects(documents, context, count, budget, length):
     texts = shards_of(documents, count)
     matches = all_matches(texts, np.array(context, np.int32), 1)
     assume(matches)
-    following = occurrences(documents, context[-matches[0].length :])
-    trie = Counter(
-        tuple(each[:depth]) for each in following for depth in range(1, min(length, len(each)) + 1)
-    )
+    following = [each[:length] for each in occurrences(documents, context[-matches[0].length :])]
     tree = rest_tree(texts, context, budget, len(following), length)
-    nodes = nodes_of(tree)
-    frequent = [frequency for _, frequency in trie.most_common(budget)]
-    assert tree.probs.tolist() == pytest.approx([each / len(following) for each in frequent])
-    assert nodes == pytest.approx({path: trie[path] / len(following) for path in nodes})
+    tree.checked(VOCAB_SIZE)
+    all_nodes = nodes_of(sampled_tree(texts, context, 999, len(following), length))
+    assert set(nodes_of(tree)) == authors_search(following, budget, list(all_nodes))
+    for path, prob in nodes_of(tree).items():
+        frequency = sum(tuple(each[: len(path)]) == path for each in following)
+        assert prob == pytest.approx(frequency / len(following))
+
+
+def test_of_a_bushy_trie_few_nodes_are_left_and_of_a_single_path_all():
+    rng = np.random.default_rng(0)
+    bushy = shards_of([[40, *rng.integers(0, 8, 10)] for _ in range(500)], vocab_size=41)
+    tree = rest_tree(bushy, [40], 64, length=10)
+    assert 8 < len(tree) < 40 and tree.depths().max() == 2
+    single = shards_of([[40, *range(20)]], vocab_size=41)
+    assert rest_tree(single, [40], 64, length=10).tokens.tolist() == list(range(10))
 
 
 @given(documents_lists, contexts, shard_counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
+from hf_refspec.ralm import engine
+from hf_refspec.ralm.checked_search import RunningSearch
 from hf_refspec.ralm.engine import RequestCache, generate_speculatively
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.os3 import PublishedGamma
@@ -92,25 +95,40 @@ def test_stats_are_cleared_filled_and_printed():
 
 
 class Timed:
-    """In virtual time, a search takes 50 seconds and a step one; every step finds the same."""
+    """A retriever, its searches and a text in virtual time: a step takes a second, a search goes on
+    beside it. All steps need one passage, or, without `right`, each another."""
 
     now = 0.0
 
-    def search(self, queries, k):
-        self.now += 50.0
-        return [Retrieved(np.arange(k), self.score(query, np.arange(k))) for query in queries]
+    def __init__(self, search_seconds=50.0, right=True, per_query=0.0):
+        self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
+
+    def generated(self, speculation, length=100):
+        self.length, self.steps = length, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "CheckedRetriever", lambda *args: self)
+            return generate_speculatively(self, self, speculation, 1, clock=lambda: self.now)
+
+    def begin(self, queries, count):
+        seconds = self.search_seconds + self.per_query * (len(queries) - 1)
+        answer = SimpleNamespace(done=lambda: self.now >= search.began + seconds, seconds=seconds)
+        search = RunningSearch(queries, count, self.now, answer)
+        return search
+
+    def finish(self, search):
+        seconds = search.answer.seconds
+        self.now = max(self.now, search.began + seconds)
+        found = [np.arange(search.count) + self.first(query) for query in search.queries]
+        return [Retrieved(ids, np.zeros(len(ids))) for ids in found], seconds
+
+    def first(self, query):
+        return 0 if self.right else 100 * query
 
     def score(self, query, ids):
         return np.zeros(len(ids), np.float32)
 
-    def generated(self, speculation, steps=100):
-        text = TimedText(self, steps)
-        return generate_speculatively(text, self, speculation, 1, clock=lambda: self.now)
-
-
-class TimedText:
-    def __init__(self, retriever, steps):
-        self.retriever, self.length, self.steps = retriever, steps, []
+    def close(self):
+        pass
 
     @property
     def finished(self):
@@ -120,11 +138,15 @@ class TimedText:
         return len(self.steps)
 
     def step(self, found):
-        self.retriever.now += 1.0
+        self.now += 1.0
         self.steps.append(int(found.ids[0]))
+        return len(self.steps) - 1, self.steps[-1]
 
     def agrees(self, step, truth):
-        return True
+        return step[1] == truth.ids[0]
+
+    def roll_back(self, step):
+        del self.steps[step[0] :]
 
     def commit(self, steps):
         pass
@@ -150,9 +172,31 @@ def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
 
 
 def test_all_is_measured_by_the_clock_that_is_given():
-    stats = Timed().generated(None, steps=10)
+    stats = Timed().generated(None, length=10)
     assert (stats.model_seconds, stats.verification_seconds) == (10, 500)
-    assert stats.waiting_seconds <= 500  # a search may have ended before it is waited for
+    assert stats.waiting_seconds == 500
+
+
+@pytest.mark.parametrize("letters", ["ps", "psa"])
+@pytest.mark.parametrize("steps", [6, 48])
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("search_seconds", [0.0, 0.05, 0.3, 1.0, 5.0, 20.0])
+def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, right, search_seconds):
+    for per_query in (0.0, search_seconds):
+        retriever = Timed(search_seconds, right, per_query)
+        for _ in range(3):
+            began = retriever.now
+            retriever.generated(Speculation.parse(letters), steps)
+            seconds = retriever.now - began
+            assert seconds <= steps * (1 + search_seconds) / 0.97, (per_query, seconds)
+
+
+def test_it_speculates_again_once_searches_take_longer():
+    retriever = Timed(search_seconds=0.01)
+    assert retriever.generated(Speculation()).speculated == 0
+    retriever.search_seconds = 20.0
+    retriever.generated(Speculation())
+    assert retriever.generated(Speculation()).searches < 20
 
 
 @settings(deadline=None)

@@ -26,6 +26,15 @@ def path(store):
     return store.path
 
 
+def test_the_card_names_the_corpus_and_a_folder_of_an_earlier_version_opens(built, tmp_path):
+    config = built(corpus_name="tides", license="MIT").config
+    assert "| Corpus | tides |\n| Licence of the corpus | MIT |" in card(config, "owner/knn")
+    older = json.loads((tmp_path / "s" / "config.json").read_text())
+    del older["source"]
+    (tmp_path / "s" / "config.json").write_text(json.dumps(older))
+    assert KnnDatastore(tmp_path / "s").config == replace(config, source={})
+
+
 @pytest.fixture
 def built(byte_llama, tokenizer, tmp_path):
     def build(model=byte_llama, corpus=CORPUS, **options):

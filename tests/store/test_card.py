@@ -31,6 +31,8 @@ def metadata(card: str) -> dict:
 def test_card_says_what_is_in_the_store(config):
     card = card_of(config, REPO)
     assert metadata(card) == {
+        "pretty_name": "store",
+        "task_categories": ["text-generation"],
         "license": "apache-2.0",
         "library_name": "hf_refspec",
         "tags": ["hf-refspec", "speculative-decoding"],
@@ -42,7 +44,7 @@ def test_card_says_what_is_in_the_store(config):
         "| Corpus | Python \\| standard library |",
         "| Licence of the corpus | Apache-2.0 |",
         "| Documents | 4, exact duplicates dropped |",
-        ": 96 tokens and their suffix array |",
+        ": 96 tokens and their suffix array, in 1 shard |",
         "| Tokenizer | `org/tokenizer`, ids below 32,000 |",
         f"| Tokenizer fingerprint | `{'f' * 32}` |",
         "12 n-grams of up to 2 tokens, with 30 draft nodes",
@@ -50,7 +52,12 @@ def test_card_says_what_is_in_the_store(config):
         "| `suffixes-00001.safetensors` | 480B |",
     ]:
         assert text in card
-    assert "$" not in card
+    assert "$" not in card and "Not measured." in card
+
+
+@pytest.mark.parametrize("mat", [5, [5, {}], [{"state": None}], [{"form": [], "state": {}}]])
+def test_figures_of_another_state_or_format_are_not_shown(config, mat):
+    assert "Not measured." in card_of(replace(config, source={"mat": mat}), REPO)
 
 
 def test_card_of_a_store_of_which_little_is_known(config):

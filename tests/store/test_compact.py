@@ -1,8 +1,6 @@
-"""The commonest n-grams of a corpus, against `Counter`, and the compact form made of them."""
+"""The compact form of a datastore."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,14 +10,13 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
-from hf_refspec.index.rest_trie import all_matches, mixed_tree, trie_tree
+from hf_refspec.index.rest_trie import mixed_tree, rest_tree
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
     CONTINUATIONS,
     HEADER_BYTES,
     NODES_PER_TREE,
     CompactOptions,
-    common_ngrams,
     compact_form,
 )
 from hf_refspec.store.datastore_config import StoreConfig
@@ -38,39 +35,10 @@ documents_lists = st.lists(
 )
 
 
-def count_ngrams(documents, length: int) -> Counter:
-    return Counter(
-        tuple(document[start : start + length])
-        for document in documents
-        for start in range(len(document) - length + 1)
-    )
-
-
 def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     ranks = 1 / np.arange(1, vocab_size + 1)
     return rng.choice(vocab_size, (count, length), p=ranks / ranks.sum()).tolist()
-
-
-# --- common_ngrams
-
-
-@settings(deadline=None, max_examples=200)
-@given(documents_lists, configs, st.integers(1, 4), st.integers(1, 3))
-def test_common_ngrams_are_all_that_stand_twice_in_a_shard_the_commonest_first(
-    documents, config, max_ngram, count
-):
-    shards = shards_of(documents, count, config.token_dtype, config.vocab_size)
-    orders, occurrences = common_ngrams(shards, max_ngram, ALL)
-    assert len(orders) == max_ngram
-    for length, (ngrams, numbers) in enumerate(zip(orders, occurrences, strict=True), start=1):
-        assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
-        parts = [count_ngrams(documents[part::count], length) for part in range(count)]
-        twice = {ngram for counts in parts for ngram in counts if counts[ngram] > 1}
-        found = [tuple(ngram) for ngram in ngrams.tolist()]
-        assert sorted(found) == sorted(twice)
-        frequencies = [sum(counts[ngram] for counts in parts) for ngram in found]
-        assert numbers.tolist() == frequencies == sorted(frequencies, reverse=True)
 
 
 # --- compact_form
@@ -166,9 +134,9 @@ def test_max_bytes_keeps_more_accepted_tokens_than_the_commonest_ngrams_would():
 def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
     shards, counts, table = form_of(zipf_documents(), mode="rest", ngrams_per_order=3)
     assert counts == [3, 3, 3]
-    for ngram in map(np.array, ngrams_of(table)):
-        tokens, parents, _ = table.tree(ngram.astype(np.int32), 1, NODES_PER_TREE)
-        match = all_matches(shards, ngram.astype(np.int32), len(ngram))
-        limits = [CONTINUATIONS["rest"]], [CONTINUATION_LENGTH], NODES_PER_TREE, 0.0
-        rest = trie_tree(shards, match, *limits)
+    for ngram in ngrams_of(table):
+        context = np.array(ngram, np.int32)
+        tokens, parents, _ = table.tree(context, 1, NODES_PER_TREE)
+        limits = NODES_PER_TREE, CONTINUATIONS["rest"], CONTINUATION_LENGTH
+        rest = rest_tree(shards, context, len(ngram), *limits)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())

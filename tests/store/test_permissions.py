@@ -57,6 +57,7 @@ def test_it_is_not_changed_and_no_work_is_done(place, tokenizer):
         (lambda: store.extend(unread(), tokenizer, **QUIET), store.path),
         (lambda: store.merge(**QUIET), store.path),
         (lambda: store.compact(**QUIET), store.path),
+        (lambda: store.record({}), store.path),
     ):
         with pytest.raises(PermissionError, match=f"^{path} cannot be changed: .* save_pretrained"):
             change()

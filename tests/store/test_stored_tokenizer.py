@@ -242,6 +242,8 @@ def test_all_ids_are_below_the_vocabulary_size(tokenizer):
         ("../models/bytes", "bytes"),
         ("~/models/bytes", "bytes"),
         ("home/me/bytes", "bytes"),
+        ("/home/hf_refspec/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("/hub/models--org--name-1.5/snapshots/01ab", "org/name-1.5"),
     ],
 )
 def test_no_path_is_a_public_name(name, public):

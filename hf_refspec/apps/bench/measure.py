@@ -37,7 +37,7 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
     "ReferenceCopy": ReferenceCopy,
     "RetrievalCache": RetrievalCache,
     "TokenRecycling": TokenRecycling,
-    # the algorithms as they were published
+    # the algorithms as published, LLMA with --max-draft-tokens 18, Token Recycling with 80
     "LLMA": partial(ReferenceCopy, mode="llma", copy_length=18),
     "PublishedRecycling": partial(TokenRecycling, mode="published"),
 }

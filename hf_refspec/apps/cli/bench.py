@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
+from ...drafting.reference_copy import ReferenceCopy
 from ...extras import require
 from ...generation.check import check as checked
 from ...generation.warmup import warmup as warm_up
@@ -22,8 +24,11 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import open_source
 from ...store.datastore import Datastore
+from ...store.datastore_config import COLUMNS
+from ...store.files import CONFIG, DatastoreError
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
+from ...version import __version__
 from ..bench.measure import (
     BY_NAME,
     LOOK_UP,
@@ -211,11 +216,34 @@ def evaluate(args: Namespace) -> int:
     }
     comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    ids = [chat.inputs(tokenizer, 0, [])["input_ids"][0].numpy().astype(np.int32) for chat in chats]
+    ids = [np.array(prompt, np.int32) for prompt in comparison.prompts]
     texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
     if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
+    _record(args, store, comparison, held)
     return status
+
+
+def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int) -> None:
+    """Writes into a datastore what drafts by look-up alone do for the answers of plain decoding,
+    which is the same on every machine."""
+    plain, dtype = comparison.calls[PLAIN], str(comparison.model.dtype).removeprefix("torch.")
+    answers = list(zip(comparison.prompts, [call.ids for call in plain], strict=True))
+    nodes, vocabulary = REPLAYED[-1], store.config.vocab_size
+    drafters = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
+    without, mat = (round(replay(answers, each, vocabulary, nodes).mat, 2) for each in drafters)
+    print(f"by look-up alone, {nodes} draft tokens: MAT {mat}, without the datastore {without}")
+    names = ", ".join(path.resolve().name for path in args.texts or [args.prompts])
+    among = f" ({held} of them are in it)" if held else ""
+    prompts = f"{len(answers)} of {names:.99}{among}; {args.max_new_tokens} new tokens"
+    model = f"{name_for_people(args.model)}, {dtype}"
+    measured = f"{date.today()}, hf_refspec {__version__}"
+    figures = store.form, prompts, model, nodes, without, mat, measured
+    try:
+        store.record(dict(zip(COLUMNS, figures, strict=True)))
+        print(f"written into {store.path / CONFIG}, for the card")
+    except (DatastoreError, OSError) as error:
+        print(f"not written: {error}")
 
 
 def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:

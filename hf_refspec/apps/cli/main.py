@@ -26,6 +26,7 @@ _STORE: Commands = {
     "compact": ("build the compact form of a datastore", "store.compact"),
     "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
+    "card": ("print the card with which a folder is pushed to the Hub", "store.card"),
     "search": ("show what a datastore has for a text, and the draft tree", "store.search"),
     "evaluate": ("measure whether a datastore pays for a model", "bench.evaluate"),
     "recycle": ("learn what a model expects next in texts", "ralm.recycle"),
@@ -132,7 +133,7 @@ def _add_commands(
         if isinstance(place, dict):
             _add_commands(command, place, arguments[arguments.index(name) + 1 :])
         else:
-            if name in _LOADING and not {"-h", "--help", "--push"} & {*arguments}:
+            if name in _LOADING and not {"-h", "--help", "--push", "--out"} & {*arguments}:
                 print("Loading ...", file=sys.stderr, flush=True)
             module, _, function = place.partition(".")
             found = import_module(f".{module}", __package__)

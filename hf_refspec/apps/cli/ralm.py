@@ -90,6 +90,7 @@ def add_knn_build(parser: ArgumentParser) -> None:
     add_source(parser)
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
+    parser.add_argument("--license", help="of the corpus, for the card")
 
 
 def knn_build(args: Namespace) -> None:
@@ -97,9 +98,10 @@ def knn_build(args: Namespace) -> None:
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
     tokenizer = load_tokenizer(args.model)
-    documents, _, _ = load_corpus(args)
+    documents, corpus, license = load_corpus(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    options = {"column": args.column, "pattern": args.pattern}
+    options = {"column": args.column, "pattern": args.pattern, "corpus_name": corpus}
+    options["license"] = args.license or license
     store = KnnDatastore.build(model, tokenizer, documents, args.out, **options)
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...drafting.compilation import drafting_kernels
 from ...extras import require
 from ...store.folder import new_folder
-from ...store.hub import push_files
+from ...store.hub import RepoType, push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
@@ -19,6 +19,7 @@ from .arguments import add_listening, add_model, listen, log_to_stderr, positive
 
 logger = logging.getLogger("hf_refspec")
 
+_OUT = "write what would be pushed into a new folder, and push nothing"
 _PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
 _LIMITS = (
     ("--max-new-tokens", 2048, "of an answer, also of a request that names no number"),
@@ -92,21 +93,30 @@ def add_space(parser: ArgumentParser) -> None:
     add_model(parser)
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add_listening(parser, 7860)
-    add("--push", metavar="USER/NAME", help="write the page as a Space on the Hub instead")
+    place = parser.add_mutually_exclusive_group()
+    help = "write the page as a Space on the Hub instead"
+    place.add_argument("--push", metavar="USER/NAME", help=help)
+    place.add_argument("--out", type=Path, metavar="FOLDER", help=_OUT)
     add("--private", action="store_true", help="with --push: a new Space is private")
-    add("--package", metavar="PACKAGE", help=f"with --push: {PACKAGE}")
+    add("--package", metavar="PACKAGE", help=f"with --push or --out: {PACKAGE}")
 
 
 def space(args: Namespace) -> None:
     require("gradio", "hf-refspec space", "space")
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
-    if args.push is not None:
-        contents = space_repository(args.push, **given, package=package(args.package))
-        print(push_files(args.push, "space", contents, private=args.private or None).repo_url.url)
+    if args.private and args.push is None:
+        raise ValueError("--private has no effect without --push; add it")
+    if args.push is not None or args.out is not None:
+        name = args.push or args.out.name
+        with package(args.package) as installing:
+            contents = space_repository(name, **given, package=installing)
+        _publish(args, name, "space", contents)
+        if args.out is not None:
+            print(f"try it: python {args.out / 'app.py'}")
+            print(f"push it: hf upload USER/{name} {args.out} --repo-type space")
         return
-    for option in ("private", "package"):
-        if getattr(args, option):
-            raise ValueError(f"--{option} has no effect without --push; add it")
+    if args.package:
+        raise ValueError("--package has no effect without --push or --out; add one")
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
 
@@ -116,21 +126,26 @@ def space(args: Namespace) -> None:
 def add_publish(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
-    add("--private", action="store_true", default=None, help="make a new repository private")
-    add("--out", type=Path, metavar="FOLDER", help="write it into a new folder; nothing is pushed")
+    add("--private", action="store_true", help="make a new repository private")
+    add("--out", type=Path, metavar="FOLDER", help=_OUT)
     add("--package", metavar="PACKAGE", help=PACKAGE)
 
 
 def publish(args: Namespace) -> None:
     """Prints where the repository is, and the call that uses it."""
-    contents = generate_repository(args.repo, package(args.package))
-    if args.out is None:
-        print(push_files(args.repo, "model", contents, private=args.private).repo_url)
-        name = args.repo
-    else:
-        with new_folder(args.out) as new:
-            for path, content in contents.items():
-                (new / path).parent.mkdir(exist_ok=True)
-                (new / path).write_bytes(content)
-        name = str(args.out)
+    with package(args.package) as installing:
+        contents = generate_repository(args.repo, installing)
+    _publish(args, args.repo, "model", contents)
+    name = str(args.out or args.repo)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
+
+
+def _publish(args: Namespace, name: str, kind: RepoType, contents: dict[str, bytes]) -> None:
+    """Writes a repository's files into a new folder, if there is --out, or pushes them."""
+    if args.out is None:
+        print(push_files(name, kind, contents, private=args.private or None).repo_url)
+        return
+    with new_folder(args.out) as new:
+        for path, content in contents.items():
+            (new / path).parent.mkdir(exist_ok=True)
+            (new / path).write_bytes(content)

@@ -14,12 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store import hub
+from ...store.card import card as card_of
 from ...store.datastore import Datastore
-from ...store.datastore_config import StoreConfig
+from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.folder_config import FolderConfig
 from ...store.names import load_tokenizer
 from ...store.printable import printable
+from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
 
@@ -109,15 +111,19 @@ def add_push(parser: ArgumentParser) -> None:
 
 def push(args: Namespace) -> None:
     """Prints where the repository is."""
-    from ...ralm.knn_datastore import KnnConfig  # which loads torch
-    from ...store.recycling_table import RecyclingTableConfig
+    folder = Path(args.store)
+    print(hub.push(folder, _kind_of(folder), args.repo, private=args.private).repo_url)
 
-    kind: type[FolderConfig] = StoreConfig  # whose message names what is wrong
-    for each in (StoreConfig, RecyclingTableConfig, KnowledgeBaseConfig, KnnConfig):
+
+def _kind_of(folder: Path) -> type[FolderConfig]:
+    """What a stored folder is; of others it takes a datastore's, which says what is wrong."""
+    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+
+    for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
         with suppress(DatastoreError):
-            each.read(Path(args.store))
-            kind = each
-    print(hub.push(Path(args.store), kind, args.repo, private=args.private).repo_url)
+            kind.read(folder)
+            return kind
+    return StoreConfig
 
 
 def add_info(parser: ArgumentParser) -> None:
@@ -144,6 +150,16 @@ def info(args: Namespace) -> None:
         print("all files are as they were written")
     else:
         print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
+
+
+def add_card(parser: ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
+    parser.add_argument("repo", help='the name of the repository on the Hub, "user/name"')
+
+
+def card(args: Namespace) -> None:
+    """Prints the card of a folder of any kind."""
+    print(card_of(_kind_of(args.store).read(args.store), args.repo))
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -244,19 +260,10 @@ def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None
 
 
 def _print_info(store: Datastore) -> None:
-    config = store.config
-    _print_origin(store.path, config)
-    if config.shards:
-        size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
-        shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
-        print(
-            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
-            f"{size / 1e6:.1f} MB, {size / store.tokens:.2f} bytes a token"
-        )
-    if config.ngrams:
-        orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)
-        print(
-            f"  compact     {sum(config.ngrams.ngrams):,} n-grams ({orders} of the orders 1, 2, "
-            f"...), {config.ngrams.nodes:,} nodes, {config.ngrams.file.size / 1e6:.1f} MB, of "
-            f"{config.ngrams.corpus_tokens:,} tokens"
-        )
+    _print_origin(store.path, store.config)
+    texts = store.config.card_texts()
+    for name in ("documents", "full_form", "compact_form"):
+        if texts[name] != "none":
+            print(f"  {name.removesuffix('_form'):11} {texts[name]}")
+    for each in store.config.measured:
+        print("  MAT        ", printable(", ".join(f"{name} {each.get(name)}" for name in COLUMNS)))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
-from contextlib import suppress
-from importlib.metadata import distributions, version
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import distribution, distributions, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from huggingface_hub import ModelCardData, SpaceCardData
+from huggingface_hub import CardData, ModelCardData, SpaceCardData
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -22,19 +26,9 @@ from ...version import __version__
 Package: TypeAlias = Requirement | Path
 FROM_INDEX = Requirement(f"hf_refspec=={__version__}")
 PACKAGE = (
-    f"what installs hf_refspec: a wheel, which is copied, or a requirement; default: {FROM_INDEX}"
+    "what installs hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
+    "the checkout, or the release that was installed from an index"
 )
-_README = """\
----
-{metadata}
----
-
-# hf_refspec
-
-A chat in which plain and drafted decoding race side by side: drafts are looked up in the text so
-far, in the model's own earlier logits and, if you like, in a datastore, and `{model}` verifies
-them. In float32 the texts are the same. Written by `hf-refspec space --push`.
-"""
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
 {install}
@@ -45,10 +39,11 @@ serve({arguments})
 _INSTALL = """
 import subprocess
 import sys
+from pathlib import Path
 
 # A Space installs its requirements before its own files are there, such as this wheel.
-pip = [sys.executable, "-m", "pip", "install", "--no-deps"]
-subprocess.run([*pip, "{wheel}"], check=True)
+pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+subprocess.run([*pip, Path(__file__).with_name("{wheel}")], check=True)
 """
 _TORCH = """\
 # torch for CPUs; on a GPU delete the next line.
@@ -57,10 +52,25 @@ torch=={version}
 """
 
 
-def package(text: str | None) -> Package:
+@contextmanager
+def package(text: str | None) -> Iterator[Package]:
+    """The wheel or the requirement that a text names; without one the release that was installed
+    from an index, or a wheel of the checkout that runs, which is built and deleted at the end."""
+    checkout = Path(__file__).parents[3]
+    if text is not None:
+        yield _named(text)
+    elif (checkout / "setup.cfg").is_file():
+        with TemporaryDirectory() as folder:
+            yield _wheel_of(checkout, Path(folder))
+    elif distribution("hf_refspec").read_text("direct_url.json") is None:
+        yield FROM_INDEX
+    else:
+        hint = "give --package WHEEL, which `python -m build` makes in a checkout"
+        raise ValueError(f"hf_refspec was not installed from an index; {hint}")
+
+
+def _named(text: str) -> Package:
     """Reads the path of a wheel of hf_refspec, or a requirement of it."""
-    if text is None:
-        return FROM_INDEX
     if Path(text).is_file():
         if [each.name for each in distributions(path=[text])] == ["hf_refspec"]:
             return Path(text)
@@ -75,10 +85,22 @@ def package(text: str | None) -> Package:
     )
 
 
+def _wheel_of(checkout: Path, folder: Path) -> Path:
+    """Builds a wheel in a folder, from a copy: setuptools writes into the sources."""
+    copy = folder / "copy"
+    ignored = shutil.ignore_patterns("__pycache__", "*.py[cod]")
+    shutil.copytree(checkout / "hf_refspec", copy / "hf_refspec", ignore=ignored)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(checkout / name, copy)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    built = subprocess.run([*pip, "--wheel-dir", folder, copy], capture_output=True, text=True)
+    if built.returncode != 0:
+        raise OSError(f"no wheel of {checkout} was built; give --package WHEEL: {built.stderr}")
+    return next(folder.glob("*.whl"))
+
+
 def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str, bytes]:
     """The repository's files by path; its card names `repo_id`, and how to install `package`."""
-    here = files(__package__)
-    card = Template((here / "card.md").read_text(encoding="utf-8"))
     if isinstance(package, Path):
         install = f"hf download {repo_id} {package.name} --local-dir .\npip install {package.name}"
         wheel = {package.name: package.read_bytes()}
@@ -91,13 +113,8 @@ def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str
         tags=["custom_generate", *TAGS],
     )
     texts = {
-        "README.md": card.substitute(
-            metadata=data.to_yaml(),
-            title=repo_id.split("/")[-1],
-            repo=json.dumps(repo_id),
-            install=install,
-        ),
-        "custom_generate/generate.py": (here / "generate.py").read_text(encoding="utf-8"),
+        "README.md": _card("card.md", data, repo_id, install=install),
+        "custom_generate/generate.py": _text("generate.py"),
         # transformers compares it with the installed packages, and reads only names and versions.
         "custom_generate/requirements.txt": f"hf_refspec>={__version__}\n",
     }
@@ -121,6 +138,7 @@ def space_repository(
     given = {"model": model, "dtype": dtype, "datastore": datastore}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     more: dict[str, Any] = {} if datastore is None else {"datasets": [datastore]}
+    store = datastore or "of Python's standard library, built at the first start"
     card = SpaceCardData(
         title=repo_id.split("/")[-1],
         emoji="🏁",
@@ -138,7 +156,7 @@ def space_repository(
     )
     install = _INSTALL.format(wheel=package.name) if isinstance(package, Path) else ""
     texts = {
-        "README.md": _README.format(metadata=card.to_yaml(), model=model or HUB_ID),
+        "README.md": _card("space.md", card, repo_id, model=model or HUB_ID, store=store),
         "requirements.txt": _requirements(package),
         "app.py": _APP.format(install=install, arguments=arguments),
     }
@@ -148,10 +166,20 @@ def space_repository(
     return contents
 
 
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _card(template: str, metadata: CardData, repo_id: str, **texts: str) -> str:
+    texts |= {"title": repo_id.split("/")[-1], "repo": json.dumps(repo_id)}
+    return Template(_text(template)).substitute(texts, metadata=metadata.to_yaml())
+
+
 def _requirements(package: Package) -> str:
     torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
     lines = [f"transformers=={version('transformers')}"]
     if isinstance(package, Path):
+        lines.append(f"# hf_refspec is {package.name}, which app.py installs; what it needs:")
         (about,) = distributions(path=[str(package)])
         for each in map(Requirement, about.requires or ()):
             if each.marker is None or each.marker.evaluate({"extra": "space"}):

@@ -137,6 +137,7 @@ class Comparison:
         self.methods = new_methods()
         self.first = next(iter(self.methods))
         self.calls: dict[str, list[Decoded]] = {name: [] for name in self.methods}
+        self.prompts: list[list[int]] = []  # the ids of those that were asked
 
     def warm_up(self) -> None:
         """Compiles the kernels, and calls each method once with new drafters: first calls probe."""
@@ -167,6 +168,7 @@ class Comparison:
         names = order.sample(list(self.methods), len(self.methods))
         found = {name: self.call(name, inputs, **options) for name in names}
         self.record(found)
+        self.prompts.append(inputs["input_ids"].flatten().tolist())
         return found[self.first]
 
     def mat(self, name: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...smollm2 import HUB_ID, default_model
+from ...smollm2 import default_model
+from ...store.names import HUB_ID, model_source
 from ...store.names import load_tokenizer as load_named_tokenizer
-from ...store.names import model_source
 from ...store.printable import one_line
+from ...store.stored_tokenizer import public_name
 
 
 def load(
@@ -33,9 +33,7 @@ def load(
 
 def name_for_people(name: str | None) -> str:
     """A model's name, without the path of its folder: for readers on other machines."""
-    if name is not None and Path(name).exists():
-        return Path(name).resolve().name
-    return name or HUB_ID
+    return public_name(name or HUB_ID)
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:

@@ -35,7 +35,8 @@ _NGRAMS = 2_000  # of each length
 @dataclass(frozen=True)
 class Host:
     """A model, its name for people, a tokenizer with a chat template, a datastore to draft from, if
-    any, and others to choose. The first race of its `line` runs, the others wait."""
+    any, and those to choose: itself, or REST's and CREST's. The first race of its `line` runs, the
+    others wait."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -64,9 +65,10 @@ class Host:
         own = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
         found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *own]}
         for store in self.choices:
-            is_full = store.form == "full"
-            drafts = DatastoreDrafts(store, mode="rest" if is_full else "mixed")
-            found["REST" if is_full else "CREST"] = [drafts]
+            if store.form == "full":
+                found["REST"] = [DatastoreDrafts(store, mode="rest")]
+            else:
+                found["compact" if store is self.datastore else "CREST"] = [DatastoreDrafts(store)]
         return found
 
 

@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hub_server import TOKEN
 
 from hf_refspec.apps.shared import comparison
 from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.folder import only_writer
 
 ASKED = ["tell me of the cat on the mat", "the cat sat on the mat, the cat sat on the"]
 
@@ -125,3 +128,29 @@ def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
     assert "the compact form of" in printed and "too few prompts to say" in printed
     assert "in the datastore itself" not in printed
+
+
+def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
+    evaluate, store, texts, tmp_path, printed, hub
+):
+    store.save_pretrained(tmp_path / "mine")
+    mine = Datastore(tmp_path / "mine")
+    with only_writer(mine.path):
+        assert "not written: " in evaluate(mine.path, texts)
+    figures = r"64 draft tokens: MAT (\S+), without the datastore (\S+) written into \S+mine"
+    mat, without = re.search(figures, evaluate(mine.path, texts)).groups()
+    assert float(mat) >= float(without) > 1
+    asked = f"5 of {texts.name} (2 of them are in it); 12 new tokens"
+    row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
+    mine.verify()
+    mine.push_to_hub("owner/store", token=TOKEN)
+    assert row in hub.repos["owner/store"].files()["README.md"].decode()
+    fetched = Datastore.from_pretrained("owner/store")
+    assert f"MAT with it {mat}," in printed("store", "info", "owner/store")
+    assert "is in the Hub's cache" in evaluate("owner/store", texts)
+    assert StoreConfig.read(fetched.path) == StoreConfig.read(mine.path)
+    assert row in printed("store", "card", mine.path, "owner/store")
+    mine.compact(progress=False)
+    assert row in printed("store", "card", mine.path, "owner/store")
+    mine.extend(["another text"], progress=False)
+    assert "Not measured." in printed("store", "card", mine.path, "owner/store")

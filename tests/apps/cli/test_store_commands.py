@@ -93,8 +93,8 @@ def test_builds_from_files_in_their_order(built, corpus):
     assert texts == [TEXTS["c.txt"], TEXTS["a.py"]]
     assert "corpus      c.txt, a.py" in text and "licence     not stated" in text
     tokens = len(TEXTS["c.txt"]) + len(TEXTS["a.py"]) + 2
-    assert f"full        {tokens} tokens, 2 documents, 1 shard, " in text
-    assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", text)
+    assert "  documents   2\n" in text
+    assert f": {tokens - 2} tokens and their suffix array, in 1 shard\n" in text
 
 
 def test_builds_from_a_pattern_of_files_with_the_default_models_tokenizer(
@@ -135,13 +135,12 @@ def test_merges_all_shards_and_compacts_into_the_store_itself(built, run, corpus
     built(corpus)
     store = tmp_path / "store"
     Datastore(store).extend([[7]], progress=False)
-    assert "4 documents, 2 shards" in run("info", store)
-    assert "4 documents, 1 shard," in run("merge", store)
+    assert "in 2 shards\n" in run("info", store)
+    assert "in 1 shard\n" in run("merge", store)
     text = run("compact", store)
     sizes = Datastore(store, form="full").config.ngrams.ngrams
-    orders = ", ".join(map(str, sizes))
-    assert f"compact     {sum(sizes)} n-grams ({orders} of the orders 1, 2, ...)" in text
-    assert "full        " in text
+    assert f": {sum(sizes)} n-grams of up to {len(sizes)} tokens, " in text
+    assert "full        " in text and "documents   4\n" in text
 
 
 def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
@@ -192,7 +191,7 @@ def test_info_tells_what_is_in_it_and_verifies_all_files(
     assert "vocabulary  259\n" in full and Datastore(store).config.fingerprint in full
     assert "compact " not in full and "as they were written" not in full
     corpus_tokens = sum(map(len, TEXTS.values())) + len(TEXTS)
-    assert re.search(rf"compact +\d+ n-grams .* MB, of {corpus_tokens} tokens\n", compact)
+    assert re.search(rf"compact +\S+B: \d+ n-grams .*, from {corpus_tokens} tokens\n", compact)
     assert "all files are as they were written" in compact
     damaged = tmp_path / "damaged"
     Datastore(store).save_pretrained(damaged)

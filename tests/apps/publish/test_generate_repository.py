@@ -15,6 +15,7 @@ import hf_refspec as rs
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.publish.repositories import generate_repository
 
+INDEX = ["--package", f"hf_refspec=={rs.__version__}"]
 PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"
 
 
@@ -56,7 +57,7 @@ def test_references_and_a_datastore_leave_the_ids_plain(
     modules = str(tmp_path / "modules")  # where transformers copies remote code
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
     folder = tmp_path / "repository"
-    assert main(["publish", "owner/refspec", "--out", str(folder)]) == 0
+    assert main(["publish", "owner/refspec", "--out", str(folder), *INDEX]) == 0
     store = rs.Datastore.build([PROMPT], tokenizer, tmp_path / "store", progress=False)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     call = {**inputs, "max_new_tokens": 40}
@@ -103,7 +104,7 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
                 [sys.executable, *arguments], env=environment, capture_output=True, text=True
             )
 
-        published = run("-m", "hf_refspec", "publish", "owner/refspec", "--private")
+        published = run("-m", "hf_refspec", "publish", "owner/refspec", "--private", *INDEX)
         assert published.returncode == 0, published.stderr
         assert published.stdout.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
         assert hub.repos["owner/refspec"].private

@@ -1,4 +1,4 @@
-"""`hf-refspec space --push` writes a Space that runs as it stands."""
+"""`hf-refspec space --push` and `--out` write a Space that runs as it stands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from importlib.metadata import version
+from importlib.metadata import PathDistribution, version
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -15,10 +17,12 @@ from hub_server import TOKEN
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.publish.repositories import package, space_repository
+from hf_refspec.apps.publish import repositories
+from hf_refspec.apps.publish.repositories import FROM_INDEX, package, space_repository
 
 pytest.importorskip("gradio")
 REPO = "owner/page"
+KINDS = {".py", ".md", ".css", ".typed"}
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -26,8 +30,9 @@ def test_each_push_is_a_commit_that_replaces_the_files_of_a_space(
     hub, capsys, private, monkeypatch
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["space", "--push", REPO, *["--private"] * private]) == 0
-    assert main(["space", "--push", REPO, "--dtype", "bfloat16", "--model", "org/model"]) == 0
+    command = ["space", "--package", str(FROM_INDEX), "--push", REPO]
+    assert main([*command, *["--private"] * private]) == 0
+    assert main([*command, "--dtype", "bfloat16", "--model", "org/model"]) == 0
     assert capsys.readouterr().out == f"{hub.endpoint}/spaces/{REPO}\n" * 2
     repo = hub.repos[REPO]
     assert repo.sdk == "gradio" and repo.private == private and len(repo.commits) == 3
@@ -53,21 +58,40 @@ def test_the_files_tell_the_hub_how_to_run_it():
     assert about["models"] == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert about["datasets"] == ["org/store"] and about["title"] == "page"
     assert len(about["short_description"]) <= 60  # the Hub takes no more
-    assert text.strip().startswith("# hf_refspec")
+    assert text.strip().startswith("# page") and "| Datastore | org/store |" in text
 
 
 def test_a_wheel_is_copied_and_installed_by_the_app_and_a_requirement_gets_the_extra(wheel):
     written = space_repository(REPO, package=wheel)
     assert written[wheel.name] == wheel.read_bytes()
     assert written["requirements.txt"].endswith(b"\nnumba>=0.60\ngradio\n")
-    assert f'subprocess.run([*pip, "{wheel.name}"], check=True)' in written["app.py"].decode()
-    requirement = package("hf_refspec @ git+https://host/repository")
-    requirements = space_repository(REPO, package=requirement)["requirements.txt"].decode()
+    assert f'Path(__file__).with_name("{wheel.name}")' in written["app.py"].decode()
+    with package("hf_refspec @ git+https://host/repository") as requirement:
+        requirements = space_repository(REPO, package=requirement)["requirements.txt"].decode()
     assert requirements.endswith("\nhf_refspec[space] @ git+https://host/repository\n")
 
 
-def test_the_written_app_serves_the_page(tmp_path):
-    (tmp_path / "app.py").write_bytes(space_repository(REPO)["app.py"])
+def test_an_installation_from_elsewhere_asks_for_a_package(monkeypatch, capsys):
+    monkeypatch.setattr(repositories, "__file__", "/site/hf_refspec/apps/publish/repositories.py")
+    assert main(["space", "--out", "nowhere"]) == 2
+    assert "not installed from an index" in capsys.readouterr().err
+    monkeypatch.setattr(PathDistribution, "read_text", lambda *_: None)
+    with package(None) as found:
+        assert found == FROM_INDEX
+
+
+def test_the_written_folder_holds_this_package_and_serves_the_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # no download: setuptools is here
+    folder, installed = tmp_path / "page", tmp_path / "installed"
+    assert main(["space", "--out", str(folder)]) == 0
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.name in (folder / "requirements.txt").read_text()
+    with ZipFile(wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist() if "-info/" not in name}
+    root = Path(repositories.__file__).parents[3]
+    sources = (path for path in (root / "hf_refspec").rglob("*.*") if path.suffix in KINDS)
+    assert packed == {path.relative_to(root).as_posix(): path.read_bytes() for path in sources}
+    assert main(["space", "--out", str(folder)]) == 2  # it is not overwritten
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     environment = {
@@ -75,17 +99,17 @@ def test_the_written_app_serves_the_page(tmp_path):
         "GRADIO_SERVER_NAME": "127.0.0.1",
         "GRADIO_SERVER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "PIP_TARGET": str(installed),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, "app.py"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as app:
+    command = [sys.executable, str(folder / "app.py")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as app:
         try:
             assert app.stdout.readline() == f"http://127.0.0.1:{port}/ (Ctrl-C ends it)\n"
             with urllib.request.urlopen(f"http://127.0.0.1:{port}") as answer:
                 page = answer.read().decode()
             assert '"title":"hf_refspec"' in page and "Document" in page
+            assert (installed / "hf_refspec" / "py.typed").exists()
             assert '"REST"' in page and '"CREST"' in page  # with a datastore that it has built
         finally:
             app.terminate()
