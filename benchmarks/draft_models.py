@@ -30,8 +30,8 @@ from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.blend import Blend
+from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.generation.default_drafter import default_sources
 
 ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")
 

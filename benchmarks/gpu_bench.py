@@ -41,7 +41,7 @@ from hf_refspec.apps.bench.prompts import taking_turns
 from hf_refspec.apps.shared.comparison import PLAIN, Comparison, decode, rate
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.drafting.blend import Blend
-from hf_refspec.generation.default_drafter import default_sources
+from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.smollm2 import default_model
 

@@ -38,7 +38,8 @@ def main() -> None:
         )
         answer = tok.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
-        print(f"> {question}\n{answer}\n  (MAT {drafter.stats.mat:.2f})")
+        stats = drafter.stats
+        print(f"> {question}\n{answer}\n  (MAT {stats.mat:.2f}, {stats.seconds:.1f} s)")
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ class Attachment:
 
     def drafter(self, model: PreTrainedModel) -> AbstractContextManager[Drafter]:
         """A drafter that no other call has, for one call."""
-        from .generation.default_drafter import default_drafter
+        from .generation.default_drafter import drafter_of_call
 
-        return default_drafter(model) if self._pool is None else self._pool.drafter()
+        return drafter_of_call(model) if self._pool is None else self._pool.drafter()
 
     def count(self, stats: SpeculationStats) -> None:
         """Adds the counts of a call that is over."""

@@ -22,7 +22,7 @@ from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.apps.serve.server import Limits, Server, url
-from hf_refspec.generation.default_drafter import default_sources
+from hf_refspec.drafting.candidates import default_sources
 
 NAME = "tiny"
 

@@ -26,7 +26,8 @@ _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
 OUTPUT, EXAMPLE = 'text title="Output"', 'text title="Output, for example"'
 _DEFAULT_URL = "http://localhost:8000"
 _FIGURE = re.compile(r"-?\d[\d.,]*")
-_PERCENT = re.compile(r" \([\d.]+ %\)")  # which is left out where nothing was drafted
+# Of statistics: the percentages of accepted drafts and of times, and what else depends on time.
+_TIMED = re.compile(r" \([\d.]+ %\)|[:,] [\d.]+ % [a-z]+|; [\d.]+ passes probed .*|; nothing .*")
 
 
 @dataclass
@@ -51,8 +52,8 @@ class Snippet:
 
     def prints(self, output: str) -> bool:
         """Whether an output is the one of the page; without one nothing may be printed."""
-        masked = _masked if self.for_example else str.rstrip
-        return masked(output) == masked(self.output or "")
+        compared = masked if self.for_example else str.rstrip
+        return compared(output) == compared(self.output or "")
 
 
 def snippets(text: str) -> list[Snippet]:
@@ -125,5 +126,6 @@ def with_outputs(text: str, outputs: list[tuple[Snippet, str]]) -> str:
     return text
 
 
-def _masked(output: str) -> str:
-    return _FIGURE.sub("0", _PERCENT.sub("", output.rstrip()))
+def masked(output: str) -> str:
+    """An output without what depends on time, and without its numbers."""
+    return _FIGURE.sub("0", _TIMED.sub("", output.rstrip()))

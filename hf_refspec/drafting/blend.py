@@ -38,10 +38,10 @@ class Blend(Drafter):
     `a | b | c` is the same as `Blend([a, b, c])`.
 
     Args:
-        drafters (sequence of [`Drafter`], [`Datastore`] or `CandidateGenerator`): The sources.
-            A blend among them counts as its sources, and a datastore as `DatastoreDrafts(store)`.
-            A source that runs a model ([`DraftModel`]) drafts last: it goes on where the others are
-            no longer sure, and they go on from what it drafted.
+        drafters (sequence of [`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`): The
+            sources. A blend among them, or `"auto"`, counts as its sources, and a datastore as
+            `DatastoreDrafts(store)`. A source that runs a model ([`DraftModel`]) drafts last: it
+            goes on where the others are no longer sure, and they go on from what it drafted.
 
     Raises:
         TypeError: if something else is among them.
@@ -54,7 +54,7 @@ class Blend(Drafter):
             drafter = as_source(given)
             if drafter is None:
                 shown = shown_with_remedy(given)
-                raise TypeError(f"drafters must be drafters of hf_refspec, but has {shown}")
+                raise TypeError(f'drafters must be drafters or "auto", but has {shown}')
             self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
         if not self.drafters:
             raise ValueError("drafters is empty; give at least one")

@@ -1,4 +1,4 @@
-"""The drafter for what a call may draft from: a datastore, or any `CandidateGenerator`."""
+"""The drafter for what a call may draft from: `"auto"`, a datastore or a `CandidateGenerator`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
 from .drafter import Drafter
 from .observation import Observation
+from .reference_copy import ReferenceCopy
+from .sibling_copy import SiblingCopy
+from .token_recycling import TokenRecycling
 from .tree import DraftTree
+
+
+def default_sources(
+    references: list[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    top_k: int = 8,
+) -> list[Drafter]:
+    """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest, with their arguments."""
+    return [ReferenceCopy(references, tokenizer), TokenRecycling(top_k)]
 
 
 class CandidateChain(Drafter):
@@ -89,9 +101,14 @@ def shown_with_remedy(given: Any) -> str:
 
 
 def as_source(given: Any) -> Drafter | None:
-    """The drafter for a datastore or a `CandidateGenerator`; `None` for anything else."""
+    """The drafter for `"auto"`, a datastore or a `CandidateGenerator`; `None` for anything else."""
     if isinstance(given, Drafter):
         return given
+    if isinstance(given, str) and given == "auto":
+        recycling = TokenRecycling()
+        recycling.kept_at_model = True
+        default: Drafter = Drafter._blended([ReferenceCopy(), recycling, SiblingCopy()])
+        return default
     if isinstance(given, CandidateGenerator):
         return CandidateChain(given)
     from ..store.datastore import Datastore  # loaded only where a store is given

@@ -188,7 +188,7 @@ class Drafter(CandidateGenerator):
         """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
 
     def __or__(self, other: Any) -> Drafter:
-        """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
+        """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
         blend: Drafter = self._blended([self, other])
         return blend
 

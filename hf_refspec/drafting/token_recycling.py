@@ -85,6 +85,7 @@ class TokenRecycling(LookUp):
     """
 
     longest_match = MOST_CONTEXT
+    kept_at_model = False  # whether calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
     _pooling = _GREEDY
 
@@ -109,6 +110,10 @@ class TokenRecycling(LookUp):
         self._origin = origin  # the name of the model, the tokenizer, the corpus, and the folder
         self.top_k = self.observed_top_k = table.top_k
         self.context, self.max_contexts = table.context, table.max_contexts
+
+    def learns_into(self, other: TokenRecycling) -> None:
+        """Shares another's table from now on, as a fork of it does."""
+        self._own(other._table, **other._origin)
 
     def __len__(self) -> int:
         """The number of contexts that are kept now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
-from .default_drafter import default_drafter
+from .default_drafter import drafter_of_call
 from .loop import Loop
 from .row import Row, prompt_tokens
 from .validation import FURTHER_OUTPUTS, check_request, check_steps
@@ -127,8 +127,7 @@ class RunningText:
 
     def _begin(self, model: PreTrainedModel) -> None:
         vocab_size = self._verifier.vocab_size
-        own = default_drafter(model) if self._drafter is None else nullcontext(self._drafter)
-        drafter = self._session.enter_context(own)
+        drafter = self._session.enter_context(drafter_of_call(model, self._drafter))
         prompts = prompt_tokens(self.input_ids, self._verifier.model_kwargs, vocab_size)
         drafters = drafter_call(drafter, prompts, vocab_size, self._sampling)
         [self._row.drafter] = self._session.enter_context(drafters)

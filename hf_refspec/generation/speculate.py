@@ -24,7 +24,7 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from ..drafting.calls import AwaitingKernels, drafter_call
 from ..drafting.candidates import CandidateChain, as_drafter
-from ..drafting.drafter import Drafter, Sampling
+from ..drafting.drafter import Drafter, Sampling, sources_of
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
@@ -44,7 +44,7 @@ from ..verification.ranks import Ranks, kept_in_step
 from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
 from .column_noise import ColumnNoise
-from .default_drafter import default_drafter
+from .default_drafter import drafter_of_call
 from .loop import Loop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
@@ -127,6 +127,9 @@ def speculate(
         check_reproducible(input_ids, generation_config, model_kwargs)
     if isinstance(given, CandidateChain) and verification == "auto":
         verification = "chain"
+    for source in [] if given is None else sources_of(given):
+        if hasattr(source, "check_processors"):
+            source.check_processors(logits_processor)
     # They are not returned, and plain decoding computes them for nothing.
     model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
     asked = logits_processor, stopping_criteria, generation_config, streamer
@@ -135,7 +138,7 @@ def speculate(
     with (
         kept_in_step(model, input_ids) if synced else nullcontext(),
         ranks.together(),
-        default_drafter(model) if given is None else nullcontext(given) as drafter,
+        drafter_of_call(model, given) as drafter,
     ):
         return call.decode(drafter, *ranks.agree((max_draft_tokens, verification)))
 

@@ -82,14 +82,14 @@ def test_or_is_a_list_and_blends_among_the_sources_are_taken_apart():
         assert blend.drafters == [a, b, c, d]
 
 
-@pytest.mark.parametrize("other", [None, 5, "drafter", ReferenceCopy])
+@pytest.mark.parametrize("other", [None, 5, "drafter", "Auto", ReferenceCopy])
 def test_what_does_not_draft_is_refused(other):
     for blended in (
         lambda: Blend([Fixed(), other]),
         lambda: Fixed() | other,
         lambda: other | Fixed(),
     ):
-        with pytest.raises(TypeError, match="drafters must be drafters of hf_refspec, but has"):
+        with pytest.raises(TypeError, match='drafters must be drafters or "auto", but has'):
             blended()
 
 

@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 import torch
 from calls import GREEDY, PROMPT, Call, assert_lossless
+from drafters import Noise
 
 import hf_refspec as rs
+from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.generation import default_drafter as module
-from hf_refspec.generation.default_drafter import default_drafter, default_sources
+from hf_refspec.generation.default_drafter import drafter_of_call
 
 OPTIONS = {**GREEDY, "max_new_tokens": 48}
 
@@ -32,7 +34,7 @@ def test_ids_are_those_of_plain_decoding(model):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_second_call_has_learned_from_the_first(model, rows):
     call = Call(model, rows)
-    with default_drafter(model) as first:
+    with drafter_of_call(model) as first:
         pass
     mats = []
     for _ in range(2):
@@ -42,22 +44,48 @@ def test_a_second_call_has_learned_from_the_first(model, rows):
     assert mats[1] > 1.2 * mats[0]
 
 
+@pytest.mark.parametrize(
+    "blended",
+    [lambda other: "auto" | other, lambda other: other | "auto", lambda o: rs.Blend([o, "auto"])],
+)
+def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
+    drafter = blended(Noise())
+    names = {type(source).__name__ for source in drafter.drafters}
+    assert names == {"ReferenceCopy", "TokenRecycling", "SiblingCopy", "Noise"}
+    call = Call(model, 1)
+    mats = []
+    for each in (drafter, blended(Noise())):
+        drafted = call.generate(candidate_generator=each, max_draft_tokens=16)
+        assert drafted.tolist() == call.plain.tolist()
+        mats.append(each.stats.mat)
+    assert mats[1] > 1.2 * mats[0]
+    with drafter_of_call(model) as default, rs.attach(model, blended(Noise())) as attachment:
+        learned = len(default.drafters[1])
+        model.generate(PROMPT, **OPTIONS)
+        assert attachment.stats.tokens == 48 and len(default.drafters[1]) > learned > 0
+
+
+def test_a_misspelt_auto_in_a_blend_is_told():
+    with pytest.raises(TypeError, match=r"'Auto' \(did you mean 'auto'\?\)"):
+        _ = "Auto" | rs.ReferenceCopy()
+
+
 def test_calls_in_several_threads_share_what_they_learn(model):
     plain = model.generate(PROMPT, **OPTIONS)
     options = {"candidate_generator": "auto", "max_draft_tokens": 8, **OPTIONS}
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(model.generate, PROMPT, **options) for _ in range(4)]
     assert [call.result().tolist() for call in calls] == [plain.tolist()] * 4
-    with default_drafter(model) as one, default_drafter(model) as other:
+    with drafter_of_call(model) as one, drafter_of_call(model) as other:
         assert one is not other
         contexts = [len(each.drafters[1]) for each in (one, other)]
     assert contexts[0] == contexts[1] > 0
 
 
 def test_a_drafter_goes_back_when_the_call_fails(model):
-    with pytest.raises(RuntimeError), default_drafter(model) as first:
+    with pytest.raises(RuntimeError), drafter_of_call(model) as first:
         raise RuntimeError
-    with default_drafter(model) as second:
+    with drafter_of_call(model) as second:
         assert second is first
 
 

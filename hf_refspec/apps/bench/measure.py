@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ...did_you_mean import did_you_mean
 from ...drafting.blend import Blend
+from ...drafting.candidates import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
 from ...drafting.drafter import Drafter
@@ -25,7 +26,6 @@ from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.stats import SpeculationStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
-from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
 from ..shared.comparison import PLAIN, Comparison
 from ..shared.prompts import tokens_left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
+from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.stats import SpeculationStats
-from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
@@ -49,7 +50,7 @@ _HELP = """\
 def add_generate(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")
-    add("--prompt-file", type=Path, metavar="FILE")
+    add("--prompt-file", type=Path, metavar="FILE", help="a file with the prompt")
     _add_answering(parser, max_new_tokens=256)
 
 
@@ -62,13 +63,13 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     """Adds the arguments for the model, its drafts, its texts and sampling."""
     add = parser.add_argument
     add_model(parser)
-    add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N")
+    add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="of an answer")
     add(
         "--max-draft-tokens",
         type=draft_budget,
         default="auto",
         metavar="N",
-        help="verified in one forward pass at most; by default auto: those that pay",
+        help="verified in one forward pass at most; auto: those that pay",
     )
     texts = parser.add_argument_group("texts")
     texts.add_argument(
@@ -80,8 +81,8 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     add_sources(texts)
     add = parser.add_argument_group("sampling, as transformers has it").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
-    add("--temperature", type=float, metavar="X")
-    add("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    add("--temperature", type=float, metavar="X", help="by default the model's own")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text; by default any")
 
 
 def add_sources(texts: _ArgumentGroup) -> None:
@@ -90,10 +91,10 @@ def add_sources(texts: _ArgumentGroup) -> None:
     add(
         "--reference",
         type=Path,
-        nargs="+",
+        action="append",
         metavar="FILE",
-        help="texts that drafts are copied from; the model never sees them, so they change only "
-        "the speed",
+        help="a text that drafts are copied from; the model never sees it, so it changes only the "
+        "speed; can be repeated",
     )
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add(
@@ -169,6 +170,10 @@ def _prompt(args: Namespace) -> str:
     if args.prompt is not None and args.prompt_file is not None:
         raise ValueError(
             f"give a prompt or --prompt-file, not both: {args.prompt!r} and {args.prompt_file}"
+        )
+    if args.reference and args.prompt is not None and os.path.isfile(args.prompt):
+        raise ValueError(
+            f"the prompt {args.prompt!r} is a file: give --prompt-file or --reference before it"
         )
     if args.prompt_file is not None:
         return read_text(args.prompt_file, "--prompt-file")

@@ -52,9 +52,9 @@ def add_listening(parser: ArgumentParser, default: int, more: str = "") -> None:
     add(
         "--host",
         default="127.0.0.1",
-        help="the address to listen at; by default only this machine reaches it",
+        help="the address to listen at; only this machine reaches 127.0.0.1, the default",
     )
-    add("--port", type=port, default=default, metavar="N", help=f"{default} by default{more}")
+    add("--port", type=port, default=default, metavar="N", help=f"to listen at{more}")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -177,8 +177,7 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        hint = "; it takes all words up to the next option" if option == "--reference" else ""
-        raise ValueError(f"{option} {path} is no text in UTF-8: {error}{hint}") from error
+        raise ValueError(f"{option} {path} is no text in UTF-8: {error}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

@@ -60,7 +60,8 @@ def add_check(parser: ArgumentParser) -> None:
         "--context",
         type=positive,
         default=256,
-        help="the length in tokens of the text that is timed; 256 by default",
+        metavar="N",
+        help="the length in tokens of the text that is timed",
     )
 
 
@@ -93,10 +94,11 @@ def add_bench(parser: ArgumentParser) -> None:
         '"ReferenceCopy | TokenRecycling"; auto by default, in a replay ReferenceCopy alone and '
         "with RetrievalCache",
     )
-    add("--max-draft-tokens", nargs="+", type=draft_budget, metavar="N", help="auto by default")
+    help = "verified in one forward pass at most; auto by default"
+    add("--max-draft-tokens", nargs="+", type=draft_budget, metavar="N", help=help)
     add("--limit", type=positive, metavar="N", help="only the first N chats; by default all")
     add("--turns", type=positive, metavar="N", help="only the first N turns; by default all")
-    add("--max-new-tokens", type=positive, default=256, metavar="N", help="256 by default")
+    add("--max-new-tokens", type=positive, default=256, metavar="N", help="of an answer")
     add("--out", type=Path, metavar="FILE", help="write a plot too, for example speed_ups.png")
 
 
@@ -190,8 +192,8 @@ def add_evaluate(parser: ArgumentParser) -> None:
     add("--column", help="of files of rows, the column with texts or chats")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add_model(parser)
-    add("--limit", type=positive, default=12, metavar="N", help="prompts; 12 by default")
-    add("--max-new-tokens", type=positive, default=96, metavar="N", help="96 by default")
+    add("--limit", type=positive, default=12, metavar="N", help="the most prompts")
+    add("--max-new-tokens", type=positive, default=96, metavar="N", help="of each answer")
 
 
 def evaluate(args: Namespace) -> int:

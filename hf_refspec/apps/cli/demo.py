@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...generation.default_drafter import default_sources
+from ...drafting.candidates import default_sources
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
@@ -33,7 +33,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
     add_model(parser, dtype=False)
-    add("--max-new-tokens", type=positive, default=160, metavar="N")
+    add("--max-new-tokens", type=positive, default=160, metavar="N", help="of each answer")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
 

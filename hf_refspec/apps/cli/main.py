@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from ...did_you_mean import did_you_mean
 from ...store.printable import one_line
 from ...version import __version__
 
@@ -23,6 +24,7 @@ _STORE: Commands = {
     "merge": ("merge the shards of a datastore", "store.merge"),
     "retokenize": ("build a datastore for another model from one", "store.retokenize"),
     "compact": ("build the compact form of a datastore", "store.compact"),
+    "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
     "card": ("print the card with which a folder is pushed to the Hub", "store.card"),
     "search": ("show what a datastore has for a text, and the draft tree", "store.search"),
@@ -54,7 +56,7 @@ GROUPS: dict[str, Commands] = {
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
 # These say that they load, which takes up to half a minute. `generate` does not: its standard error
 # is for the statistics.
-_LOADING = {"chat", "check", "demo", "serve", "space"}
+_LOADING = {"bench", "chat", "check", "demo", "evaluate", "serve", "space"}
 _NOT_IN_A_PATH = r"(?<![\w/.-])"
 
 
@@ -66,6 +68,15 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows each default, unless an option has none, is a flag, or its help names the default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False) or "default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -112,8 +123,11 @@ def _add_commands(
     parser.set_defaults(run=lambda _: parser.print_help())
     parsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=help)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
+    if chosen is not None and chosen == arguments[0] and chosen not in commands:
+        hint = did_you_mean(chosen, commands) or f"; {parser.prog} --help lists them"
+        parser.error(f"there is no command {chosen!r}{hint}")
     for name, (about, place) in commands.items():
-        command = parsers.add_parser(name, help=about, description=about)
+        command = parsers.add_parser(name, help=about, description=about, formatter_class=_Help)
         if name != chosen:
             continue
         if isinstance(place, dict):

@@ -34,7 +34,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
     add_model(parser)
-    add("--max-new-tokens", type=positive, default=64, metavar="N")
+    add("--max-new-tokens", type=positive, default=64, metavar="N", help="of each answer")
     add(
         "--compare",
         action="store_true",

@@ -22,10 +22,10 @@ logger = logging.getLogger("hf_refspec")
 _OUT = "write what would be pushed into a new folder, and push nothing"
 _PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
 _LIMITS = (
-    ("--max-new-tokens", 2048, "of an answer, also of a request that names no number (2048)"),
-    ("--max-seconds", 600, "that one request is decoded (600)"),
-    ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
-    ("--max-waiting", 64, "requests that wait (64)"),
+    ("--max-new-tokens", 2048, "of an answer, also of a request that names no number"),
+    ("--max-seconds", 600, "that one request is decoded"),
+    ("--max-body-bytes", 4 << 20, "of a request"),
+    ("--max-waiting", 64, "requests that wait"),
 )
 
 

@@ -13,10 +13,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
+from ...store import hub
 from ...store.card import card as card_of
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
+from ...store.folder_config import FolderConfig
 from ...store.names import load_tokenizer
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
@@ -35,8 +37,8 @@ def add_build(parser: ArgumentParser) -> None:
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
-    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="32,000,000")
-    add("--license", help="of the corpus, for the card")
+    add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="of a shard")
+    add("--license", help="of the corpus, for the card; by default what the corpus states")
 
 
 def build(args: Namespace) -> None:
@@ -100,6 +102,30 @@ def compact(args: Namespace) -> None:
     _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
 
 
+def add_push(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("store", help="the folder of a datastore, recycling table, knowledge base or kNN datastore")
+    add("repo", help='the name of the dataset repo on the Hub, "user/name"')
+    add("--private", action="store_true", default=None, help="make a new repository private")
+
+
+def push(args: Namespace) -> None:
+    """Prints where the repository is."""
+    folder = Path(args.store)
+    print(hub.push(folder, _kind_of(folder), args.repo, private=args.private).repo_url)
+
+
+def _kind_of(folder: Path) -> type[FolderConfig]:
+    """What a stored folder is; of others it takes a datastore's, which says what is wrong."""
+    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+
+    for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
+        with suppress(DatastoreError):
+            kind.read(folder)
+            return kind
+    return StoreConfig
+
+
 def add_info(parser: ArgumentParser) -> None:
     help = "a folder or a Hub id of a datastore, or the folder of a knowledge base"
     parser.add_argument("store", help=help)
@@ -133,12 +159,7 @@ def add_card(parser: ArgumentParser) -> None:
 
 def card(args: Namespace) -> None:
     """Prints the card of a folder of any kind."""
-    from ...ralm.knn_datastore import KnnConfig  # which loads torch
-
-    for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
-        with suppress(DatastoreError):
-            return print(card_of(kind.read(args.store), args.repo))
-    print(card_of(StoreConfig.read(args.store), args.repo))
+    print(card_of(_kind_of(args.store).read(args.store), args.repo))
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -219,7 +240,8 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add("--streaming", action="store_true", help="do not download the dataset first")
     add("--max-tokens", type=positive, metavar="N", help="stop after N tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
-    add("--engine", choices=("local", "ray"), default="local")
+    help = "builds in processes of this machine, or on a Ray cluster"
+    add("--engine", choices=("local", "ray"), default="local", help=help)
 
 
 def _options(args: Namespace) -> dict[str, Any]:

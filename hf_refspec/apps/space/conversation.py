@@ -13,9 +13,9 @@ from typing import Any
 from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...drafting.candidates import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
-from ...generation.default_drafter import default_sources
 from ...smollm2 import HUB_ID
 from ...store.build.presets import PRESETS, python_stdlib
 from ...store.datastore import Datastore

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from .schemas import JSON_FORM, as_schema, call_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+logger = logging.getLogger("hf_refspec")
 
 # The largest choice that is drafted, if each of its tokens has at least `_LEAST_PROB`; all of them
 # together are estimated at `_ALL`.
@@ -38,9 +42,9 @@ class GrammarDrafts(Source):
             candidate_generator=grammar | ReferenceCopy() | TokenRecycling(),
         )
 
-    The processor constrains, the drafter only drafts. In a blend it removes what the grammar
-    forbids from the others' trees, and continues them with what it forces. Forks and copies share
-    the compiled grammar.
+    The processor constrains, the drafter only drafts: a call without a processor logs a warning,
+    once. In a blend the drafter removes what the grammar forbids from the others' trees, and
+    continues them with what it forces. Forks and copies share the compiled grammar.
 
     The grammar's text begins behind the prompt, and ends with the tokenizer's `eos_token`. JSON has
     the form of `json.dumps`, with its keys in the order of the schema.
@@ -105,6 +109,13 @@ class GrammarDrafts(Source):
     def processor(self) -> GrammarProcessor:
         """The logits processor that constrains, for one call after another."""
         return GrammarProcessor(self._grammar)
+
+    @staticmethod
+    def check_processors(processors: Sequence[Any]) -> None:
+        """Warns in a call that nothing but transformers' own processors constrains: drafts change
+        no token, but whoever names a grammar expects a text of it."""
+        if all(type(each).__module__.startswith("transformers.") for each in processors):
+            _warn_unconstrained()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         if self._grammar.eos_id >= vocab_size:
@@ -228,6 +239,14 @@ class GrammarDrafts(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_matcher": None}
+
+
+@cache
+def _warn_unconstrained() -> None:
+    logger.warning(
+        "GrammarDrafts drafts, but only its processor constrains the text: pass "
+        "`logits_processor=[grammar.processor()]` as well."
+    )
 
 
 def _behind(matcher: LLMatcher, token: int) -> LLMatcher:

@@ -16,6 +16,12 @@ from hf_refspec.apps.cli.main import COMMANDS, GROUPS, main
 LOADING = ["bench", "chat", "check", "demo", "generate", "knn build", "ralm", "serve", "space"]
 LOADING += ["store evaluate", "store recycle"]
 STORE = [f"store {name}" for name in COMMANDS["store"][1]]
+DEFAULTS = {
+    "bench": "of an answer (default: 256)",
+    "generate": "auto: those that pay (default: auto)",
+    "serve": "that one request is decoded (default: 600)",
+    "store build": "on a Ray cluster (default: local)",
+}
 AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
@@ -67,6 +73,7 @@ def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
     [
         ("chat", "Loading ...\n"),
         ("serve --port 0 --model=org/model", "Loading ...\n"),
+        ("store evaluate x y", "Loading ...\n"),
         ("chat --help", ""),
         ("space --push user/name", ""),
         ("store info x", ""),
@@ -88,7 +95,10 @@ def test_each_command_has_a_help_with_its_options_and_is_on_the_page(command, ca
     with pytest.raises(SystemExit) as exit:
         main([*command.split(), "--help"])
     assert exit.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    help = capsys.readouterr().out
+    assert not re.search(r"^  --\S+( \S+)?\n(?! {8})", help, re.M), "an option has no help"
+    printed = " ".join(help.split())
+    assert DEFAULTS.get(command, "") in printed
     assert f"usage: hf-refspec {command}" in printed and about(command) in printed
     if command in LOADING:  # it places the model
         assert "--device-map" in printed and re.search("--device[, ]", printed)
@@ -108,9 +118,10 @@ def about(command: str) -> str:
     ("line", "command", "messages"),
     [
         ("--nonsense store info x", "", ["unrecognized arguments: --nonsense\n"]),
-        ("generat x", "", ["'generat'", "'generate'"]),
+        ("generat --help", "", ["no command 'generat' (did you mean 'generate'?)\n"]),
+        ("xyz", "", ["no command 'xyz'; hf-refspec --help lists them\n"]),
         ("store info x --nonsense", " store info", ["unrecognized arguments: --nonsense\n"]),
-        ("store serch", " store", ["'serch'", "'search'"]),
+        ("store serch x", " store", ["no command 'serch' (did you mean 'search'?)\n"]),
         ("knn build x --out y z --modl m", " knn build", ["--modl", "[--model MODEL]"]),
     ],
 )

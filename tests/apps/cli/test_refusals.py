@@ -57,7 +57,8 @@ SPACE = "space --push owner/page"
 # Command lines, of which "--model model" is left out, and parts of the messages, in order.
 REFUSED = [
     ("generate --prompt-file missing.txt", "--prompt-file missing.txt"),
-    ("generate x --reference missing.md", "--reference missing.md … up to the next option"),
+    ("generate x --reference missing.md", "--reference missing.md is no text in UTF-8"),
+    ("generate --reference long.txt empty.md", "'empty.md' is a file: give --prompt-file"),
     ("generate x --context missing.md", "--context missing.md"),
     ("generate x --context picture.png", "--context picture.png is no text"),
     ("generate x --context .", "--context . is no text in UTF-8"),

@@ -1,5 +1,5 @@
-"""`hf-refspec store build`, `extend`, `retokenize`, `compact`, `info`, `search`: what they make
-and print."""
+"""`hf-refspec store build`, `extend`, `retokenize`, `compact`, `push`, `info`, `search`: what they
+make and print."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hub_server import TOKEN
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -164,6 +165,23 @@ def test_compacts_into_a_folder_of_its_own(run, tmp_path, store):
     assert text.startswith(f"{out}\n") and "full        " not in text
     assert 0 < Datastore(out).config.ngrams.file.size <= 5000
     assert Datastore(store).config.ngrams is None
+
+
+@pytest.mark.parametrize("kind", ["datastore", "knowledge base"])
+def test_push_publishes_what_push_to_hub_does(kind, run, hub, store, tokenizer, tmp_path, refused):
+    folder, opened = store, Datastore(store)
+    if kind == "knowledge base":
+        opened = KnowledgeBase.build(TEXTS.values(), tokenizer, None, folder := tmp_path / "base")
+    opened.push_to_hub("owner/pushed", token=TOKEN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", TOKEN)
+        place = run("push", folder, "owner/again", "--private").strip()
+        assert "is not a datastore" in refused("store", "push", tmp_path, "owner/none")
+    assert place == f"{hub.endpoint}/datasets/owner/again"
+    pushed, again = (hub.repos[f"owner/{name}"] for name in ("pushed", "again"))
+    assert again.private and not pushed.private
+    assert set(pushed.files()) == set(again.files())
+    assert pushed.files()["config.json"] == again.files()["config.json"]
 
 
 def test_info_tells_what_is_in_it_and_verifies_all_files(

@@ -9,16 +9,17 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from calls import assert_lossless
+from calls import Alternating, assert_lossless
 from drafters import Fixed, Noise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LogitsProcessorList, MinPLogitsWarper
 
 import hf_refspec as rs
 from hf_refspec import DraftTree, Observation
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.grammar.grammar_drafts import _warn_unconstrained
 from hf_refspec.drafting.grammar.processor import unpacked_mask
 from hf_refspec.drafting.grammar.schemas import call_schema
 
@@ -97,8 +98,17 @@ def test_ids_are_those_of_the_constrained_plain_call(
     assert assert_lossless(byte_llama, drafter, inputs, verification, **options).mat > 2
 
 
-def test_drafts_without_the_constraint_are_guesses(byte_llama, tokenizer, grammar):
-    assert_lossless(byte_llama, default(grammar), inputs_of(tokenizer, "Rex is"))
+def test_drafts_without_the_constraint_are_guesses_and_warn_once(
+    byte_llama, tokenizer, grammar, caplog
+):
+    _warn_unconstrained.cache_clear()
+    own, inputs = LogitsProcessorList([MinPLogitsWarper(0.1)]), inputs_of(tokenizer, "Rex is")
+    assert_lossless(byte_llama, grammar, inputs, logits_processor=[grammar.processor()])
+    assert_lossless(byte_llama, grammar, inputs, logits_processor=[Alternating()])
+    assert not caplog.messages
+    for drafter in (grammar, default(grammar)):
+        assert_lossless(byte_llama, drafter, inputs, logits_processor=own)
+    assert len(caplog.messages) == 1 and "[grammar.processor()]" in caplog.text
     tree = DraftTree.chain([7, 8])
     with drafter_call(grammar, [np.array([5])], len(tokenizer)):
         assert len(grammar.prune(tree)) == 0
