@@ -54,6 +54,35 @@ def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folde
     stream.close()
 
 
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_who_is_let_in_under_which_name(folder, monkeypatch, from_environment):
+    options = ["--served-model-name", "mine", "--allowed-origins", '["https://chat.example"]']
+    if from_environment:
+        monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n")
+    else:
+        options += ["--api-key", "k0", "k1"]
+    with server_process("--model", folder, "--host", "0.0.0.0", *options) as (_, address, log):
+        assert "mine is served" in "".join(log) and "WARNING" not in "".join(log)
+        page = {"Origin": "https://chat.example"}
+        client = openai.OpenAI(base_url=address, api_key="k1", default_headers=page)
+        answer = client.models.with_raw_response.list()
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://chat.example"
+        assert [model.id for model in answer.parse()] == ["mine"]
+
+
+@pytest.mark.parametrize("value", ["https://a.b", '["https://a.b/"]', "[1]", "7"])
+def test_what_is_no_list_of_origins_is_refused(capsys, value):
+    with pytest.raises(SystemExit):
+        main(["serve", "--allowed-origins", value])
+    assert 'as ["https://chat.example"]' in capsys.readouterr().err
+
+
+def test_an_empty_key_is_refused(refused, monkeypatch):
+    assert "is empty" in refused("serve", "--api-key", "k", " ")
+    monkeypatch.setenv("HF_REFSPEC_API_KEY", "")
+    assert "HF_REFSPEC_API_KEY is empty" in refused("serve")
+
+
 @pytest.mark.parametrize("command", ["serve", "space"])
 def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, command):
     pytest.importorskip("gradio")

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 import requests
 from running_server import NAME, serving
@@ -77,6 +78,14 @@ REFUSED = {
     "stop": ["", list("abcde")],
     "stream": ["perhaps"],
     "messages": [[], None, [{"role": "user"}], [{"role": "tool"}], [CALLS]],
+    "chat_template_kwargs": [
+        "x",
+        {"enable_thinking": "no"},
+        {"chat_template": "x"},
+        {"tokenize": True},
+        {"x": "\ud800"},
+        deep,
+    ],
     "prediction": ["a text", {"type": "content"}, {"type": "content", "content": "\udfff"}],
     "\ud800": [1],
 }
@@ -136,9 +145,69 @@ def test_the_documentation_lists_what_is_refused():
     assert {*re.findall(r"`(\w+)`", table)} >= UNSUPPORTED.keys()
 
 
-def test_only_json_is_read(server):
-    """A page in a browser may send other types to any server without asking first."""
-    refused(server.post(json.dumps(CHAT), **{"Content-Type": "text/plain"}))
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded"])
+def test_json_of_another_type_is_read_but_not_a_pages(server, kind):
+    """A page in a browser may send it to any server without asking first."""
+    headers = {"Content-Type": kind}
+    assert server.post(json.dumps(CHAT), **headers).status_code == 200
+    refused(server.post("model=tiny", **headers))
+    refused(server.post(json.dumps(CHAT), **headers, Origin="https://evil.example"))
+
+
+def test_who_sends_no_key_is_refused_everywhere_but_at_the_health(speller, tokenizer):
+    with serving(speller, tokenizer, keys=["s3cret", "größer"], hosts=None) as server:
+        with pytest.raises(openai.AuthenticationError) as refusal:
+            server.client.models.list()
+        assert refusal.value.code == "invalid_api_key"
+        for key in ("s3cret", "größer"):
+            given = {"Authorization": f"Bearer {key}".encode()}
+            assert server.post(json.dumps(CHAT), **given).status_code == 200
+        wrong = ("", "s3cret", "Bearer ", "Bearer s3cre", "Bearer s3crets", "Basic s3cret")
+        for each in wrong:
+            error = refused(server.post(json.dumps(CHAT), Authorization=each), 401)
+            assert "Bearer KEY" in error["message"] and "s3cret" not in error["message"]
+        root = server.url.removesuffix("/v1")
+        refused(requests.get(root + "/metrics", timeout=60), 401)
+        assert requests.get(root + "/health", timeout=60).status_code == 200
+        # A header that ends the address early.
+        head = HEAD.replace(b"127.0.0.1", b"127.0.0.1:1/health?")
+        assert b"invalid_api_key" in exchange(server, head + b"Content-Length: 0\r\n\r\n")
+
+
+def preflight(server, origin: str) -> requests.Response:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-y"}
+    return requests.options(server.url + "/models", headers={"Origin": origin, **asks}, timeout=60)
+
+
+def test_pages_may_ask_from_the_named_origins_alone(server, speller, tokenizer):
+    allowed, header = "https://chat.example", "Access-Control-Allow-Origin"
+    refused(preflight(server, allowed), 405)
+    with serving(speller, tokenizer, keys=["k"], origins=[allowed]) as open_to:
+        assert preflight(open_to, allowed).headers[header] == allowed
+        assert header not in preflight(open_to, "https://evil.example").headers
+        error = open_to.post(json.dumps(CHAT), Origin=allowed)  # a page can read why
+        assert refused(error, 401) and error.headers[header] == allowed
+
+
+def test_a_refused_request_is_logged_without_its_text(server, caplog):
+    caplog.set_level("INFO", "hf_refspec")
+    secret = "secret"
+    server.post(json.dumps({**CHAT, "temperature": secret}))
+    server.post(json.dumps({**CHAT, secret: 1}))
+    server.post(json.dumps({**CHAT, "logit_bias": {secret: 1}}))
+    server.post(f'"{secret}"')
+    server.post(json.dumps({**CHAT, "model": secret}))
+    requests.get(f"{server.url}/{secret}", timeout=60)
+    logged = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    place = "refused: /v1/chat/completions"
+    assert logged == [
+        f"{place}, 400, temperature",
+        f"{place}, 400, unknown_parameter",
+        f"{place}, 400, logit_bias",
+        f"{place}, 400, Bad Request",
+        f"{place}, 404, model_not_found",
+        "refused: no route, 404, Not Found",
+    ]
 
 
 PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
@@ -194,6 +263,12 @@ def test_what_a_template_does_not_take_is_refused(speller, tokenizer, changed):
     strict = changed(tokenizer, chat_template="{{ raise_exception('users only') }}")
     with serving(speller, strict) as server:
         assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]
+    counting = changed(tokenizer, chat_template="{% for i in range(n) %}{% endfor %}")
+    with serving(speller, counting) as server:
+        for n in ("x", 10**9, None):
+            body = {**CHAT, "chat_template_kwargs": {"n": n, "messages": "x"}}
+            del body["chat_template_kwargs"]["messages" if n else "n"]
+            assert "chat_template_kwargs" in refused(server.post(json.dumps(body)))["message"]
 
 
 def exchange(server, request: bytes) -> bytes:

@@ -9,7 +9,9 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import closing, suppress
+from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -120,6 +122,25 @@ def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
     assert "within the rounding of bfloat16" in promise(rounded)
 
 
+def test_the_documentation_is_linked_where_the_package_says_it_is(host, monkeypatch):
+    about = Message()
+    about["Project-URL"] = "Documentation, https://docs.example/refspec"
+    installed = [SimpleNamespace(metadata=about)]
+    monkeypatch.setattr("hf_refspec.apps.space.page.distributions", lambda name: installed)
+    assert 'href="https://docs.example/refspec"' in str(page(host).get_config_file())
+
+
+def test_the_message_box_is_in_sight_on_a_phone(shown):
+    shown.set_viewport_size({"width": 390, "height": 844})
+    for preset in (None, "Edit"):
+        if preset is not None:
+            run_preset(shown, preset)
+        shown.evaluate("scrollTo(0, 0)")
+        for each in ("message", "send"):
+            box = shown.locator(f"#rs-{each}").bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 844
+
+
 def test_the_tree_of_any_step_can_be_looked_into(shown):
     run_preset(shown, "Edit")
     best = shown.locator(".step p").first.inner_text()
@@ -223,7 +244,9 @@ def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, ad
 
 @pytest.mark.parametrize("drafts", ["REST", "CREST"])
 def test_drafts_from_a_datastore_can_be_chosen(shown, drafts):
-    assert "The datastore of REST and CREST: a class." in shown.locator("#rs-drafts").inner_text()
+    explained = shown.locator("#rs-drafts").inner_text()
+    assert "REST finds the longest match in the whole datastore; CREST looks up" in explained
+    assert explained.count("n-grams alone: a class.") == 1
     shown.get_by_label(drafts, exact=True).check()
     run_preset(shown, "Code")
     assert shown.locator(".legend").inner_text().startswith("DatastoreDrafts")
