@@ -38,7 +38,7 @@ def add_serve(parser: ArgumentParser) -> None:
     add_listening(parser, 8000, "; 0 for a free one")
     names = "what clients call the model; answers have the first (the model's own)"
     add("--served-model-name", nargs="+", metavar="NAME", help=names)
-    keys = f"keys, one of which clients must send (those of {_KEY}, which others cannot list)"
+    keys = f"clients must send one of these keys; {_KEY} holds one that no list of processes shows"
     add("--api-key", nargs="+", metavar="KEY", help=keys)
     pages = "web pages that may ask, '[\"https://chat.example\"]' or '[\"*\"]' (none)"
     add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)

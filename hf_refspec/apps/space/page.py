@@ -26,9 +26,9 @@ _SECONDS_IN_LINE = 0.5  # between two looks at the line
 _SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
-<p>A language model writes one token at a time. Here {model} answers twice: plainly, and faster
-where the next tokens, looked up as a draft, are right, since it checks many of them at once.
-{promise} Coloured words were drafted.{documentation}</p></div>"""
+<p>A language model writes one token at a time. Here {model} answers twice, plainly and drafted:
+likely next tokens are looked up, and the model checks many of them at once and keeps those that it
+would have written. {promise} Coloured words were drafted.{documentation}</p></div>"""
 _MEASURING = """<div class="rs"><p class="quiet">How the race is measured: two real calls of
 <code>generate()</code>, greedy, in {dtype}, on {device}, take turns; each has a clock that runs
 only while it computes, and the call whose clock is behind goes next.</p></div>"""
