@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -100,14 +100,13 @@ def serving(
     isolates: bool = False,
     max_rows: int = 1,
     clock: Callable[[], float] = time.thread_time,
-    names: Sequence[str] = (NAME,),
     **limits: Any,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
     sources = default_sources() if sources is None else sources
     engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
-    served = ServedModel(names, tokenizer, model.config, max_new_tokens, clock)
+    served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
     bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
     with listen("127.0.0.1", 0) as listening:
         server = Server(make_app(served, engine, bounds), engine, bounds)

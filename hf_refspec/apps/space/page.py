@@ -97,9 +97,7 @@ def page(host: Host) -> gr.Blocks:
             with gr.Column(scale=5, min_width=300, elem_id="rs-talk"):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 with gr.Column(elem_id="rs-ask"):
-                    message = gr.Textbox(
-                        label="Message", lines=1, max_lines=6, elem_id="rs-message"
-                    )
+                    message = gr.Textbox(label="Message", max_lines=6, elem_id="rs-message")
                     with gr.Row():
                         send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
                         stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)

@@ -178,17 +178,6 @@ def test_models_and_health(server):
     assert health == {"status": "ok", "running": 0, "waiting": 0}
 
 
-def test_each_of_the_served_names_is_answered_with_the_first(speller, tokenizer, plain):
-    with serving(speller, tokenizer, names=["first", "org/second"]) as server:
-        assert [model.id for model in server.client.models.list()] == ["first", "org/second"]
-        assert server.client.models.retrieve("org/second").id == "org/second"
-        create = server.client.completions.create
-        answer = create(model="org/second", prompt="a", max_tokens=4, temperature=0)
-        assert (answer.model, answer.choices[0].text) == ("first", plain(prompt="a")[:4])
-        with pytest.raises(openai.NotFoundError, match="this server has first and org/second"):
-            create(model=NAME, prompt="a")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_became_of_drafts_is_told_as_vllm_does(server, stream):
     """The identities are those that AIPerf demands."""
@@ -197,16 +186,14 @@ def test_what_became_of_drafts_is_told_as_vllm_does(server, stream):
     *others, last = answer if stream else [answer]
     assert not any(hasattr(chunk, "metrics") for chunk in others)
     told = last.metrics["speculative_decoding"]
-    steps, accepted, drafted = (
-        told.pop(f"num_{name}") for name in ("spec_steps", "accepted_draft_tokens", "draft_tokens")
-    )
-    histogram = told.pop("acceptance_histogram")
+    steps, histogram = told["num_spec_steps"], told["acceptance_histogram"]
+    accepted, drafted = told["num_accepted_draft_tokens"], told["num_draft_tokens"]
     assert sum(histogram) == steps > 0 and histogram[-1] > 0
     assert sum(j * count for j, count in enumerate(histogram)) == accepted
     assert 0 < accepted <= drafted and accepted + steps < last.usage.completion_tokens
     assert told.pop("mean_acceptance_length") == pytest.approx(1 + accepted / steps)
     assert told.pop("draft_acceptance_rate") == pytest.approx(accepted / drafted)
-    assert told == {"num_spec_tokens": None}
+    assert len(told) == 5 and told["num_spec_tokens"] is None
     assert not hasattr(server.chat("one", n=2), "metrics")
 
 
@@ -221,14 +208,14 @@ def test_options_of_the_chat_template_reach_it(speller, tokenizer, plain, change
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_header_says_that_the_reasoning_effort_is_ignored(server, plain, stream):
-    chats, messages = server.client.chat.completions, [{"role": "user", "content": "one"}]
-    options = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 32}
-    raw = chats.with_raw_response.create(**options, stream=stream, reasoning_effort="low")
+    create = server.client.chat.completions.with_raw_response.create
+    options = {"model": NAME, "messages": [{"role": "user", "content": "one"}], "temperature": 0}
+    raw = create(**options, max_tokens=32, stream=stream, reasoning_effort="low")
     assert raw.headers["X-Ignored-Fields"] == "reasoning_effort"
     answer = raw.parse()
     text = streamed(answer) if stream else answer.choices[0].message.content
     assert text == plain("one")
-    assert "X-Ignored-Fields" not in chats.with_raw_response.create(**options).headers
+    assert "X-Ignored-Fields" not in create(**options, max_tokens=1).headers
 
 
 def test_the_documentation_has_every_field(server):

@@ -78,14 +78,7 @@ REFUSED = {
     "stop": ["", list("abcde")],
     "stream": ["perhaps"],
     "messages": [[], None, [{"role": "user"}], [{"role": "tool"}], [CALLS]],
-    "chat_template_kwargs": [
-        "x",
-        {"enable_thinking": "no"},
-        {"chat_template": "x"},
-        {"tokenize": True},
-        {"x": "\ud800"},
-        deep,
-    ],
+    "chat_template_kwargs": ["x", {"enable_thinking": "no"}, {"chat_template": "x"}, deep],
     "prediction": ["a text", {"type": "content"}, {"type": "content", "content": "\udfff"}],
     "\ud800": [1],
 }
@@ -162,10 +155,8 @@ def test_who_sends_no_key_is_refused_everywhere_but_at_the_health(speller, token
         for key in ("s3cret", "größer"):
             given = {"Authorization": f"Bearer {key}".encode()}
             assert server.post(json.dumps(CHAT), **given).status_code == 200
-        wrong = ("", "s3cret", "Bearer ", "Bearer s3cre", "Bearer s3crets", "Basic s3cret")
-        for each in wrong:
-            error = refused(server.post(json.dumps(CHAT), Authorization=each), 401)
-            assert "Bearer KEY" in error["message"] and "s3cret" not in error["message"]
+        for each in ("", "s3cret", "Bearer ", "Bearer s3cre", "Bearer s3crets", "Basic s3cret"):
+            refused(server.post(json.dumps(CHAT), Authorization=each), 401)
         root = server.url.removesuffix("/v1")
         refused(requests.get(root + "/metrics", timeout=60), 401)
         assert requests.get(root + "/health", timeout=60).status_code == 200
@@ -174,40 +165,31 @@ def test_who_sends_no_key_is_refused_everywhere_but_at_the_health(speller, token
         assert b"invalid_api_key" in exchange(server, head + b"Content-Length: 0\r\n\r\n")
 
 
-def preflight(server, origin: str) -> requests.Response:
-    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-y"}
-    return requests.options(server.url + "/models", headers={"Origin": origin, **asks}, timeout=60)
-
-
 def test_pages_may_ask_from_the_named_origins_alone(server, speller, tokenizer):
-    allowed, header = "https://chat.example", "Access-Control-Allow-Origin"
-    refused(preflight(server, allowed), 405)
-    with serving(speller, tokenizer, keys=["k"], origins=[allowed]) as open_to:
-        assert preflight(open_to, allowed).headers[header] == allowed
-        assert header not in preflight(open_to, "https://evil.example").headers
-        error = open_to.post(json.dumps(CHAT), Origin=allowed)  # a page can read why
-        assert refused(error, 401) and error.headers[header] == allowed
+    def allows(server, origin: str) -> bool:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        answer = requests.options(server.url + "/models", headers=headers, timeout=60)
+        return answer.headers.get("Access-Control-Allow-Origin") == origin
+
+    page = "https://chat.example"
+    assert not allows(server, page)
+    with serving(speller, tokenizer, keys=["k"], origins=[page]) as open_to:
+        assert allows(open_to, page) and not allows(open_to, "https://evil.example")
+        error = open_to.post(json.dumps(CHAT), Origin=page)  # the page can read why
+        assert refused(error, 401) and error.headers["Access-Control-Allow-Origin"] == page
 
 
 def test_a_refused_request_is_logged_without_its_text(server, caplog):
     caplog.set_level("INFO", "hf_refspec")
-    secret = "secret"
-    server.post(json.dumps({**CHAT, "temperature": secret}))
-    server.post(json.dumps({**CHAT, secret: 1}))
-    server.post(json.dumps({**CHAT, "logit_bias": {secret: 1}}))
-    server.post(f'"{secret}"')
-    server.post(json.dumps({**CHAT, "model": secret}))
-    requests.get(f"{server.url}/{secret}", timeout=60)
+    fields = {"temperature": "text", "text": 1, "logit_bias": {"text": 1}, "model": "text"}
+    for field, value in fields.items():
+        server.post(json.dumps({**CHAT, field: value}))
+    server.post('"text"')
+    requests.get(f"{server.url}/text", timeout=60)
+    whys = ["400, temperature", "400, unknown_parameter", "400, logit_bias", "404, model_not_found"]
+    chats = [f"/v1/chat/completions, {why}" for why in (*whys, "400, Bad Request")]
     logged = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
-    place = "refused: /v1/chat/completions"
-    assert logged == [
-        f"{place}, 400, temperature",
-        f"{place}, 400, unknown_parameter",
-        f"{place}, 400, logit_bias",
-        f"{place}, 400, Bad Request",
-        f"{place}, 404, model_not_found",
-        "refused: no route, 404, Not Found",
-    ]
+    assert logged == [f"refused: {each}" for each in (*chats, "no route, 404, Not Found")]
 
 
 PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
@@ -265,10 +247,9 @@ def test_what_a_template_does_not_take_is_refused(speller, tokenizer, changed):
         assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]
     counting = changed(tokenizer, chat_template="{% for i in range(n) %}{% endfor %}")
     with serving(speller, counting) as server:
-        for n in ("x", 10**9, None):
-            body = {**CHAT, "chat_template_kwargs": {"n": n, "messages": "x"}}
-            del body["chat_template_kwargs"]["messages" if n else "n"]
-            assert "chat_template_kwargs" in refused(server.post(json.dumps(body)))["message"]
+        for options in ({"n": "x"}, {"n": 10**9}, {"messages": []}):
+            body = json.dumps({**CHAT, "chat_template_kwargs": options})
+            assert "chat_template_kwargs" in refused(server.post(body))["message"]
 
 
 def exchange(server, request: bytes) -> bytes:

@@ -9,9 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import closing, suppress
-from email.message import Message
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -113,21 +111,14 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
     assert "The same text" in shown.locator(".verdict").inner_text()
 
 
-def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
+def test_the_introduction_tells_of_rounding_and_links_the_documentation(byte_llama, tokenizer):
     def promise(model) -> str:
         return str(page(Host(model, tokenizer, name="org/bytes")).get_config_file()["components"])
 
     assert "org/bytes" in promise(byte_llama) and "rounding" not in promise(byte_llama)
+    assert "docs/index.md" in promise(byte_llama)  # where setup.py says it is
     rounded = copy.deepcopy(byte_llama).to(torch.bfloat16)
     assert "within the rounding of bfloat16" in promise(rounded)
-
-
-def test_the_documentation_is_linked_where_the_package_says_it_is(host, monkeypatch):
-    about = Message()
-    about["Project-URL"] = "Documentation, https://docs.example/refspec"
-    installed = [SimpleNamespace(metadata=about)]
-    monkeypatch.setattr("hf_refspec.apps.space.page.distributions", lambda name: installed)
-    assert 'href="https://docs.example/refspec"' in str(page(host).get_config_file())
 
 
 def test_the_message_box_is_in_sight_on_a_phone(shown):
