@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 import requests
@@ -99,16 +100,16 @@ def serving(
     isolates: bool = False,
     max_rows: int = 1,
     clock: Callable[[], float] = time.thread_time,
-    **limits: float,
+    **limits: Any,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
     sources = default_sources() if sources is None else sources
     engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
-    served = ServedModel(NAME, tokenizer, model.config, max_new_tokens, clock)
-    bounds = Limits(max_body_bytes, **limits)
+    served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
+    bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
     with listen("127.0.0.1", 0) as listening:
-        server = Server(make_app(served, engine, bounds, ["127.0.0.1"]), engine, bounds)
+        server = Server(make_app(served, engine, bounds), engine, bounds)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -8,12 +8,15 @@ numba's compiler holds the interpreter's lock, which every operation of the mode
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from importlib import import_module
 from pkgutil import iter_modules
+from time import monotonic
 
 from filelock import FileLock
 
@@ -26,16 +29,19 @@ logger = logging.getLogger("hf_refspec")
 # From its first import on, the other process leaves the processor to the calls that decode
 # meanwhile: each of their operations waits for all of torch's threads, so that a thread that shares
 # its core slows down all. A process group of its own keeps ctrl-C away; in a session of its own
-# Linux would give it half of the processor, whatever its priority.
+# Linux would give it half of the processor, whatever its priority. A busy machine may leave it
+# nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place.
+IDLE_SECONDS = 20.0
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}
 with contextlib.suppress(AttributeError, OSError):  # not on Windows, not in every sandbox
     os.setpgrp()
-    os.nice(19)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if {idle}:
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 from {module} import compile_in_background
-compile_in_background()
+compile_in_background({idle})
 """
 
 
@@ -46,6 +52,7 @@ class DraftingKernels:
         self.loaded = False
         self._loading = threading.Lock()
         self._compilation: subprocess.Popen[bytes] | None = None
+        self._idle_since = math.inf
 
     def compile(self) -> None:
         """Loads all, and compiles those that numba's cache lacks: half a minute, once."""
@@ -71,7 +78,14 @@ class DraftingKernels:
             if self._compilation is None:
                 compile_all(_imported(), cached_only=True)
                 self.loaded = True
-            elif (status := self._compilation.poll()) is not None:
+            elif (status := self._compilation.poll()) is None:
+                if monotonic() - self._idle_since > IDLE_SECONDS:
+                    self._compilation.kill()  # the next one loads what it has compiled
+                    # It may take as long to end, which no call should wait for.
+                    threading.Thread(target=self._compilation.wait, daemon=True).start()
+                    self._idle_since = math.inf
+                    self._compilation = _start_compilation(idle=False)
+            else:
                 if status != 0:
                     logger.warning(
                         "Compiling in the background failed, and this call waits while it compiles."
@@ -80,7 +94,8 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
-            self._compilation = _start_compilation()
+            self._compilation = _start_compilation(idle=True)
+            self._idle_since = monotonic()
             if self._compilation is None:
                 self.compile()
         finally:
@@ -91,10 +106,10 @@ class DraftingKernels:
 drafting_kernels = DraftingKernels()
 
 
-def compile_in_background() -> None:
-    """What the other process runs. If several start together, one compiles; the others wait, and
-    then load what it compiled."""
-    with FileLock(tree_depths.cache_path / "hf_refspec.lock"):
+def compile_in_background(idle: bool) -> None:
+    """What the other process runs. If several idle ones start together, one compiles; the others
+    wait, and then load what it compiled."""
+    with FileLock(tree_depths.cache_path / "hf_refspec.lock") if idle else nullcontext():
         drafting_kernels.compile()
 
 
@@ -103,7 +118,7 @@ def _imported() -> list[Kernel]:
     return [each for each in all_kernels() if each.drafts]
 
 
-def _start_compilation() -> subprocess.Popen[bytes] | None:
+def _start_compilation(idle: bool) -> subprocess.Popen[bytes] | None:
     """Starts the other process; `None` where that is not possible."""
     if getattr(sys, "frozen", False) or not sys.executable:  # it would start the application again
         return None
@@ -111,15 +126,16 @@ def _start_compilation() -> subprocess.Popen[bytes] | None:
     path = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMPILE.format(path=path, module=__name__)],
+            [sys.executable, "-c", _COMPILE.format(path=path, module=__name__, idle=idle)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
     except OSError:
         return None
-    logger.warning(
-        "hf_refspec's kernels are being compiled, once, for about half a minute; until then calls "
-        "decode plainly. hf_refspec.warmup() and `hf-refspec warmup` do it ahead of time."
-    )
+    if idle:
+        logger.warning(
+            "hf_refspec's kernels are being compiled, once, for about half a minute; until then "
+            "calls decode plainly. hf_refspec.warmup() and `hf-refspec warmup` do it ahead of time."
+        )
     return process

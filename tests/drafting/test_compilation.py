@@ -13,10 +13,12 @@ from hf_refspec.index import kernels
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
-import logging, time, torch
+import logging, os, time, torch
+from pathlib import Path
 torch.set_num_threads(1)
 import hf_refspec as rs
 from architectures import small
+from hf_refspec.drafting import compilation
 from hf_refspec.drafting.compilation import drafting_kernels
 model, prompt = small("llama"), torch.tensor([[5, 6, 7, 8] * 4])
 def generate(**options):
@@ -30,9 +32,24 @@ assert generate(**options) == plain
 assert drafter.stats.forward_passes == 40, drafter.stats
 assert drafter.stats.drafted == 0 and not drafting_kernels.loaded
 deadline = time.monotonic() + 400
-while not drafting_kernels.ready():
-    assert time.monotonic() < deadline
-    time.sleep(0.5)
+def wait_until(condition):
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+def compiled():
+    files = Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc")
+    return {path: path.stat().st_mtime_ns for path in files}
+def children():
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+wait_until(compiled)
+compilation.IDLE_SECONDS = 0
+assert not drafting_kernels.ready()
+first, hurried = compiled(), drafting_kernels._compilation.pid
+wait_until(lambda: children() == {str(hurried)} and len(compiled()) > len(first))
+assert os.getpriority(os.PRIO_PROCESS, hurried) == os.getpriority(os.PRIO_PROCESS, 0)
+assert os.sched_getscheduler(hurried) == os.sched_getscheduler(0) != os.SCHED_IDLE
+wait_until(drafting_kernels.ready)
+assert not children() and compiled().items() > first.items(), "the first one's work is kept"
 assert generate(**options) == plain
 assert drafter.stats.forward_passes < 40, drafter.stats
 """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from argparse import ArgumentParser, Namespace
+import os
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,6 +24,7 @@ logger = logging.getLogger("hf_refspec")
 
 _OUT = "write what would be pushed into a new folder, and push nothing"
 _PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
+_KEY = "HF_REFSPEC_API_KEY"
 _LIMITS = (
     ("--max-new-tokens", 2048, "of an answer, also of a request that names no number"),
     ("--max-seconds", 600, "that one request is decoded"),
@@ -33,6 +37,12 @@ def add_serve(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add_listening(parser, 8000, "; 0 for a free one")
+    names = "what clients call the model; answers have the first (the model's own)"
+    add("--served-model-name", nargs="+", metavar="NAME", help=names)
+    keys = f"clients must send one of these keys; {_KEY} holds one that no list of processes shows"
+    add("--api-key", nargs="+", metavar="KEY", help=keys)
+    pages = "web pages that may ask, '[\"https://chat.example\"]' or '[\"*\"]' (none)"
+    add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
     add_sources(parser.add_argument_group("texts"))
     add(
         "--isolate",
@@ -52,6 +62,14 @@ def add_serve(parser: ArgumentParser) -> None:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 
 
+def _origins(text: str) -> list[str]:
+    """Reads a list of origins in JSON, as vLLM does."""
+    with suppress(ValueError, TypeError):
+        if all(re.fullmatch(r"\*|[\w+.-]+://[^/]+", each) for each in json.loads(text)):
+            return [*json.loads(text)]
+    raise ArgumentTypeError(f'must be as ["https://chat.example"], without a path, but is {text!r}')
+
+
 def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
@@ -63,6 +81,10 @@ def serve(args: Namespace) -> int:
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
+    of_environment = [os.environ[_KEY]] if _KEY in os.environ else []
+    keys = [key.strip() for key in args.api_key or of_environment]
+    if "" in keys:
+        raise ValueError(f"a key of --api-key or of {_KEY} is empty; give one, or leave it out")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
@@ -73,14 +95,14 @@ def serve(args: Namespace) -> int:
         queue = args.max_seconds, args.max_waiting
         engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows)
         engine.start()
-        name = name_for_people(args.model)
-        served = ServedModel(name, tokenizer, model.config, args.max_new_tokens)
+        names = args.served_model_name or [name_for_people(args.model)]
+        served = ServedModel(names, tokenizer, model.config, args.max_new_tokens)
         is_local = ip_address(listening.getsockname()[0]).is_loopback
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
-        limits = Limits(args.max_body_bytes)
-        server = Server(make_app(served, engine, limits, hosts), engine, limits)
-        logger.info("%s is served at %s; ctrl-C ends it", name, url(listening))
-        if hosts is None:
+        limits = Limits(args.max_body_bytes, hosts=hosts, keys=keys, origins=args.allowed_origins)
+        server = Server(make_app(served, engine, limits), engine, limits)
+        logger.info("%s is served at %s; ctrl-C ends it", names[0], url(listening))
+        if hosts is None and not keys:
             logger.warning("everyone who can reach %s can use it", url(listening))
         with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
             server.run([listening])

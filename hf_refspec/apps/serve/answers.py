@@ -70,7 +70,7 @@ class Answer:
             for event in self._ended(row) if piece is None else self._read(row, piece):
                 yield event
         if self._includes_usage:
-            yield {**self._described([], ".chunk"), "usage": self._usage()}
+            yield {**self._described([], ".chunk"), **self._figures()}
 
     async def whole(self) -> Event:
         """The complete answer. Its end, even by an error, ends the generation."""
@@ -83,7 +83,7 @@ class Answer:
             self._choice(row, self._message(choice), self._listed(choice.logprobs, 0))
             for row, choice in enumerate(self._choices)
         ]
-        return {**self._described(choices), "usage": self._usage()}
+        return {**self._described(choices), **self._figures()}
 
     def cancel(self) -> None:
         """Ends the generation of a client that has left."""
@@ -168,6 +168,24 @@ class Answer:
             "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)][: len(tokens)],
         }
 
+    def _figures(self) -> Event:
+        """The usage, and what became of a single row's drafts in vLLM's form: a pass without drafts
+        is no step, and the draft tokens of a step have no fixed bound."""
+        if len(self._generations) > 1:
+            return {"usage": self._usage()}
+        stats = self._generations[0].stats
+        _, *longer = stats.accepted_lengths or [0]
+        drafting = {
+            "mean_acceptance_length": 1 + stats.accepted / max(stats.drafts, 1),
+            "draft_acceptance_rate": stats.accepted / max(stats.drafted, 1),
+            "acceptance_histogram": [stats.drafts - sum(longer), *longer],
+            "num_spec_steps": stats.drafts,
+            "num_accepted_draft_tokens": stats.accepted,
+            "num_draft_tokens": stats.drafted,
+            "num_spec_tokens": None,
+        }
+        return {"usage": self._usage(), "metrics": {"speculative_decoding": drafting}}
+
     def _usage(self) -> Event:
         """Counts of tokens; the prompt counts once. A prediction's tokens are accepted if they were
         drafted and the model chose them, and rejected otherwise."""
@@ -195,8 +213,8 @@ class Answer:
 class EventStream(StreamingResponse):
     """An answer as server-sent events. Its end, even by an error, ends the generation."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(self._lines(), media_type="text/event-stream")
+    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
+        super().__init__(self._lines(), headers=headers, media_type="text/event-stream")
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from hmac import compare_digest
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -29,19 +32,20 @@ from .server import Limits
 # a broken connection instead of the answer.
 _DISCARDED = 10
 _PLACE = "#/components/schemas/"
+_IGNORED = {"X-Ignored-Fields": "reasoning_effort"}
 
 
-def make_app(
-    served: ServedModel, engine: Engine, limits: Limits, hosts: Sequence[str] | None = None
-) -> FastAPI:
-    """Answers requests with an engine, if clients reach it by one of the names `hosts`."""
-    app = FastAPI(title="hf_refspec", redoc_url=None)
+def make_app(served: ServedModel, engine: Engine, limits: Limits) -> FastAPI:
+    """Answers requests with an engine."""
+    checks = [Depends(_key_check(limits.keys))] if limits.keys else []
+    app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
-    if hosts is not None:
+    if limits.origins:
+        app.add_middleware(CORSMiddleware, limits.origins, ["*"], ["*"])  # methods and headers
+    if (hosts := limits.hosts) is not None:
         # Otherwise a page in a browser could reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    now = int(time.time())
-    model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
+    about = {"object": "model", "created": int(time.time()), "owned_by": "hf_refspec"}
     reader = ThreadPoolExecutor(1, "reader")  # further threads would only take turns with it
     places = Places("requests wait to be read")
 
@@ -58,8 +62,11 @@ def make_app(
             with places:
                 loop = asyncio.get_running_loop()
                 request, prepared = await loop.run_in_executor(reader, read, body)
-            answer = Answer(engine, await served.constrained(prepared), served.name, request)
-            return EventStream(answer) if request.stream else JSONResponse(await answer.whole())
+            answer = Answer(engine, await served.constrained(prepared), served.names[0], request)
+            ignored = {} if request.reasoning_effort is None else _IGNORED
+            if request.stream:
+                return EventStream(answer, ignored)
+            return JSONResponse(await answer.whole(), headers=ignored)
 
         return await unless_left(http, response())
 
@@ -73,12 +80,12 @@ def make_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [{"id": name, **about} for name in served.names]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         served.check_name(name)
-        return model
+        return {"id": name, **about}
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -96,6 +103,22 @@ def make_app(
     return app
 
 
+def _key_check(keys: Sequence[str]) -> Callable[[Request], Coroutine[Any, Any, None]]:
+    """Refuses requests that send none of the keys; only `/health` needs none."""
+
+    async def check(http: Request) -> None:
+        kind, _, key = http.headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1")
+        # All keys, each in constant time: how long it takes tells nothing about them. The path is
+        # not that of `http.url`, which a header can change.
+        same = [compare_digest(given, os.fsencode(each)) for each in keys]
+        if http.scope["path"] != "/health" and not (kind.lower() == "bearer" and any(same)):
+            why = "incorrect API key, or none; send the header Authorization: Bearer KEY"
+            raise ApiError(401, why, None, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+
+    return check
+
+
 def _body(kind: type[BaseModel]) -> dict[str, Any]:
     """The documentation of a body, which the route reads itself."""
     schema = {"$ref": _PLACE + kind.__name__}
@@ -104,8 +127,10 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
 
 async def read_body(http: Request, limits: Limits) -> bytes:
     """Receives a body of JSON; refuses one that is too large or arrives too slowly."""
-    # A page in a browser may send other types to any server without asking first.
-    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    # A page in a browser may send other types to any server without asking first, or none. Others
+    # than pages, which always name their origin, may leave the type out, or as curl has it.
+    kind = http.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/json" and "origin" in http.headers:
         raise not_json()
     body, size = bytearray(), 0
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
 
 _TOO_SLOW = "grammar_too_slow"
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
@@ -80,11 +84,15 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code < 500 and getattr(error, "code", None) != _TOO_SLOW:
-            count()
         if not isinstance(error, ApiError):
             message = f"{error.detail}: {request.method} {request.url.path:.200}"
             error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+        if error.status_code < 500 and error.code != _TOO_SLOW:
+            count()
+            # No message, no path and no place in a field: they may repeat what a client wrote.
+            route = getattr(request.scope.get("route"), "path", "no route")
+            why = error.code or (error.param or HTTPStatus(error.status_code).phrase).split(".")[0]
+            logger.info("refused: %s, %d, %s", route, error.status_code, why)
         return JSONResponse(error.body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)

@@ -26,7 +26,7 @@ _IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention
 # Fields that would change the answer and are not supported, each with the values that, like null,
 # ask for nothing. docs/tasks/serving.md has the same table.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(["audio", "reasoning_effort", "verbosity", "web_search_options"], ()),
+    **dict.fromkeys(["audio", "verbosity", "web_search_options"], ()),
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none",),
@@ -178,6 +178,7 @@ class TextRequest(BaseModel):
     logprobs: int | None = None  # each kind of request has its own
     stop: StopString | StopStrings | None = None
     prediction: PredictedContent | None = None
+    reasoning_effort: Any = Field(None, description="is ignored; a header of the answer says so")
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +190,8 @@ class TextRequest(BaseModel):
                 continue
             shown = ascii(name[:64])  # it may hold lone surrogates
             why = "is not supported with this value" if name in UNSUPPORTED else "is no field"
-            raise ApiError(400, f"{shown} {why}; leave it out", shown[1:-1])
+            code = None if name in UNSUPPORTED else "unknown_parameter"
+            raise ApiError(400, f"{shown} {why}; leave it out", shown[1:-1], code)
         return data
 
 
@@ -204,6 +206,7 @@ class ChatRequest(TextRequest):
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # or the one to call
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: Schema | None = None
 
 
 class CompletionRequest(TextRequest):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from inspect import signature
 from time import thread_time
 from typing import Any
 
@@ -37,10 +38,10 @@ _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the p
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Prepares requests for the model that clients call `name`, or raises an `ApiError`.
-    `max_new_tokens` limits an answer, `clock` measures the time of grammars."""
+    """Prepares requests for the model that clients call by one of its `names`, or raises an
+    `ApiError`. `max_new_tokens` limits an answer, `clock` measures the time of grammars."""
 
-    name: str
+    names: Sequence[str]
     tokenizer: PreTrainedTokenizerBase
     config: PretrainedConfig
     max_new_tokens: int
@@ -74,16 +75,25 @@ class ServedModel:
         return replace(request, grammar=grammar, grammar_budget=GrammarBudget(self.clock))
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
+        of_client, field = request.chat_template_kwargs or {}, "chat_template_kwargs"
+        # Arguments of the method; among them are other templates.
+        refused = [*of_client.keys() & signature(self.tokenizer.apply_chat_template).parameters]
+        if not isinstance(of_client.get("enable_thinking", True), bool):
+            refused.append("enable_thinking")
+        if refused:
+            message = f"{field}: {refused[0]} cannot have this value; leave it out"
+            raise ApiError(400, message, field)
         try:
-            check_chat_template(self.tokenizer, self.name, "use /v1/completions")
+            check_chat_template(self.tokenizer, self.names[0], "use /v1/completions")
             messages, shown = template_messages(self.tokenizer, request.messages, tools)
             options = {"tools": shown, "add_generation_prompt": True, "tokenize": False}
-            return str(self.tokenizer.apply_chat_template(messages, **options))
+            return str(self.tokenizer.apply_chat_template(messages, **options, **of_client))
         except ValueError as error:
             raise ApiError(400, str(error), "messages") from error
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ArithmeticError, LookupError) as error:
             why = " ".join(str(error).split())
-            message = f"the model's chat template does not take these messages: {why}"
+            given = f"these messages{f' with these {field}' if of_client else ''}"
+            message = f"the model's chat template does not take {given}: {why}"
             raise ApiError(400, message, "messages") from error
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
@@ -101,8 +111,8 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""
-        if name not in (None, self.name):
-            message = f"there is no such model here; this server has {self.name}"
+        if name not in (None, *self.names):
+            message = f"there is no such model here; this server has {' and '.join(self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
 
     @cached_property

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from time import monotonic
@@ -26,14 +27,18 @@ _LOOK_SECONDS = 0.1  # between two looks at the connections
 @dataclass(frozen=True)
 class Limits:
     """Limits for clients: the bytes of a body; the seconds for a head and for a body to arrive, and
-    for a client to read on; and the number of connections that may wait for their clients longer
-    than a second: a client that has a request sends it at once."""
+    for a client to read on; the number of connections that may wait for their clients longer than a
+    second: a client that has a request sends it at once; and the names by which clients may reach
+    the server, the keys of which they must send one, if any, and the web pages that may ask."""
 
     body_bytes: int
     head_seconds: float = 10
     body_seconds: float = 60
     reading_seconds: float = 30
     connections: int = 256
+    hosts: Sequence[str] | None = None
+    keys: Sequence[str] = ()
+    origins: Sequence[str] = ()
 
 
 def url(listening: socket.socket) -> str:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from html import escape
-from itertools import pairwise
+from importlib.metadata import distributions
+from itertools import chain, pairwise
 from time import perf_counter, sleep
 from typing import Any
 
@@ -25,11 +26,16 @@ _SECONDS_IN_LINE = 0.5  # between two looks at the line
 _SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
-<p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
-verifies a whole tree of them in one forward pass. {promise} Coloured words were drafted.</p>
-<p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
-{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the call
-whose clock is behind goes next.</p></div>"""
+<p>A language model writes one token at a time. Here {model} answers twice, plainly and drafted:
+likely next tokens are looked up, and the model checks many of them at once and keeps those that it
+would have written. {promise} Coloured words were drafted.{documentation}</p></div>"""
+_MEASURING = """<div class="rs"><p class="quiet">How the race is measured: two real calls of
+<code>generate()</code>, greedy, in {dtype}, on {device}, take turns; each has a clock that runs
+only while it computes, and the call whose clock is behind goes next.</p></div>"""
+_PAPERS = {
+    "REST": "REST finds the longest match in the whole datastore",
+    "CREST": "CREST looks up the datastore's commonest n-grams alone",
+}
 
 
 # Examples; after an answer, the next message of its example is offered.
@@ -52,15 +58,16 @@ def following(message: str) -> str:
 
 def page(host: Host) -> gr.Blocks:
     """The page on which a host answers."""
+    intro, measuring = _texts(host)
     _, *names = host.sources()
     corpora = {str(store.config.source.get("corpus")) for store in host.choices}
     with gr.Blocks(title="hf_refspec", analytics_enabled=False) as blocks:
-        gr.HTML(_intro(host))
+        gr.HTML(intro)
         state = gr.State(None, time_to_live=3600)
+        with gr.Row(elem_id="rs-presets"):
+            presets = [gr.Button(p.name, size="sm", min_width=60) for p in PRESETS]
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                with gr.Row(elem_id="rs-presets"):
-                    presets = [gr.Button(p.name, size="sm", min_width=60) for p in PRESETS]
                 document = gr.Textbox(
                     label="Document",
                     info="Stands before the first message.",
@@ -82,23 +89,25 @@ def page(host: Host) -> gr.Blocks:
                         [AUTO, *names],
                         value=AUTO,
                         label="Drafts",
-                        info=f"The datastore of {' and '.join(names)}: {', '.join(corpora)}.",
+                        info=f"{'; '.join(_PAPERS[name] for name in names)}: {', '.join(corpora)}.",
                         visible=bool(host.choices),
                         elem_id="rs-drafts",
                         buttons=[],
                     )
-            with gr.Column(scale=5, min_width=300):
+            with gr.Column(scale=5, min_width=300, elem_id="rs-talk"):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
-                message = gr.Textbox(label="Message", lines=1, max_lines=6, elem_id="rs-message")
-                with gr.Row():
-                    send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
-                    stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)
-                    new = gr.Button("New chat", elem_id="rs-new", min_width=80)
+                with gr.Column(elem_id="rs-ask"):
+                    message = gr.Textbox(label="Message", max_lines=6, elem_id="rs-message")
+                    with gr.Row():
+                        send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
+                        stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)
+                        new = gr.Button("New chat", elem_id="rs-new", min_width=80)
         with gr.Column(visible=False, elem_id="rs-steps") as looking:
             number = gr.Slider(
                 1, 2, 1, step=1, label="Look into a forward pass", elem_id="rs-number", buttons=[]
             )
             tree = gr.HTML(elem_id="rs-tree")
+        gr.HTML(measuring)
 
         private: dict[str, Any] = {"api_visibility": "private"}
         shown = [chat, document, message, stop, looking, number, tree]
@@ -123,18 +132,19 @@ def page(host: Host) -> gr.Blocks:
     return blocks
 
 
-def _intro(host: Host) -> str:
-    model = host.model
+def _texts(host: Host) -> tuple[str, str]:
+    """What stands above everything else, and below."""
+    model, promise = host.model, "The words are those of plain decoding."
     dtype = str(model.dtype).removeprefix("torch.")
-    promise = "The words are those of plain decoding."
     if model.dtype != torch.float32:
         promise += f" Where two are within the rounding of {dtype}, either of them may come out."
-    return _INTRO.format(
-        model=escape(host.name),
-        promise=promise,
-        dtype=dtype,
-        device="the CPU" if model.device.type == "cpu" else "a GPU",
-    )
+    # Where the documentation is stands in the package's metadata alone.
+    found = [each.metadata.get_all("Project-URL", []) for each in distributions(name="hf_refspec")]
+    links = [url.partition(", ")[2] for url in chain(*found) if url.startswith("Documentation,")]
+    more = f' <a href="{links[0]}" target="_blank">Documentation</a>' if links else ""
+    device = "the CPU" if model.device.type == "cpu" else "a GPU"
+    intro = _INTRO.format(model=escape(host.name), promise=promise, documentation=more)
+    return intro, _MEASURING.format(dtype=dtype, device=device)
 
 
 def _race_preset(

@@ -23,6 +23,7 @@ _EMPTY = (
 )
 _ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between boxes, around
 _CHARACTER = 7.3  # pixels, the width of a character
+_EVEN, _RARELY = 0.97, 1.2  # a lost race has a lower speed-up; MAT where drafts hardly help
 _LONGEST = 16  # characters of a token that are shown
 
 
@@ -95,7 +96,22 @@ def _verdict(race: Race, wait: str = "") -> str:
     else:
         verdict = "" if race.speedup else wait or "Reading the prompt …"
     gain = f" {race.speedup:.2f}x the speed of plain decoding." if race.speedup else ""
-    return f'<p class="verdict{kind}">{verdict}{gain}</p>'
+    return f'<p class="verdict{kind}">{verdict}{gain}</p>{_loss(race)}'
+
+
+def _loss(race: Race) -> str:
+    """Why drafts lost a race: the speed-up is the tokens of a pass beside what the pass took."""
+    plain, drafted = race.plain, race.drafted
+    if not race.finished or (race.speedup or 0) > _EVEN:
+        return ""
+    seconds = (drafted.seconds / drafted.passes) / (plain.seconds / plain.passes)
+    why = "drafts were rarely accepted"
+    if not any(len(step.tree) for step in race.steps):
+        why = "nothing was drafted"
+    elif drafted.mat > _RARELY:
+        why = "passes over several tokens cost more here"
+    figures = f"{drafted.mat:.2f} tokens a pass, which took {seconds:.2f}x as long"
+    return f'<p class="quiet">Why: {why}; {figures}.</p>'
 
 
 def tree_html(

@@ -54,6 +54,30 @@ def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folde
     stream.close()
 
 
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_clients_need_a_key_and_one_of_the_names(folder, monkeypatch, from_environment):
+    monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n" if from_environment else "k0")
+    options = ["--served-model-name", "mine", "my/alias", "--allowed-origins", '["https://a.b"]']
+    options += [] if from_environment else ["--api-key", "k2", "k1"]
+    with server_process("--model", folder, "--host", "0.0.0.0", *options) as (_, address, log):
+        assert "mine is served" in "".join(log)
+        page = {"Origin": "https://a.b"}
+        client = openai.OpenAI(base_url=address, api_key="k1", default_headers=page)
+        answer = client.models.with_raw_response.list()
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://a.b"
+        assert [model.id for model in answer.parse()] == ["mine", "my/alias"]
+        answer = client.completions.create(model="my/alias", prompt="cat", max_tokens=1)
+        assert answer.model == "mine"
+        with pytest.raises(openai.NotFoundError, match="this server has mine and my/alias"):
+            client.completions.create(model="bytes", prompt="cat")
+
+
+def test_an_empty_key_is_refused(refused, monkeypatch):
+    assert "is empty" in refused("serve", "--api-key", "k", " ")
+    monkeypatch.setenv("HF_REFSPEC_API_KEY", "")
+    assert "HF_REFSPEC_API_KEY is empty" in refused("serve")
+
+
 @pytest.mark.parametrize("command", ["serve", "space"])
 def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, command):
     pytest.importorskip("gradio")
@@ -63,11 +87,16 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, c
     assert f"--port {port} is in use" in error
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_what_is_no_port_is_refused(capsys, port):
+WRONG = [("--port", each, "0 to 65535") for each in ("-1", "65536", "http")]
+ORIGINS = ("https://a.b", '["https://a.b/"]', "[1]", "7")
+WRONG += [("--allowed-origins", each, 'as ["https://') for each in ORIGINS]
+
+
+@pytest.mark.parametrize(("option", "value", "message"), WRONG)
+def test_what_is_no_port_or_no_list_of_origins_is_refused(capsys, option, value, message):
     with pytest.raises(SystemExit) as exit:
-        main(["serve", f"--port={port}"])
-    assert exit.value.code == 2 and "0 to 65535" in capsys.readouterr().err
+        main(["serve", f"{option}={value}"])
+    assert exit.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_model_that_samples_beams_is_refused(refused, tmp_path, byte_llama, tokenizer):

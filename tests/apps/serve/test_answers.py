@@ -178,6 +178,46 @@ def test_models_and_health(server):
     assert health == {"status": "ok", "running": 0, "waiting": 0}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_became_of_drafts_is_told_as_vllm_does(server, stream):
+    """The identities are those that AIPerf demands."""
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = server.chat("one", max_tokens=60, **options)
+    *others, last = answer if stream else [answer]
+    assert not any(hasattr(chunk, "metrics") for chunk in others)
+    told = last.metrics["speculative_decoding"]
+    steps, histogram = told["num_spec_steps"], told["acceptance_histogram"]
+    accepted, drafted = told["num_accepted_draft_tokens"], told["num_draft_tokens"]
+    assert sum(histogram) == steps > 0 and histogram[-1] > 0
+    assert sum(j * count for j, count in enumerate(histogram)) == accepted
+    assert 0 < accepted <= drafted and accepted + steps < last.usage.completion_tokens
+    assert told.pop("mean_acceptance_length") == pytest.approx(1 + accepted / steps)
+    assert told.pop("draft_acceptance_rate") == pytest.approx(accepted / drafted)
+    assert len(told) == 5 and told["num_spec_tokens"] is None
+    assert not hasattr(server.chat("one", n=2), "metrics")
+
+
+def test_options_of_the_chat_template_reach_it(speller, tokenizer, plain, changed):
+    thinks = changed(tokenizer, chat_template="{{ enable_thinking }} {{ style }}:")
+    with serving(speller, thinks) as server:
+        for options in ({"enable_thinking": False}, {"enable_thinking": True, "style": "x"}):
+            answer = server.chat("one", extra_body={"chat_template_kwargs": options})
+            prompt = f"{options['enable_thinking']} {options.get('style', '')}:"
+            assert answer.choices[0].message.content == plain(prompt=prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_says_that_the_reasoning_effort_is_ignored(server, plain, stream):
+    create = server.client.chat.completions.with_raw_response.create
+    options = {"model": NAME, "messages": [{"role": "user", "content": "one"}], "temperature": 0}
+    raw = create(**options, max_tokens=32, stream=stream, reasoning_effort="low")
+    assert raw.headers["X-Ignored-Fields"] == "reasoning_effort"
+    answer = raw.parse()
+    text = streamed(answer) if stream else answer.choices[0].message.content
+    assert text == plain("one")
+    assert "X-Ignored-Fields" not in create(**options, max_tokens=1).headers
+
+
 def test_the_documentation_has_every_field(server):
     url = server.url.removesuffix("/v1")
     assert "swagger" in requests.get(url + "/docs", timeout=60).text

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 import requests
 from running_server import NAME, serving
@@ -77,6 +78,7 @@ REFUSED = {
     "stop": ["", list("abcde")],
     "stream": ["perhaps"],
     "messages": [[], None, [{"role": "user"}], [{"role": "tool"}], [CALLS]],
+    "chat_template_kwargs": ["x", {"enable_thinking": "no"}, {"chat_template": "x"}, deep],
     "prediction": ["a text", {"type": "content"}, {"type": "content", "content": "\udfff"}],
     "\ud800": [1],
 }
@@ -136,9 +138,58 @@ def test_the_documentation_lists_what_is_refused():
     assert {*re.findall(r"`(\w+)`", table)} >= UNSUPPORTED.keys()
 
 
-def test_only_json_is_read(server):
-    """A page in a browser may send other types to any server without asking first."""
-    refused(server.post(json.dumps(CHAT), **{"Content-Type": "text/plain"}))
+@pytest.mark.parametrize("kind", [None, "", "text/plain", "application/x-www-form-urlencoded"])
+def test_json_of_another_type_is_read_but_not_a_pages(server, kind):
+    """A page in a browser may send it to any server without asking first."""
+    headers = {"Content-Type": kind}
+    assert server.post(json.dumps(CHAT), **headers).status_code == 200
+    refused(server.post("model=tiny", **headers))
+    refused(server.post(json.dumps(CHAT), **headers, Origin="https://evil.example"))
+
+
+def test_who_sends_no_key_is_refused_everywhere_but_at_the_health(speller, tokenizer):
+    with serving(speller, tokenizer, keys=["s3cret", "größer"], hosts=None) as server:
+        with pytest.raises(openai.AuthenticationError) as refusal:
+            server.client.models.list()
+        assert refusal.value.code == "invalid_api_key"
+        for key in ("s3cret", "größer"):
+            given = {"Authorization": f"Bearer {key}".encode()}
+            assert server.post(json.dumps(CHAT), **given).status_code == 200
+        for each in ("", "s3cret", "Bearer ", "Bearer s3cre", "Bearer s3crets", "Basic s3cret"):
+            refused(server.post(json.dumps(CHAT), Authorization=each), 401)
+        root = server.url.removesuffix("/v1")
+        refused(requests.get(root + "/metrics", timeout=60), 401)
+        assert requests.get(root + "/health", timeout=60).status_code == 200
+        # A header that ends the address early.
+        head = HEAD.replace(b"127.0.0.1", b"127.0.0.1:1/health?")
+        assert b"invalid_api_key" in exchange(server, head + b"Content-Length: 0\r\n\r\n")
+
+
+def test_pages_may_ask_from_the_named_origins_alone(server, speller, tokenizer):
+    def allows(server, origin: str) -> bool:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        answer = requests.options(server.url + "/models", headers=headers, timeout=60)
+        return answer.headers.get("Access-Control-Allow-Origin") == origin
+
+    page = "https://chat.example"
+    assert not allows(server, page)
+    with serving(speller, tokenizer, keys=["k"], origins=[page]) as open_to:
+        assert allows(open_to, page) and not allows(open_to, "https://evil.example")
+        error = open_to.post(json.dumps(CHAT), Origin=page)  # the page can read why
+        assert refused(error, 401) and error.headers["Access-Control-Allow-Origin"] == page
+
+
+def test_a_refused_request_is_logged_without_its_text(server, caplog):
+    caplog.set_level("INFO", "hf_refspec")
+    fields = {"temperature": "text", "text": 1, "logit_bias": {"text": 1}, "model": "text"}
+    for field, value in fields.items():
+        server.post(json.dumps({**CHAT, field: value}))
+    server.post('"text"')
+    requests.get(f"{server.url}/text", timeout=60)
+    whys = ["400, temperature", "400, unknown_parameter", "400, logit_bias", "404, model_not_found"]
+    chats = [f"/v1/chat/completions, {why}" for why in (*whys, "400, Bad Request")]
+    logged = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]
+    assert logged == [f"refused: {each}" for each in (*chats, "no route, 404, Not Found")]
 
 
 PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
@@ -194,6 +245,11 @@ def test_what_a_template_does_not_take_is_refused(speller, tokenizer, changed):
     strict = changed(tokenizer, chat_template="{{ raise_exception('users only') }}")
     with serving(speller, strict) as server:
         assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]
+    counting = changed(tokenizer, chat_template="{% for i in range(n) %}{% endfor %}")
+    with serving(speller, counting) as server:
+        for options in ({"n": "x"}, {"n": 10**9}, {"messages": []}):
+            body = json.dumps({**CHAT, "chat_template_kwargs": options})
+            assert "chat_template_kwargs" in refused(server.post(body))["message"]
 
 
 def exchange(server, request: bytes) -> bytes:

@@ -111,13 +111,25 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
     assert "The same text" in shown.locator(".verdict").inner_text()
 
 
-def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
+def test_the_introduction_tells_of_rounding_and_links_the_documentation(byte_llama, tokenizer):
     def promise(model) -> str:
         return str(page(Host(model, tokenizer, name="org/bytes")).get_config_file()["components"])
 
     assert "org/bytes" in promise(byte_llama) and "rounding" not in promise(byte_llama)
+    assert "docs/index.md" in promise(byte_llama)  # where setup.py says it is
     rounded = copy.deepcopy(byte_llama).to(torch.bfloat16)
     assert "within the rounding of bfloat16" in promise(rounded)
+
+
+def test_the_message_box_is_in_sight_on_a_phone(shown):
+    shown.set_viewport_size({"width": 390, "height": 844})
+    for preset in (None, "Edit"):
+        if preset is not None:
+            run_preset(shown, preset)
+        shown.evaluate("scrollTo(0, 0)")
+        for each in ("message", "send"):
+            box = shown.locator(f"#rs-{each}").bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 844
 
 
 def test_the_tree_of_any_step_can_be_looked_into(shown):
@@ -223,7 +235,9 @@ def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, ad
 
 @pytest.mark.parametrize("drafts", ["REST", "CREST"])
 def test_drafts_from_a_datastore_can_be_chosen(shown, drafts):
-    assert "The datastore of REST and CREST: a class." in shown.locator("#rs-drafts").inner_text()
+    explained = shown.locator("#rs-drafts").inner_text()
+    assert "REST finds the longest match in the whole datastore; CREST looks up" in explained
+    assert explained.count("n-grams alone: a class.") == 1
     shown.get_by_label(drafts, exact=True).check()
     run_preset(shown, "Code")
     assert shown.locator(".legend").inner_text().startswith("DatastoreDrafts")
