@@ -27,8 +27,8 @@ ADVANCE = 1.5
 # All that follows is in logarithms: 0.1 is about ten percent.
 
 # How costs grow with each doubling of the tokens, from one to 64, before anything is measured: on a
-# GPU hardly at all; on a CPU a matrix product over few tokens waits for the weights, over more of
-# them for the arithmetic, which 16-bit types have more of.
+# GPU hardly at all, which is assumed; on a CPU a matrix product over few tokens waits for the
+# weights, over more of them for the arithmetic, which 16-bit types have more of.
 _GROWTH = {
     "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.06),
     "16 bits": (0.08, 0.05, 0.04, 0.10, 0.17, 0.25),
