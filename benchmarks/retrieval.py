@@ -55,7 +55,7 @@ from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
 
-GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1
+GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1; of its authors' code
 BASELINE, OURS, DRAFTS = "B", "ours", "ours+drafts"
 LARGE, WARM_UP_TOKENS = 256, 8
 _published = Speculation.published

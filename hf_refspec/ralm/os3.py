@@ -1,6 +1,6 @@
 """The stride scheduler: how many steps to speculate before they are verified.
 
-The optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2) maximises the expected
+The optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4) maximises the expected
 number of verified steps per second, given the measured cost of a step and of a verification, and
 gamma, the probability that a speculated step is right.
 
