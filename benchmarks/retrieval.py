@@ -67,7 +67,7 @@ METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
 METHODS |= {OURS: Speculation(), DRAFTS: Speculation()}
 DIMENSION, CHUNK_LENGTH = 768, 64
 FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
-NEAR = 16  # neighbours that vectors are drawn towards
+NEAR = 16  # neighbours that the entries of a kNN-LM are drawn towards
 PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA, TEMPERATURE = 0.25, 10.0
@@ -75,19 +75,23 @@ BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
 FIGURES = "searches", "gamma", "seconds", "retrieval"  # that are recorded of each call
 
 
-def fill_near(rows: np.ndarray, own: np.ndarray, unit: bool) -> None:
-    """Fills `rows` with `own`, then with others: each lies between one of these and one of its
-    nearest, closer to the former. They repeat the order of `own`. With `unit` their length is 1."""
+def fill_near(rows: np.ndarray, own: np.ndarray, passages: bool) -> None:
+    """Fills `rows` with `own`, then with others, in the order of `own`: each lies between one of
+    these and another, closer to the former. For states of a kNN-LM that is one of its nearest; for
+    `passages`, whose vectors have length 1, it is any, since passages are seldom nearly alike."""
     count, rng = min(len(own), len(rows)), np.random.default_rng(0)
     first = rows[:count] = own[:count]
-    index = index_type("flat")(first, squared_lengths(first), "l2")
-    near = np.stack([found.ids[1:] for found in index.search(first, min(NEAR + 1, count))])
+    others = np.arange(count)
+    if not passages:
+        index = index_type("flat")(first, squared_lengths(first), "l2")
+        others = np.stack([found.ids[1:] for found in index.search(first, min(NEAR + 1, count))])
     for begin in range(count, len(rows), count):
         part = rows[begin : begin + count]
         part[:] = first[: len(part)]
-        others = first[near[np.arange(len(part)), rng.integers(0, near.shape[1], len(part))]]
-        part += rng.uniform(0, 0.5, (len(part), 1)).astype(np.float32) * (others - part)
-        if unit:
+        drawn = rng.integers(0, others.shape[-1], len(part))
+        other = drawn if passages else others[np.arange(len(part)), drawn]
+        part += rng.uniform(0, 0.5, (len(part), 1)).astype(np.float32) * (first[other] - part)
+        if passages:
             part /= np.linalg.norm(part, axis=1, keepdims=True)
 
 
@@ -120,7 +124,7 @@ class NearKnnDatastore(KnnDatastore):
         super().__init__(path)
         own, self.index = self.keys, index
         self.keys = np.empty((entries, own.shape[1]), np.float32)
-        fill_near(self.keys, own, unit=False)
+        fill_near(self.keys, own, passages=False)
         self.values = np.resize(self.values, entries)
         self._index = index_type(index)(self.keys, squared_lengths(self.keys), "l2")
 
@@ -163,7 +167,7 @@ def _build(args: argparse.Namespace) -> None:
         assert own is not None
         shape = max(len(own), *args.vectors), own.shape[1]
         rows = np.lib.format.open_memmap(folder / "unfinished.npy", "w+", np.float32, shape)
-        fill_near(rows, own, unit=True)
+        fill_near(rows, own, passages=True)
         rows.flush()
         os.replace(folder / "unfinished.npy", folder / "vectors.npy")
     if not (folder / "sparse").exists():
