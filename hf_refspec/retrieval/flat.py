@@ -30,7 +30,9 @@ class FlatIndex(VectorIndex):
         scan.prepare()
 
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
-        padded = np.pad(queries, ((0, -len(queries) % _TOGETHER), (0, 0)))
+        # torch aligns it to a cache line, without which scoring four takes up to twice as long.
+        padded = torch.zeros(len(queries) + -len(queries) % _TOGETHER, queries.shape[1]).numpy()
+        padded[: len(queries)] = queries
 
         def scan_part(part: tuple[int, int]) -> tuple[np.ndarray, ...]:
             ids = np.empty((len(queries), 2 * count), np.int64)
@@ -67,13 +69,13 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
     counts[:], bounds[:] = 0, -np.inf
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
-        for i in range(size):
-            if len(ids) == 1:
-                block[0, i] = score_row(rows, begin + i, first, by_distance)
-                continue
-            for s in range(0, len(queries), _TOGETHER):
-                four = _score_four(rows, begin + i, queries, s, by_distance)
-                block[s, i], block[s + 1, i], block[s + 2, i], block[s + 3, i] = four
+        for s in range(0, len(ids), _TOGETHER):
+            for i in range(size):
+                if len(ids) == 1:
+                    block[s, i] = score_row(rows, begin + i, first, by_distance)
+                else:
+                    four = _score_four(rows, begin + i, queries, s, by_distance)
+                    block[s, i], block[s + 1, i], block[s + 2, i], block[s + 3, i] = four
         for s in range(len(ids)):
             for i in range(size):
                 if block[s, i] > bounds[s]:
