@@ -345,7 +345,8 @@ def _measure(args: argparse.Namespace) -> None:
 def _latency(args: argparse.Namespace) -> None:
     rows, tokenizer = [], load_tokenizer(args.model)
     passages = KnowledgeBase.from_pretrained(args.folder / "base", tokenizer).config.passages
-    drawn = np.random.default_rng(0).integers(passages, size=BATCHES[-1])
+    least = min(passages, args.graph, *args.vectors)
+    drawn = np.random.default_rng(0).integers(least, size=BATCHES[-1])
     for name, new_retriever in retrievers(args, tokenizer).items():
         retriever = new_retriever()
         queries = [retriever.encode(retriever.passage(i)[:QUERY_LENGTH]) for i in drawn.tolist()]
