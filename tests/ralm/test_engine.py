@@ -67,7 +67,7 @@ def test_ids_that_change_from_search_to_search_are_taken_as_they_come():
             self.vectors = np.roll(self.vectors, 1, axis=0)
             return super().search(queries, k)
 
-    _, stats = generated(Speculation(), Changing())
+    _, stats = generated(Speculation(stride=3, asynchronous=False), Changing())
     assert stats.mismatched > 0
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import distribution, distributions, version
+from importlib.metadata import distributions, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -62,7 +62,7 @@ def package(text: str | None) -> Iterator[Package]:
     elif (checkout / "setup.cfg").is_file():
         with TemporaryDirectory() as folder:
             yield _wheel_of(checkout, Path(folder))
-    elif distribution("hf_refspec").read_text("direct_url.json") is None:
+    elif not any(each.read_text("direct_url.json") for each in distributions(name="hf_refspec")):
         yield FROM_INDEX
     else:
         hint = "give --package WHEEL, which `python -m build` makes in a checkout"
