@@ -10,7 +10,7 @@ so that a pass needs no step of Python for each layer and compiles to one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -172,9 +172,6 @@ class SlottedEntries(Entries):
                 self.cache.layers.append(plain)
             else:
                 self.cache.layers.append(layer)
-
-    def mark(self) -> Callable[[], None]:
-        return lambda: None  # the next pass frees the slots behind `cached`
 
     def _free(self, cached: Sequence[int]) -> None:
         """Frees the slots of all but the first `cached` tokens of each row."""
