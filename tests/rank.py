@@ -76,7 +76,7 @@ class Cases:
 
     def drafted(self, **options):
         drafter = options.setdefault("candidate_generator", self.prophet())
-        ids = self.generate(**options)
+        ids = self.generate(**{"max_draft_tokens": 8, **options})  # whatever passes take
         if isinstance(drafter, Prophet):
             assert drafter.stats.accepted > 0
         return self.plain, ids
@@ -127,7 +127,7 @@ class Tensor(Cases):
         for _ in range(30):
             costs.record(wide, 0.001)
             costs.record(narrow, 0.1)
-        return self.drafted()
+        return self.drafted(max_draft_tokens="auto")
 
     def facts(self):
         """Where only some have probed the model before."""
