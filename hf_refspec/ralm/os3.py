@@ -183,8 +183,6 @@ class StrideScheduler:
     """Chooses the next stride as in the paper: the number of speculated steps that are verified
     together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
 
-    learning_pays = False  # whether to guess for a step that waits for the truth, to learn gamma
-
     def __init__(self, gamma: Gamma, steps_ahead: int, each: float = 0.0) -> None:
         self.gamma = gamma
         self.search_seconds = SearchSeconds(each)
@@ -228,6 +226,11 @@ class StrideScheduler:
     def record_overhead(self, seconds: float) -> None:
         """Adds the time of a verification besides its search and the steps beside it."""
         self._overheads.append(seconds)
+
+    @property
+    def learning_pays(self) -> bool:
+        """Whether to guess for a step that waits for the truth, to learn gamma."""
+        return False
 
     def stride(self, lags: Sequence[int]) -> int:
         """The next stride, given the lags of the steps that were speculated beside the last search,
@@ -288,7 +291,7 @@ class WaitingScheduler(StrideScheduler):
         super().record_search(batch, seconds - slowed, beside_seconds)
 
     @property
-    def learning_pays(self) -> bool:  # type: ignore[override]
+    def learning_pays(self) -> bool:
         least = max(_LEARNING_COSTS * self.step_seconds, self.search_seconds(1))
         return self.guess_seconds <= least
 

@@ -112,8 +112,8 @@ class GrammarDrafts(Source):
 
     @staticmethod
     def check_processors(processors: Sequence[Any]) -> None:
-        """Warns in a call that nothing but transformers' own processors constrains: drafts change
-        no token, but whoever names a grammar expects a text of it."""
+        """Warns in a call that only transformers' own processors constrain: drafts change no token,
+        so that the text need not follow the grammar."""
         if all(type(each).__module__.startswith("transformers.") for each in processors):
             _warn_unconstrained()
 
