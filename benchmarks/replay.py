@@ -25,37 +25,35 @@ from gpu_bench import ForcedLlama, batch_of
 from suites import SIZES, RecordedAnswer, llma_rag, random_model, table
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.stats import SpeculationStats
 
 MATCH_LENGTHS, COPY_LENGTHS = (1, 2, 3, 4), (2, 6, 10, 14, 18, 22, 26, 30)
 FIGURES = ["MAT", "triggers", "accepted", "steps"]
 
 # For one question.
-NewDrafter: TypeAlias = Callable[[RecordedAnswer], Drafter]
+NewDrafter: TypeAlias = Callable[[RecordedAnswer], rs.Drafter]
 
 
-def look_up(_: RecordedAnswer) -> Drafter:
+def look_up(_: RecordedAnswer) -> rs.Drafter:
     """Transformers' prompt look-up."""
     return CandidateChain(PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31))
 
 
 def llma(n: int = 1, k: int = 18) -> NewDrafter:
     """LLMA's algorithm, on the documents of the question."""
-    return lambda answer: ReferenceCopy(
+    return lambda answer: rs.ReferenceCopy(
         answer.references, match_length=n, copy_length=k, mode="llma"
     )
 
 
 def ours(n: int = 1, k: int | None = None) -> NewDrafter:
     """`ReferenceCopy()`, on the prompt."""
-    return lambda _: ReferenceCopy(match_length=n, copy_length=k)
+    return lambda _: rs.ReferenceCopy(match_length=n, copy_length=k)
 
 
 # The rows of the first table: a name, the drafter, and the number of draft nodes.
@@ -70,7 +68,7 @@ def figures(
     answers: list[RecordedAnswer], new_drafter: NewDrafter, nodes: int, vocab_size: int
 ) -> list[str]:
     """The [`FIGURES`] of a drafter, which is a new one for each answer."""
-    stats = SpeculationStats()
+    stats = rs.SpeculationStats()
     for each in answers:
         stats += replay([(each.prompt_ids, each.answer_ids)], new_drafter(each), vocab_size, nodes)
     counts = stats.drafts, stats.accepted, stats.forward_passes

@@ -9,7 +9,8 @@ import numpy as np
 import replay as script
 import sessions
 import torch
-from suites import ForcedText, random_model
+from calls import Forced
+from suites import random_model
 
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.reference_copy import ReferenceCopy
@@ -19,10 +20,10 @@ from hf_refspec.drafting.stats import SpeculationStats
 def test_a_replay_counts_as_generate_does():
     model, texts = random_model("tiny", 64), np.random.default_rng(0).integers(0, 4, (3, 60))
     answers = [(text[:20].tolist(), text[20:].tolist()) for text in texts]
+    forced = {"logits_processor": [Forced(torch.from_numpy(texts))], "max_new_tokens": 40}
     for drafter in (ReferenceCopy(), ReferenceCopy(mode="llma")):
         generated = SpeculationStats()
         for ids in map(torch.from_numpy, texts):
-            forced = {"logits_processor": [ForcedText(ids)], "max_new_tokens": 40}
             options = {"candidate_generator": drafter, "max_draft_tokens": 16, **forced}
             model.generate(ids[None, :20], do_sample=False, eos_token_id=None, **options)
             generated += drafter.stats
