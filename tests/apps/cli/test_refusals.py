@@ -103,7 +103,7 @@ REFUSED = [
     (RALM, "give one of: files or folders, --dataset NAME"),
     (f"{RALM} texts --dataset texts", "give one of: files or folders"),
     (f"{RALM} texts --pattern *.rs", "has no file that matches '*.rs'"),
-    (f"{RALM} texts --pattern /x", "pattern '/x' cannot be used"),
+    *((f"{RALM} texts --pattern {p}", f"pattern '{p}' cannot be used") for p in ("/x", "/")),
     (f"{RALM} texts/a.txt --column text", "--column 'text'"),
     (f"{RALM} texts/a.txt --max-new-tokens 5000", "no room for a passage"),
     ("knn build exists --out new", "has no file that matches"),

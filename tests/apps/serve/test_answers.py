@@ -38,14 +38,6 @@ def test_a_chats_answer_is_the_text_of_plain_generate(server, plain, message):
     assert (answer.object, answer.model) == ("chat.completion", NAME)
 
 
-def test_bytes_that_are_no_text_come_out_as_plain_generates(byte_llama, tokenizer, plain):
-    with serving(byte_llama, tokenizer) as server:
-        for message in MESSAGES:
-            expected = plain(message, model=byte_llama)
-            assert "\ufffd" in expected
-            assert streamed(server.chat(message, stream=True)) == expected
-
-
 @pytest.mark.parametrize("prompt", ["the cat", ["the cat"], [*b"the cat"]])
 def test_a_completion_goes_on_from_a_text_or_its_ids(server, plain, tokenizer, prompt):
     if isinstance(prompt[0], int):

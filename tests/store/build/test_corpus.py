@@ -66,10 +66,11 @@ def test_documents_and_their_bounds_are_kept(store, tokenizer):
 
 
 def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
-    dataset = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    dataset = datasets.Dataset.from_dict({"text": ["one", "two"]}, split="train")
+    dataset.info.dataset_name, dataset.info.config_name = "poems", "long"
     dataset.info.license = "mit"
     for name, given, expected in (
-        ("a", {}, ("mit", "unnamed")),
+        ("a", {}, ("mit", "poems long train")),
         ("b", {"license": "cc0-1.0", "corpus": "Numbers"}, ("cc0-1.0", "Numbers")),
     ):
         path = build_store(dataset, tokenizer, tmp_path / name, **given, **QUIET)
@@ -169,6 +170,9 @@ def test_a_full_disk(tmp_path, tokenizer, store, limit):
         lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET),
         lambda: extend_store(store, TEXTS, tokenizer, **QUIET),
         lambda: Datastore(store).merge(progress=False),
+        lambda: Datastore(store).compact(progress=False),
+        lambda: Datastore(store).compact(tmp_path / "other", progress=False),
+        lambda: Datastore(store).save_pretrained(tmp_path / "other"),
     ):
         with full_disk(limit), pytest.raises(OSError, match="File too large"):
             run()
