@@ -35,6 +35,7 @@ BLOCK = 1 << 17
 FORGET = 32
 # Tokens compared at once.
 STRIDE = 32
+_RATIO = 0.6180339887498949
 
 # The length of a part, and a function that returns its suffix array, int32.
 Part: TypeAlias = tuple[int, Callable[[], np.ndarray]]
@@ -112,10 +113,12 @@ def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
         first = tokens[run.start + place : min(run.start + place + DEPTH, run.end)]
         return first.astype(big_endian).tobytes()
 
+    # Blocks begin elsewhere in each run (the golden ratio spreads them), or many runs of one size
+    # would all be cut at about the same suffixes, and short ones nowhere.
     cuts = sorted(
         (beginning(number, index), number, index)
         for number, array in enumerate(arrays)
-        for index in range(_first_cut(number), len(array), BLOCK)
+        for index in range(int(BLOCK * ((number + 1) * _RATIO % 1)), len(array), BLOCK)
         if array[index] < runs[number].settled
     )
     bounds = [[0] * len(runs)]
@@ -133,12 +136,6 @@ def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
         if any(low > high for low, high in zip(lows, highs, strict=True)):
             raise ValueError(DAMAGED)  # the suffixes are not in order
     return bounds
-
-
-def _first_cut(number: int) -> int:
-    """Where the first block of a run ends: elsewhere in each run, or many of one size would all be
-    cut at about the same suffixes, and short ones nowhere."""
-    return int(BLOCK * ((number + 1) * 0.6180339887498949 % 1))  # the golden ratio spreads them
 
 
 @njit
