@@ -56,16 +56,14 @@ RECYCLE = "store recycle --model no/model --out"
 SPACE = "space --push owner/page"
 # Command lines, of which "--model model" is left out, and parts of the messages, in order.
 REFUSED = [
-    ("generate --prompt-file missing.txt", "--prompt-file missing.txt"),
     ("generate x --reference missing.md", "--reference missing.md is no text in UTF-8"),
-    ("generate --reference long.txt empty.md", "'empty.md' is a file: give --prompt-file"),
+    ("generate --reference long.txt empty.md", "'empty.md' is a file: give '<' or"),
     ("generate x --context missing.md", "--context missing.md"),
     ("generate x --context picture.png", "--context picture.png is no text"),
     ("generate x --context .", "--context . is no text in UTF-8"),
     ("generate x --reference empty.md", "--reference empty.md is empty"),
     ("generate x --cache empty.md", "--cache empty.md is a file"),
     ("generate x --model missing/model/folder", "missing/model/folder"),
-    ("generate x --prompt-file y.txt", "not both … 'x' … y.txt"),
     ("generate ' '", "the prompt is empty"),
     ("generate \udcff", "the prompt is not a text in UTF-8"),
     (f"generate {'x' * 3000}", "the prompt has 3,018 tokens … 2,048 … shorten it"),
