@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from byte_model import word_tokenizer
 
 from hf_refspec.store.datastore import Datastore
 
@@ -41,7 +40,7 @@ def root(tmp_path_factory, folder, templateless, tokenizer) -> Path:
     options = {"num_proc": 1, "progress": False}
     store = Datastore.build(["the cat sat on the mat"], tokenizer, root / "store", **options)
     store.compact(root / "compact", progress=False)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
+    words = word_tokenizer("a")
     words.save_pretrained(root / "words")
     Datastore.build([[0, 0]], words, root / "of_words", **options)
     return root

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from byte_model import word_tokenizer
 from hub_server import TOKEN
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
@@ -29,9 +28,7 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def other_tokenizer(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("tokenizers") / "words"
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+    word_tokenizer(["<unk>", "the", "cat"]).save_pretrained(folder)
     return str(folder)
 
 
