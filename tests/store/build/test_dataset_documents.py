@@ -75,9 +75,6 @@ def test_a_column_of_something_else_than_chats_is_named(read):
     rows = dataset(chat=[[{"who": "me", "says": "hi"}]])
     with pytest.raises(ValueError, match="a chat: messages with role and content, or from"):
         read(rows, column="chat")
-    rows = dataset(prompt=[ASKED], completion=["hello"])
-    with pytest.raises(ValueError, match="completion are list and str"):
-        read(rows)
 
 
 def test_without_a_template_each_turn_is_a_document(without_template):
