@@ -253,7 +253,7 @@ class _Call:
             )
         if not loop.offered:
             return "the drafter found nothing to draft"
-        return "no draft was expected to pay for its verification; `max_draft_tokens` verifies any"
+        return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
 
     def _decode_plainly(self, drafters: list[Drafter], stats: SpeculationStats, why: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
