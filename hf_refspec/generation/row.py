@@ -24,8 +24,8 @@ from transformers import (
 
 from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
+from ..verification.cache import TokenSequence
 from ..verification.probe_state import random_numbers
-from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer

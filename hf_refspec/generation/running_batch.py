@@ -14,12 +14,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
+import psutil
 import torch
 from transformers import PreTrainedModel
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
+from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.chain import PlainVerifier
 from ..verification.draft_limits import DraftLimits
@@ -28,12 +30,14 @@ from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from ..version import untested_transformers
 from .budget import make_budget
-from .default_rows import default_rows
 from .loop import Loop
 from .prefixes import CachedText, Prefixes, state_of
 from .running_text import RunningText, prepare_text
 from .step import Step
 from .validation import RefusedCallError, check_options
+
+# The length of a text by which the memory of a row is estimated.
+_ROW_TOKENS = 4096
 
 
 class RunningBatch:
@@ -81,7 +85,7 @@ class RunningBatch:
             raise RuntimeError(f"{why}.")
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
-        max_rows = default_rows(model) if max_rows is None else max_rows
+        max_rows = _default_rows(model) if max_rows is None else max_rows
         check_count("max_rows", max_rows)
         check_count("prefill_tokens", prefill_tokens)
         check_count("prefix_tokens", prefix_tokens, least=0)
@@ -337,3 +341,28 @@ def _end(texts: Sequence[RunningText]) -> None:
     with ExitStack() as ending:
         for text in reversed(texts):
             ending.callback(text._end)
+
+
+def _default_rows(model: PreTrainedModel) -> int:
+    """How many texts a running batch decodes at once, see [`RunningBatch`]."""
+    config, device = text_config(model), model.device
+    queries = _size(config, "num_attention_heads") or 1
+    heads = _size(config, "num_key_value_heads") or queries
+    head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
+    layers = _size(config, "num_hidden_layers") or 32
+    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
+    if device.type == "cuda":
+        free, most = torch.cuda.mem_get_info(device)[0], 64
+    else:
+        free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
+    tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
+    return max(1, min(most, free // 2 // (tokens * token)))
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size of a model; `None` where it has none, or layers differ in it (Gemma 4)."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:
+        return None
+    return value if isinstance(value, int) else None

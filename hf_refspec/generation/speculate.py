@@ -45,7 +45,7 @@ from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
-from .loop import Loop
+from .loop import Loop, RankedLoop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
@@ -187,11 +187,8 @@ class _Call:
             if verifier is None:
                 return self._decode_plainly(drafters, drafter.stats, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-            make_loop: Callable[..., Loop] = Loop
-            if not self.ranks.alone:
-                from .ranked_loop import RankedLoop  # which other calls do not load
-
-                make_loop = partial(RankedLoop, ranks=self.ranks)
+            ranked = partial(RankedLoop, ranks=self.ranks)
+            make_loop: Callable[..., Loop] = Loop if self.ranks.alone else ranked
             loop = make_loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),

@@ -22,11 +22,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
-from .cache import call_device, fresh_kwargs, is_padded
+from .cache import FixedTokens, call_device, fresh_kwargs, is_padded
 from .model_memo import probing
 from .probe_state import random_state, set_random_state
 from .ranks import Ranks
-from .token_sequence import FixedTokens
 from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")

@@ -21,13 +21,12 @@ from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidin
 
 from ..text_config import text_config
 from ..transformers_names import belongs_to_caller
-from .cache import Pass, find_cache
+from .cache import Pass, TokenSequence, find_cache
 from .compiled import CompiledForward
 from .masked_inputs import MaskedInputs, takes_masks
 from .row_blocks import RowEntries
 from .row_pass import RowPass, on_device, rows_of_pass, side_by_side
 from .static_cache import SlottedEntries, has_begun
-from .token_sequence import TokenSequence
 from .verifier import PassLogits, Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
