@@ -203,7 +203,13 @@ class RunningBatch:
         with it; the others join once they have their first token."""
         ended: list[RunningText] = []
         left = self._prefill_tokens
-        while (text := self._next_text()) is not None:
+        while True:
+            if self._prefilling is None and self._waiting and self.running < self.max_rows:
+                self._prefilling = self._waiting.popleft()
+                with self._ended_by_errors(self._prefilling):
+                    self._begin(self._prefilling)
+            if (text := self._prefilling) is None:
+                break
             size = text.input_ids.shape[1] - text._read
             if text._in_pieces:
                 size = min(size, self._prefill_tokens)
@@ -213,14 +219,6 @@ class RunningBatch:
             if self._read_piece(text, size):
                 ended.append(text)
         return ended
-
-    def _next_text(self) -> RunningText | None:
-        """The text whose prompt is read next, if there is room for it."""
-        if self._prefilling is None and self._waiting and self.running < self.max_rows:
-            self._prefilling = self._waiting.popleft()
-            with self._ended_by_errors(self._prefilling):
-                self._begin(self._prefilling)
-        return self._prefilling
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
         """Runs the next `size` tokens of a prompt; returns whether the text has ended."""

@@ -73,7 +73,14 @@ class SlottedEntries(Entries):
         if not has_begun(cache):
             # Also in place of layers that keep a window: a mask hides what is outside of it, and a
             # draft may be rejected behind it.
-            length = self._wanted_length(widest, same_bits)
+            config = self._config
+            length = max(layer.max_cache_len for layer in cache.layers)
+            if config.cache_implementation is not None:  # `generate` has made it
+                if same_bits:  # depend on the length, which earlier calls must not change
+                    length = getattr(config, "max_cache_len", None) or 0
+                # It is for the whole text and a pass behind it.
+                needed = max(length, config.max_length) + widest
+                length = -(-needed // _LENGTH_STEP) * _LENGTH_STEP
             cache.layers = [StaticLayer(max_cache_len=length) for _ in cache.layers]
             for old, layer in zip(self._plain_layers, cache.layers, strict=True):
                 if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
@@ -82,18 +89,6 @@ class SlottedEntries(Entries):
         self.places = np.empty((0, self.length), dtype=np.int64)
         self.slots = Slots()
         self._layers = cache.layers
-
-    def _wanted_length(self, widest: int, same_bits: bool) -> int:
-        """The length of a cache that has not begun: as it was given, or for the whole text and a
-        pass behind it where `generate` has made it."""
-        config = self._config
-        longest = max(layer.max_cache_len for layer in self.cache.layers)
-        if config.cache_implementation is None:
-            return longest
-        if same_bits:  # depend on the length, which earlier calls must not change
-            longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0)
-        needed = max(longest, config.max_length) + widest
-        return -(-needed // _LENGTH_STEP) * _LENGTH_STEP
 
     def reuse(self, rows: int) -> None:
         """Takes the layers that an earlier call has released, if they fit: a CUDA graph is bound to
