@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -232,12 +232,16 @@ def sources_of(drafter: Drafter) -> list[Drafter]:
     return [drafter, *drafter.drafters] if is_blend else [drafter]
 
 
-def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
-    """Refuses a target model before a call does any work: calls `check_vocabulary(vocab_size)`,
-    which raises a ValueError, of each source that has it."""
+def check_sources(
+    drafter: Drafter, vocab_size: int, processors: Sequence[Any] | None = None
+) -> None:
+    """Before a call does any work: lets each source that has `check_vocabulary(vocab_size)` refuse
+    the target model by a ValueError, and one that has `check_processors(processors)` warn of them,
+    where they are known."""
     for source in sources_of(drafter):
-        if hasattr(source, "check_vocabulary"):
-            source.check_vocabulary(vocab_size)
+        for name, known in (("check_vocabulary", vocab_size), ("check_processors", processors)):
+            if known is not None and hasattr(source, name):
+                getattr(source, name)(known)
 
 
 @contextmanager

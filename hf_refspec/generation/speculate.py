@@ -24,7 +24,7 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from ..drafting.calls import AwaitingKernels, drafter_call
 from ..drafting.candidates import CandidateChain, as_drafter
-from ..drafting.drafter import Drafter, Sampling, sources_of
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
@@ -127,9 +127,6 @@ def speculate(
         check_reproducible(input_ids, generation_config, model_kwargs)
     if isinstance(given, CandidateChain) and verification == "auto":
         verification = "chain"
-    for source in [] if given is None else sources_of(given):
-        if hasattr(source, "check_processors"):
-            source.check_processors(logits_processor)
     # They are not returned, and plain decoding computes them for nothing.
     model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
     asked = logits_processor, stopping_criteria, generation_config, streamer
@@ -170,7 +167,8 @@ class _Call:
         vocab_size = text_config(model).vocab_size
         prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
         sampling = Sampling.of(config)
-        with drafter_call(drafter, prompts, vocab_size, sampling) as drafters:
+        asked = sampling, self.logits_processor
+        with drafter_call(drafter, prompts, vocab_size, *asked) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, why = select_verifier(
                 model,
