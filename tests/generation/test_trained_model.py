@@ -13,7 +13,6 @@ from functools import cache
 import pytest
 import torch
 from drafters import Noise, Prophet
-from transformers import DynamicCache
 
 import hf_refspec as rs
 
@@ -156,14 +155,6 @@ def test_the_default_drafter_changes_no_text(drafted_as_plain, prompts, max_draf
         drafted_as_plain(text, "auto", max_draft_tokens=max_draft_tokens)
 
 
-@pytest.mark.parametrize("verification", ["tree", "chain"])
-def test_a_static_cache_changes_no_text(drafted_as_plain, verification):
-    options = {"cache_implementation": "static", "verification": verification}
-    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    text = "edit" if verification == "tree" else "chat"
-    drafted_as_plain(text, drafter, max_draft_tokens=31, **options)
-
-
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
     short, prompt = deepcopy(model).to(torch.bfloat16), prompts["chat"]
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()
@@ -187,34 +178,6 @@ def test_a_session_cache_drafts_what_it_has_seen(drafted_as_plain, tokenizer):
     for call in range(2):
         for text in ("chat", "third turn"):
             assert drafted_as_plain(text, cache).mat > (3 if call else 0)
-
-
-# Several turns
-
-
-def turns_of_a_chat(model, tokenizer, hand_on: bool, drafter: rs.Drafter | None) -> list[list[int]]:
-    """The ids of each turn; with `hand_on` each call goes on from the cache of the one before."""
-    cache = DynamicCache(config=model.config) if hand_on else None
-    text, turns = "", []
-    for question in (f"{FUNCTION}\nWhat does it return?", "Repeat the loop.", "And the last line."):
-        text += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        options = {"past_key_values": cache} if hand_on else {}
-        if drafter is not None:
-            options |= {"candidate_generator": drafter, "max_draft_tokens": 16}
-        ids = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
-        turns.append(ids[0].tolist())
-        text = tokenizer.decode(ids[0])
-        text += "\n" if text.endswith("<|im_end|>") else "<|im_end|>\n"
-    return turns
-
-
-def test_turns_are_equal_whether_the_cache_is_handed_on_or_not(model, tokenizer):
-    turns = turns_of_a_chat(model, tokenizer, True, None)
-    for hand_on in (True, False):
-        drafter = rs.ReferenceCopy() | rs.RetrievalCache(tokenizer)
-        assert turns_of_a_chat(model, tokenizer, hand_on, drafter) == turns
-        assert drafter.stats.mat > 1.1
 
 
 # Several rows
@@ -250,15 +213,3 @@ def test_samples_and_processed_logits_choose_the_same_tokens(decode, options):
     assert drafted.tolist() == expected.tolist()
     assert torch.equal(torch.get_rng_state(), state)
     assert drafter.stats.mat > 1.3
-
-
-def test_a_stop_string_ends_a_text_at_the_same_token(decode, plain, prompts, tokenizer):
-    new = plain("edit")[0, prompts["edit"].shape[1] :]
-    stop = tokenizer.decode(new[9:12])[1:]  # which begins inside of a token
-    options = {"stop_strings": [stop], "tokenizer": tokenizer}
-    expected = decode("edit", **options)
-    assert expected.shape[1] < plain("edit").shape[1]
-    drafter = Prophet(plain("edit"), accuracy=1.0, branches=0)
-    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16, **options)
-    assert drafted.tolist() == expected.tolist()
-    assert drafter.stats.mat > 2
