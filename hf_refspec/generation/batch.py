@@ -72,8 +72,8 @@ class BatchCriteria:
             ids = padded(rows, self.asked, self.pads, self.pad_id)
             stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
-                if stopped:
-                    row.stop_at(self.asked)
+                if stopped:  # it may be longer by now, or have been ended before
+                    row.stopped_at = min(self.asked, row.stopped_at or self.asked)
             if self.streamer is not None:
                 self.streamer.put(ids[:, -1].cpu())
 

@@ -177,11 +177,6 @@ class Row:
         self._ids = self._ids[:, :length]
         self.stopped_at = stopped_at
 
-    def stop_at(self, length: int) -> None:
-        """Ends it at this length, if it has not been ended before: a criterion has been asked late,
-        and it may be longer by now."""
-        self.stopped_at = min(length, self.stopped_at or length)
-
     def mark(self) -> RowMark:
         """A snapshot for [`~Row.roll_back`]."""
         state = random_numbers(self._ids.device).get_rng_state() if self.do_sample else None

@@ -33,9 +33,8 @@ from ..transformers_names import (
     belongs_to_caller,
     decode_plainly,
     decoder_output,
-    eos_tokens,
+    ends_and_padding,
     is_synced,
-    pad_token,
 )
 from ..verification.choice import select_verifier
 from ..verification.draft_limits import DraftLimits
@@ -284,7 +283,7 @@ class _Call:
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:
         """The new ids of a row without the padding behind the end of one that ended early."""
-        eos, pad = eos_tokens(self.generation_config), pad_token(self.generation_config)
+        eos, pad = ends_and_padding(self.generation_config)
         if len(self.input_ids) == 1 or eos is None or pad is None:
             return row
         ends = np.flatnonzero(np.isin(row, eos.numpy(force=True)))
@@ -317,5 +316,5 @@ class _Call:
 
     @property
     def _pad_id(self) -> int:
-        pad = pad_token(self.generation_config)
+        _, pad = ends_and_padding(self.generation_config)
         return 0 if pad is None or len(self.input_ids) == 1 else int(pad)  # GPU waits
