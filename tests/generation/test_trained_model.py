@@ -98,42 +98,16 @@ def drafted_as_plain(decode, plain):
     return drafted
 
 
-@pytest.fixture(scope="module")
-def store(tokenizer, tmp_path_factory) -> rs.Datastore:
-    """Texts like those that the model is to write."""
-    answers = [
-        "The sky is blue because the Earth's atmosphere scatters sunlight. When sunlight reaches",
-        "def volume(width, height, depth):\n    return width * height * depth\n",
-        "Here are three more: yellow, orange and purple. The capital of France is Paris.",
-    ]
-    path = tmp_path_factory.mktemp("store") / "store"
-    return rs.Datastore.build([DOCUMENT, FUNCTION, *answers], tokenizer, path)
-
-
 DRAFTERS = {
-    "the prompt": lambda tokenizer, store: rs.ReferenceCopy(),
-    "LLMA": lambda tokenizer, store: rs.ReferenceCopy(
-        [DOCUMENT, FUNCTION], tokenizer=tokenizer, mode="llma"
+    "LLMA": lambda tokenizer: rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer, mode="llma"),
+    "a blend": lambda tokenizer: (
+        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer) | rs.RetrievalCache(tokenizer)
     ),
-    "a datastore": lambda tokenizer, store: rs.DatastoreDrafts(store),
-    "REST": lambda tokenizer, store: rs.DatastoreDrafts(store, mode="rest"),
-    "a blend": lambda tokenizer, store: (
-        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer=tokenizer)
-        | rs.RetrievalCache(tokenizer)
-        | rs.DatastoreDrafts(store)
-    ),
-    "the model's own logits": lambda tokenizer, store: rs.TokenRecycling(),
-    "Token Recycling": lambda tokenizer, store: rs.TokenRecycling(mode="published"),
-    "noise": lambda tokenizer, store: Noise(),
+    "the model's own logits": lambda _: rs.TokenRecycling(),
+    "Token Recycling": lambda _: rs.TokenRecycling(mode="published"),
+    "noise": lambda _: Noise(),
 }
-
-
-WITH = {
-    "chat": list(DRAFTERS),
-    "code": ["LLMA", "REST"],
-    "edit": ["the prompt", "a datastore"],
-    "rag": ["LLMA", "a blend"],
-}
+WITH = {"chat": list(DRAFTERS), "code": ["LLMA"], "edit": ["a blend"], "rag": ["LLMA", "a blend"]}
 
 
 def test_the_model_answers(plain, prompts, tokenizer):
@@ -144,8 +118,8 @@ def test_the_model_answers(plain, prompts, tokenizer):
 @pytest.mark.parametrize(
     ("text", "drafter"), [(text, drafter) for text in WITH for drafter in WITH[text]]
 )
-def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, store, text, drafter):
-    stats = drafted_as_plain(text, DRAFTERS[drafter](tokenizer, store))
+def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, text, drafter):
+    stats = drafted_as_plain(text, DRAFTERS[drafter](tokenizer))
     assert stats.mat > 1.1 or text not in ("edit", "rag")
 
 
