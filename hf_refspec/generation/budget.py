@@ -183,9 +183,10 @@ class AutoBudget(Budget):
             tokens = rows * widths[np.minimum(np.searchsorted(widths, 1 + nodes), len(widths) - 1)]
         speed = (going + sums[nodes]) / (self._costs.seconds(tokens) + drafting_seconds)
         speed[0] *= _MARGIN
-        stakes = np.full(len(nodes), _STAKE)
-        stakes[:2] = 1.0
-        speed[self._costs.dearest(tokens) - 1 > stakes * self._affordable] = 0.0
+        stakes = np.full(len(nodes) - 1, _STAKE)
+        stakes[:1] = 1.0
+        lost = self._costs.dearest(tokens)[1:] - 1
+        speed[1:][lost > stakes * self._affordable] = 0.0
         best = int(speed.argmax())
         return int(nodes[best]), float(speed[best])
 
