@@ -78,9 +78,7 @@ class Budget:
         them, that took these seconds until the next tokens were known."""
         for step in steps:
             if step.path is not None and len(step.draft):
-                of_all_rows = step.row.drafter.calibration
-                step.row.calibration.record(of_all_rows.calibrated(step.draft), step.emitted)
-                of_all_rows.record(step.draft, step.emitted)
+                step.row.drafter.calibration.record(step.draft, step.emitted)
 
 
 class AutoBudget(Budget):
@@ -216,7 +214,7 @@ class AutoBudget(Budget):
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
         tokens, and any other only what one more row adds to these passes. The last one is that
         which is behind and drafts little."""
-        estimates = _estimates(steps)
+        estimates = [step.row.drafter.calibration.calibrated(step.draft).probs for step in steps]
         going = np.array([not step.is_idle for step in steps])
         count = int(going.sum())
         if not self._waits or count <= 1:
@@ -260,16 +258,6 @@ def _best_first(gains: np.ndarray) -> np.ndarray:
 def _sums(gains: np.ndarray) -> np.ndarray:
     """The expected gain of none, one, two, ... of these nodes."""
     return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
-
-
-def _estimates(steps: Sequence[Step]) -> list[np.ndarray]:
-    """How likely each node is accepted, by what became of all rows' drafts; and of several rows by
-    what became of their own, since a row is behind whose drafts failed."""
-    drafts = [step.row.drafter.calibration.calibrated(step.draft) for step in steps]
-    if len(steps) > 1:
-        pairs = zip(steps, drafts, strict=True)
-        drafts = [step.row.calibration.calibrated(draft) for step, draft in pairs]
-    return [draft.probs for draft in drafts]
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import chain, combinations, zip_longest
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -54,9 +53,6 @@ class Copier(Drafter):
         return DraftTree.empty()
 
 
-row_calibrations: WeakKeyDictionary[Drafter, Calibration] = WeakKeyDictionary()
-
-
 class Text(SimpleNamespace):
     def __len__(self) -> int:
         return self.length
@@ -68,7 +64,6 @@ def rows_of(drafters, drafts, emitted=(), length=10) -> list[SimpleNamespace]:
         SimpleNamespace(
             row=Text(
                 drafter=drafter,
-                calibration=row_calibrations.setdefault(drafter, Calibration()),
                 seen=range(length),
                 length=length,
             ),
@@ -335,22 +330,6 @@ def test_each_row_learns_from_its_own_text():
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Copier().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
-
-
-def test_of_rows_that_share_outcomes_the_one_whose_drafts_fail_is_trusted_less():
-    budget = rich(MadeUp(lambda tokens: 1 + 0.1 * tokens), packs=True)
-    drafters = [Copier(), Copier()]
-    drafters[1].calibration = drafters[0].calibration
-    tree = DraftTree.chain([4], [0.5])
-
-    def kept() -> list[int]:
-        return list(map(len, trimmed(budget, rows_of(drafters, [tree] * 2))))
-
-    for _ in range(10):
-        budget.record(rows_of(drafters, [tree] * 2, [[4], [9]]), 2, 1.0)
-    assert kept() == [1, 0]
-    row_calibrations.clear()  # the next texts have failed nowhere
-    assert kept() == [1, 1]
 
 
 # --- make_budget
