@@ -23,7 +23,6 @@ import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
-    LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
@@ -83,27 +82,7 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
-def criteria_of_rows(
-    criteria: StoppingCriteriaList,
-) -> tuple[StoppingCriteriaList, StoppingCriteriaList]:
-    """The criteria that each of several rows asks, and those that are asked about the batch."""
-    knows_rows = [type(each).__module__.startswith("transformers.generation.") for each in criteria]
-    pairs = list(zip(criteria, knows_rows, strict=True))
-    return (
-        StoppingCriteriaList([each for each, by_row in pairs if by_row]),
-        StoppingCriteriaList([each for each, by_row in pairs if not by_row]),
-    )
-
-
-def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
-    """A list of logits processors for each of several rows."""
-    return [
-        LogitsProcessorList([_of_row(each, row, rows) for each in processors])
-        for row in range(rows)
-    ]
-
-
-def _of_row(asked: Any, row: int, rows: int) -> Any:
+def processor_of_row(asked: Any, row: int, rows: int) -> Any:
     """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
         function, prompt = prefix_constraint(asked, row)

@@ -40,7 +40,7 @@ from ..verification.choice import select_verifier
 from ..verification.draft_limits import DraftLimits
 from ..verification.probe_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
-from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
+from .batch import BatchCriteria, processor_of_row
 from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
@@ -295,13 +295,18 @@ class _Call:
         """The rows, and the criteria and streamer that only several rows have together."""
         count, criteria = len(self.input_ids), self.stopping_criteria
         if count == 1:
-            made = (self.logits_processor, criteria, self.generation_config, self.streamer)
-            return [Row(self.input_ids, *made)], None
-        criteria, of_batch = criteria_of_rows(criteria)
-        rows = [
-            Row(self.input_ids[i : i + 1], processors, criteria, self.generation_config)
-            for i, processors in enumerate(processors_of_rows(self.logits_processor, count))
-        ]
+            alone = (self.logits_processor, criteria, self.generation_config, self.streamer)
+            return [Row(self.input_ids, *alone)], None
+        # Those of transformers are asked by each row, all others about the batch.
+        of_row, of_batch = StoppingCriteriaList(), StoppingCriteriaList()
+        for criterion in criteria:
+            known = type(criterion).__module__.startswith("transformers.generation.")
+            (of_row if known else of_batch).append(criterion)
+        rows = []
+        for i in range(count):
+            own = [processor_of_row(each, i, count) for each in self.logits_processor]
+            made = LogitsProcessorList(own), of_row, self.generation_config
+            rows.append(Row(self.input_ids[i : i + 1], *made))
         if not of_batch and self.streamer is None:
             return rows, None
         length = self.input_ids.shape[1]
