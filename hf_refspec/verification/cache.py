@@ -2,7 +2,7 @@
 the others.
 
 [`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Entries
-that are written in place are in `in_place.py`, those of static caches in `static_cache.py`.
+that are written in place are in `in_place.py`, those of static caches in `static.py`.
 """
 
 from __future__ import annotations
