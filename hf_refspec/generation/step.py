@@ -109,7 +109,8 @@ def _choose(
     all logits, where a row needs no more than that. Rows choose in one call where none has logits
     processors or random numbers of its own, and no processor looks at the text."""
     first = rows[0]
-    alike = all(type(each) in _BLIND_TO_IDS for each in first.logits_processor) and all(
+    blind = len(rows) > 1 and all(type(each) in _BLIND_TO_IDS for each in first.logits_processor)
+    alike = blind and all(
         row.generator is None
         and row.do_sample == first.do_sample
         and row.scores is None
@@ -117,7 +118,7 @@ def _choose(
         and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
         for row in rows
     )
-    if len(rows) == 1 or not alike:
+    if not alike:
         return [
             greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
             for row, place in zip(rows, places, strict=True)
