@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, check_vocabulary, owned
+from .drafter import Call, Drafter, Sampling, check_sources, owned
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -55,16 +56,17 @@ def drafter_call(
     prompts: Sequence[np.ndarray],
     vocab_size: int,
     sampling: Sampling | None = None,
+    processors: Sequence[Any] | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
     row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
     using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
+        check_sources(drafter, vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []
         for each, prompt_ids in zip(drafters, prompts, strict=True):
             each.stats, each.call = SpeculationStats(), Call(sampling)
-            check_vocabulary(each, vocab_size)
             awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
             rows.append(each if drafting_kernels.loaded and awaiting.begins() else awaiting)

@@ -22,10 +22,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..drafting.calibration import Calibration
 from ..drafting.drafter import Drafter
+from ..verification.cache import TokenSequence
 from ..verification.probe_state import random_numbers
-from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -47,7 +46,6 @@ class Row:
 
     Attributes:
         drafter ([`Drafter`]): Drafts what may follow; by default nothing.
-        calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
@@ -69,7 +67,6 @@ class Row:
     ) -> None:
         config = generation_config
         self.drafter = Drafter()
-        self.calibration = Calibration()
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         recorded = config.return_dict_in_generate
@@ -176,11 +173,6 @@ class Row:
         self.output[length - self._prompt_length :] = tokens
         self._ids = self._ids[:, :length]
         self.stopped_at = stopped_at
-
-    def stop_at(self, length: int) -> None:
-        """Ends it at this length, if it has not been ended before: a criterion has been asked late,
-        and it may be longer by now."""
-        self.stopped_at = min(length, self.stopped_at or length)
 
     def mark(self) -> RowMark:
         """A snapshot for [`~Row.roll_back`]."""

@@ -34,10 +34,9 @@ from ..generation.step import Step
 from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
-from ..verification.cache import find_cache
+from ..verification.cache import TokenSequence, find_cache
 from ..verification.chain import PlainVerifier
 from ..verification.draft_limits import DraftLimits
-from ..verification.token_sequence import TokenSequence
 from ..verification.verifier import CacheMark, PassLogits
 from .engine import check_call, decode
 from .hidden_states import HiddenStates, recorded

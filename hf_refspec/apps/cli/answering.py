@@ -107,7 +107,7 @@ def add_sources(texts: _ArgumentGroup) -> None:
 def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
     """The default drafters, and those that the arguments name."""
     references = [read_text(path, "--reference") for path in args.reference or ()]
-    found = default_sources(references or None, tokenizer)
+    found: list[Drafter] = [*default_sources(references or None, tokenizer)]
     if args.datastore is not None:
         found.append(
             DatastoreDrafts(Datastore.from_pretrained(args.datastore, tokenizer=tokenizer))
