@@ -131,19 +131,18 @@ class DraftModel(Source):
         path, passes = _Path(self.known), 0
         most = context_length(self.assistant)
         room = budget if most is None else min(budget, most - len(self._ids))
-        depth = room if len(self._ids) else 0
-        while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
-            own = self._outcomes.calibrated(path.tree)
+        depth, own = room if len(self._ids) else 0, path.tree
+        while max(len(path.tokens), passes) < depth and (chain or path.is_among(own, budget)):
             probs = merged([self.known, own], len(self.known) + len(own)).probs
             if self._payoff.pays(speed, probs, path.missed, passes):
                 path.extend(*self._pass(path), self._outcomes)
-                passes += 1
+                own, passes = self._outcomes.calibrated(path.tree), passes + 1
             elif not path.follow():
                 break
         tree = self._tree = path.tree
         if chain:
             return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
-        best = np.argsort(-tree.probs, kind="stable")[:budget]  # parents come first
+        best = np.argsort(-own.probs, kind="stable")[:budget]  # parents come first
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
@@ -237,9 +236,10 @@ class _Path:
         known_prob, nodes = self._known_next()
         return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
-    def is_among(self, count: int) -> bool:
-        """Whether the next node could be one of the `count` most probable nodes."""
-        probs = self.tree.probs
+    def is_among(self, estimates: DraftTree, count: int) -> bool:
+        """Whether the next node could be one of the `count` most probable nodes by these estimates
+        of `tree`."""
+        probs = estimates.probs
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
