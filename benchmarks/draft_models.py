@@ -19,6 +19,7 @@ import copy
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,13 @@ from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.blend import Blend
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.drafting.drafter import Sampling
+from hf_refspec.drafting.observation import Observation
+from hf_refspec.generation.column_noise import ColumnNoise
+from hf_refspec.text_config import text_config
 
 ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")
 
@@ -77,35 +83,37 @@ def draft_model(model: Any, name: str) -> DraftModel:
     return DraftModel(assistant_of(model, name), vocabulary=vocabulary)
 
 
+def _noise(noise: ColumnNoise, vocab_size: int, place: int, ahead: int) -> torch.Tensor:
+    return noise.of(0, place + ahead, vocab_size)
+
+
 @torch.no_grad()
 def acceptance(comparison: Comparison, drafter: DraftModel, temperature: float) -> list[str]:
-    """How often the first token of a draft is accepted, after plain decoding's texts: the most
-    probable one, in rejection sampling (in expectation), in a chain and in a tree of 4 nodes."""
-    likely, expected, tokens = 0, 0.0, 0
-    accepted, drafts = np.zeros(2), np.zeros(2)
+    """How often the first token of a draft is accepted, at each place of plain decoding's texts:
+    the most probable one; in rejection sampling, in expectation; the best and any of 4 nodes."""
+    model, counts, tokens = comparison.model, np.zeros(4), 0
+    vocab_size, sampling = text_config(model).vocab_size, Sampling(temperature)
     for seed, (prompt, call) in enumerate(
         zip(comparison.prompts, comparison.calls[PLAIN], strict=True)
     ):
-        ids = torch.tensor([prompt + call.ids], device=comparison.model.device)
+        ids = torch.tensor([prompt + call.ids], device=model.device)
         target, own = (
             each(ids).logits[0, len(prompt) - 1 : -1].float().div(temperature).softmax(dim=-1)
-            for each in (comparison.model, drafter.assistant)
+            for each in (model, drafter.assistant)
         )
-        likely += int((own.argmax(dim=-1) == ids[0, len(prompt) :]).sum())
-        expected += float(torch.minimum(target, own).sum())
         tokens += len(call.ids)
-        for i, verification in enumerate(("chain", "tree")):
-            torch.manual_seed(seed)
-            comparison.model.generate(
-                ids[:, : len(prompt)],
-                **comparison.options,
-                candidate_generator=drafter,
-                max_draft_tokens=(1, 4)[i],
-                verification=verification,
-            )
-            accepted[i] += sum(drafter.stats.accepted_lengths[1:])
-            drafts[i] += drafter.stats.drafts
-    return [f"{each:.3f}" for each in (likely / tokens, expected / tokens, *(accepted / drafts))]
+        counts[0] += int((own.argmax(dim=-1) == ids[0, len(prompt) :]).sum())
+        counts[1] += float(torch.minimum(target, own).sum())
+        torch.manual_seed(seed)
+        noise = ColumnNoise(1, ids.device)
+        with drafter_call(drafter, [np.array(prompt)], vocab_size, sampling) as drafters:
+            for place, token in enumerate(call.ids):
+                drafters[0].call.noise = partial(_noise, noise, vocab_size, place)
+                draft = drafters[0].draft(4)
+                first = draft.tokens[draft.parents < 0]
+                counts[2:] += first[0] == token, token in first
+                drafters[0].observe(Observation(np.array([token])))
+    return [f"{each:.3f}" for each in counts / tokens]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -148,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     for chat in chats:
         comparison.ask(chat_inputs(tokenizer, chat.until(0, [])).to(model.device))
     if args.temperature is not None:
-        table = new_table("first token accepted", "likeliest", "rejection", "chain", "tree of 4")
+        table = new_table("first token accepted", "likeliest", "rejection", "drafted", "any of 4")
         for name, drafter in drafters.items():
             table.add_row(name, *acceptance(comparison, drafter, args.temperature))
         Terminal().print(table)
