@@ -47,7 +47,8 @@ class AwaitingKernels(Drafter):
     def end(self) -> None:
         if self.has_begun:
             self.drafter.end()
-        self.drafter.call.speed = None  # it holds the call's budget
+        # They hold the call's budget and random numbers.
+        self.drafter.call.speed = self.drafter.call.noise = None
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
+Noise: TypeAlias = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class Call:
         speed (callable, *optional*): The tokens per second that are expected of the best pass over
             nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
+        noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
+            text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
+            divided by them.
         assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
             assisted decoding.
     """
@@ -67,6 +71,7 @@ class Call:
     sampling: Sampling | None = None
     chain: bool = False
     speed: Speed | None = None
+    noise: Noise | None = None
     assisted_ids: np.ndarray | None = None
 
 

@@ -135,8 +135,10 @@ class Loop:
                 depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
             if depth > 0:
                 call = row.drafter.call
+                vocab_size = self.verifier.vocab_size
                 call.chain, call.speed = self.chains, self.budget.speed
-                drafted = checked_draft(row.drafter, most, self.verifier.vocab_size)
+                call.noise = row.noise_ahead(vocab_size) if row.do_sample else None
+                drafted = checked_draft(row.drafter, most, vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 

@@ -22,9 +22,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..drafting.drafter import Drafter
+from ..drafting.drafter import Drafter, Noise
 from ..verification.cache import TokenSequence
 from ..verification.probe_state import random_numbers
+from .column_noise import ColumnNoise
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -149,6 +150,17 @@ class Row:
         if self.logits is not None:
             self.logits += (next_logits,)
         return choose_tokens([self], next_scores)[0]
+
+    def noise_ahead(self, vocab_size: int) -> Noise:
+        """The random numbers `(vocab_size,)` of the next tokens, counted from 0; the generator
+        stays where it is. `torch.multinomial` would have to draw as `ColumnNoise` does: if it does
+        not, or a processor draws from the same generator, they are other numbers than those that
+        choose the tokens, which costs drafts their acceptance and changes no token."""
+        if (noise := self.noise) is not None:
+            length = len(self.output)
+            return lambda place: noise(length + place, vocab_size)
+        ahead = ColumnNoise(1, self._ids.device, self.generator)
+        return lambda place: ahead.of(0, place, vocab_size)
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
