@@ -177,10 +177,9 @@ class StrideScheduler:
         """The next stride, given how many steps were speculated beside the last search, all of
         which it has. It is 1 before the first verification."""
         gamma, a = self.gamma.likely, self.measured.step + self.measured.guess
-        searched = self.measured.search(_STRIDES)
-        saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, searched)
-        rates = expected_rates(gamma, a, searched, saved)
-        return max(int(np.argmax(rates)) + 1, speculated)
+        b = self.measured.search(_STRIDES)
+        saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, b)
+        return max(int(np.argmax(expected_rates(gamma, a, b, saved))) + 1, speculated)
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
