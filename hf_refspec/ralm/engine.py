@@ -31,7 +31,7 @@ from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .options import Speculation
-from .os3 import PublishedGamma, StrideScheduler, WaitingScheduler
+from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
 from .stats import RetrievalStats
 
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
@@ -92,18 +92,18 @@ def generate_speculatively(
             _Request(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned: dict[tuple, StrideScheduler] = {}  # as published: of this request alone
+        learned: dict[tuple, Scheduler] = {}  # as published: of this request alone
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
             learned = vars(retriever).setdefault(_LEARNED, {})
         setting = (k, speculation.prefetch, speculation.asynchronous)
-        scheduler = deepcopy(learned.get(setting))
+        scheduler: Scheduler | None = deepcopy(learned.get(setting))
         if scheduler is None:
             exact = getattr(retriever, "index", None) == "flat"
             scheduler = WaitingScheduler(speculation.asynchronous, exact)
             if speculation.max_gamma is not None:
                 gamma = PublishedGamma(speculation.max_gamma)
                 scheduler = StrideScheduler(gamma, int(speculation.asynchronous))
-        scheduler.begin_request()
+        scheduler.measured.begin_request()
         _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
         ).run()
@@ -195,7 +195,6 @@ class _Speculated:
 
     query: Any
     step: Any
-    lag: int  # steps since the last one whose search is in the cache, counting this one
 
 
 @dataclass
@@ -203,7 +202,7 @@ class _SpeculativeRequest(_Request):
     """A text, its request cache, and the steps that await verification: Algorithm 1."""
 
     _speculation: Speculation
-    _scheduler: StrideScheduler
+    _scheduler: Scheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
 
     def __post_init__(self) -> None:
@@ -220,7 +219,7 @@ class _SpeculativeRequest(_Request):
         try:
             if not self._text.finished:  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
-                self._scheduler.record_search(1, seconds, 0.0)
+                self._scheduler.measured.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
                 self._take(truth)
             while self._pending or not self._text.finished:
@@ -236,14 +235,14 @@ class _SpeculativeRequest(_Request):
 
     def _stride(self) -> int:
         if self._speculation.stride == "os3":
-            return self._scheduler.stride(_lags(self._pending))
+            return self._scheduler.stride(len(self._pending))
         return max(self._speculation.stride, len(self._pending))
 
     def _step(self, found: Retrieved, beside: bool = False) -> Any:
         before = self._stats.model_seconds
         step = super()._step(found)
         seconds = self._stats.model_seconds - before + self._query_seconds
-        self._scheduler.record_step(seconds, beside)
+        self._scheduler.measured.record_step(seconds, beside)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -261,14 +260,14 @@ class _SpeculativeRequest(_Request):
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         seconds = self._clock() - began
         self._stats.cache_seconds += seconds
-        self._scheduler.record_guess(seconds)
+        self._scheduler.measured.guesses.append(seconds)
         return found
 
     def _speculate(self, query: Any, beside: bool = False) -> _Speculated:
         """Generates one step with a guess."""
         step = self._step(self._guess(query), beside)
         self._stats.speculated += 1
-        return _Speculated(query, step, len(self._in_flight) + len(self._pending) + 1)
+        return _Speculated(query, step)
 
     def _verify(self, stride: int) -> None:
         """Searches with the queries of the next `stride` steps, and keeps the steps that guessed
@@ -284,19 +283,17 @@ class _SpeculativeRequest(_Request):
         guess = self._work_beside(search, waits)
         went_on = self._clock() - began
         truths, search_seconds = self._finish(search)
-        self._scheduler.record_search(len(queries), search_seconds, went_on)
+        self._scheduler.measured.record_search(len(queries), search_seconds, went_on)
         self._fill_cache(truths)
         truths = [truth.first(self._k) for truth in truths]
-        lags, right = _lags(self._in_flight), self._keep_right(truths)
-        overhead = self._clock() - began - max(went_on, search_seconds)
-        self._scheduler.record_overhead(max(overhead, 0.0))
+        reached, right = len(self._in_flight), self._keep_right(truths)
         if right < len(truths):
             step = self._take(truths[right])
-            if guess is not None and right == len(lags):
-                lags.append(len(truths))
+            if guess is not None and right == reached:
+                reached += 1
                 right += self._text.agrees(step, guess)
-        if lags:
-            self._scheduler.gamma.record(lags, right)
+        if reached:
+            self._scheduler.gamma.record(right, right < reached)
 
     def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
         """Speculates the steps that pay beside a search, the first of which `waits` for it. If not
@@ -305,7 +302,8 @@ class _SpeculativeRequest(_Request):
             not search.answer.done()
             and not self._text.finished
             and self._scheduler.one_more_pays(
-                *(len(search.queries), _lags([*self._in_flight, *self._pending])),
+                len(search.queries),
+                len(self._in_flight) + len(self._pending),
                 elapsed=self._clock() - search.began,
             )
         ):
@@ -338,10 +336,6 @@ class _SpeculativeRequest(_Request):
             stats.discarded += len(self._in_flight) - 1 + len(self._pending)
             self._in_flight, self._pending = [], []
         return right
-
-
-def _lags(steps: Sequence[_Speculated]) -> list[int]:
-    return [each.lag for each in steps]
 
 
 def check_call(
