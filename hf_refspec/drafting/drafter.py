@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+import torch
 from transformers import GenerationConfig
 
 from .calibration import PRIOR_EXPONENT, Calibration
