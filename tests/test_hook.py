@@ -126,6 +126,13 @@ def test_speculate_works_with_and_without_the_hook(llama, uninstalled):
     assert llama.generate(PROMPT, **loop).tolist() == plain.tolist()  # ReferenceCopy by default
 
 
+def test_transformers_own_assisted_decoding_takes_a_drafter(fresh_llama):
+    plain = fresh_llama.generate(PROMPT, **OPTIONS)
+    fresh_llama._get_candidate_generator = lambda **_: Prophet(plain, accuracy=0.9)
+    drafted = fresh_llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+
+
 def test_inference_mode_and_grad_mode_both_work(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     for mode in (torch.inference_mode, torch.enable_grad):

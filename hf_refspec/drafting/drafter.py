@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 from transformers import GenerationConfig
+from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
 Noise: TypeAlias = Callable[[int], torch.Tensor]
+
+# transformers' protocol names no vocabulary (any id of an int32 may be a token), and no budget.
+_ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,16 @@ class Call:
     assisted_ids: np.ndarray | None = None
 
 
-class Drafter:
+class Drafter(CandidateGenerator):
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
     call with several rows each row has a `fork` of its own. It can be pickled and copied between
     calls. A [`Blend`] has further uses for some drafters, see [`~drafting.source.Source`].
+
+    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
+    chains of up to 10 tokens, as its prompt look-up does: assisted decoding sets no budget.
 
     Attributes:
         stats (`SpeculationStats`): Of the last call.
@@ -147,6 +154,44 @@ class Drafter:
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""
 
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
+
+        Ids that continue those of the last call belong to its text; others begin a new one.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
+
+        Returns:
+            The candidate ids, of shape `(1, n + m)`, and `None`: there are no draft logits.
+
+        Raises:
+            ValueError: if there is more than one row.
+            RuntimeError: if another call is using this drafter.
+        """
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
+        ids, seen = input_ids[0].numpy(force=True).copy(), self.call.assisted_ids
+        with owned(self):
+            if seen is None or not np.array_equal(ids[: len(seen)], seen):
+                if seen is not None:
+                    self.end()
+                self.call = Call(chain=True)
+                self.begin(ids, _ANY_VOCABULARY)
+            elif len(ids) > len(seen):
+                self.observe(Observation(ids[len(seen) :]))
+            self.call.assisted_ids = ids
+            chain = checked_draft(self, _ASSISTED_DRAFT_TOKENS, _ANY_VOCABULARY)
+        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
+        return torch.cat((input_ids, draft_ids[None]), dim=1), None
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
+
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
         blend: Drafter = self._blended([self, other])
@@ -188,8 +233,8 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
 
 def sources_of(drafter: Drafter) -> list[Drafter]:
     """All that one call of a drafter uses: itself, and the sources of a blend."""
-    blend: Any = drafter
-    return [drafter, *blend.drafters] if isinstance(drafter, Drafter._blended) else [drafter]
+    is_blend = isinstance(drafter, Drafter._blended)
+    return [drafter, *drafter.drafters] if is_blend else [drafter]
 
 
 def check_sources(
