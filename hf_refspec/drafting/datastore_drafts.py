@@ -12,6 +12,7 @@ from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
+from .copied_spans import SourceText
 from .source import LookUp
 from .tree import DraftTree
 
@@ -97,6 +98,9 @@ class DatastoreDrafts(LookUp):
             tree = rest_tree if self.mode == "rest" else mixed_tree
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
+
+    def source_texts(self) -> list[SourceText]:
+        return [SourceText(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:
         given = super().__repr__().partition("(")[2]

@@ -14,6 +14,7 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
+from ..copied_spans import SourceText
 from ..observation import Observation
 from ..source import LookUp
 from ..token_ids import Reference, check_tokenizer, to_ids
@@ -128,6 +129,12 @@ class RetrievalCache(LookUp):
     def observe(self, observation: Observation) -> None:
         super().observe(observation)
         self._output.append(observation.tokens)
+
+    def source_texts(self) -> list[SourceText]:
+        if (view := self._view) is None:
+            return []
+        forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
+        return [SourceText("sessions", [view.text.tokens[forgotten:]])]
 
     def end(self) -> None:
         prompt, output = self._prompt, self._output
