@@ -121,8 +121,7 @@ class ReferenceCopy(LookUp):
 
     def source_texts(self) -> list[SourceText]:
         references, prompt = np.split(self._text.tokens[: self._prompt_end], [self._references_end])
-        # A copy: a later call writes its prompt to the same place.
-        prompt = np.append(prompt, -1)
+        prompt = np.append(prompt, -1)  # a copy: a later call writes its prompt to this place
         return [SourceText("references", [references]), SourceText("prompt", [prompt])]
 
     def end(self) -> None:
