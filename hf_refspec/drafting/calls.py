@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -76,10 +77,10 @@ def drafter_call(
 def remember_outputs(
     stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Before a call ends, lets `stats.copied` search each row's new tokens in the `source_texts` of
-    its sources that have these, which no later call may change."""
+    """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
+    of each source that has it, names of sources with arrays that no later call may change."""
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
         used = drafter.drafter if isinstance(drafter, AwaitingKernels) else drafter
-        sources = [each for each in sources_of(used) if hasattr(each, "source_texts")]
+        sources: list[Any] = [each for each in sources_of(used) if hasattr(each, "source_texts")]
         texts = [text for source in sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class CopiedSpan:
 
 
 @dataclass(frozen=True)
-class SourceText:
+class _SourceText:
     """A source's documents, in one part or more; a negative token or a separator ends each."""
 
     source: str
@@ -92,10 +93,10 @@ def _tokens_of(part: np.ndarray | IndexedText) -> tuple[np.ndarray, int]:
     return (part.tokens, part.separator) if isinstance(part, IndexedText) else (part, -1)
 
 
-def copied_spans(row: int, output: Sequence[int], texts: Sequence[SourceText]) -> list[CopiedSpan]:
-    """A row's spans: the longest run, of equal ones that of the first text, and the same of what is
-    before and behind it."""
-    tokens, spans = np.array(output, dtype=np.int32), []
+def copied_spans(row: int, output: Sequence[int], sources: Sequence[Any]) -> list[CopiedSpan]:
+    """A row's spans: the longest run, of equal ones that of the first source (its name and parts),
+    and the same of what is before and behind it."""
+    tokens, texts, spans = np.array(output, np.int32), [_SourceText(*each) for each in sources], []
     runs = [(*run, number) for number, text in enumerate(texts) for run in text.runs(tokens)]
     pieces = [(0, len(tokens))]
     while pieces:

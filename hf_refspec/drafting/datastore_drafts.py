@@ -8,11 +8,10 @@ import numpy as np
 
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
-from ..index.suffix_array import DEPTH
+from ..index.suffix_array import DEPTH, IndexedText
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .copied_spans import SourceText
 from .source import LookUp
 from .tree import DraftTree
 
@@ -99,8 +98,8 @@ class DatastoreDrafts(LookUp):
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
 
-    def source_texts(self) -> list[SourceText]:
-        return [SourceText(str(self.store.path), [*self.store.shards])]
+    def source_texts(self) -> list[tuple[str, list[IndexedText]]]:
+        return [(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:
         given = super().__repr__().partition("(")[2]

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .copied_spans import SourceText
 from .observation import Observation
 from .source import LookUp
 from .token_ids import Reference, check_tokenizer, references_to_ids
@@ -119,10 +118,10 @@ class ReferenceCopy(LookUp):
         if self._copies_output:
             self._text.extend(observation.tokens)
 
-    def source_texts(self) -> list[SourceText]:
+    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
         references, prompt = np.split(self._text.tokens[: self._prompt_end], [self._references_end])
         prompt = np.append(prompt, -1)  # a copy: a later call writes its prompt to this place
-        return [SourceText("references", [references]), SourceText("prompt", [prompt])]
+        return [("references", [references]), ("prompt", [prompt])]
 
     def end(self) -> None:
         self._text.truncate(self._references_end)

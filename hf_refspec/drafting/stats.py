@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .copied_spans import CopiedSpan, SourceText
+    from .copied_spans import CopiedSpan
 
 
 def shares(seconds: dict[str, float]) -> str:
@@ -87,7 +87,7 @@ class SpeculationStats:
 
     def __post_init__(self) -> None:
         self._copied: list[CopiedSpan] = []
-        self.outputs: list[tuple[int, Sequence[int], list[SourceText]]] = []  # to be searched
+        self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []  # to be searched in texts
 
     @property
     def copied(self) -> list[CopiedSpan]:

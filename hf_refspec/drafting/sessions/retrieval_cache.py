@@ -14,7 +14,6 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..copied_spans import SourceText
 from ..observation import Observation
 from ..source import LookUp
 from ..token_ids import Reference, check_tokenizer, to_ids
@@ -130,11 +129,11 @@ class RetrievalCache(LookUp):
         super().observe(observation)
         self._output.append(observation.tokens)
 
-    def source_texts(self) -> list[SourceText]:
+    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
         if (view := self._view) is None:
             return []
         forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
-        return [SourceText("sessions", [view.text.tokens[forgotten:]])]
+        return [("sessions", [view.text.tokens[forgotten:]])]
 
     def end(self) -> None:
         prompt, output = self._prompt, self._output
