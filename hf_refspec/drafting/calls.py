@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, check_sources, owned
+from .drafter import Call, Drafter, Sampling, check_sources, owned, sources_of
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -74,3 +74,15 @@ def drafter_call(
         yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)
+
+
+def remember_outputs(
+    stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
+) -> None:
+    """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
+    of each source that has it, names of sources with arrays that no later call may change."""
+    for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
+        used = drafter.drafter if isinstance(drafter, AwaitingKernels) else drafter
+        sources: list[Any] = [each for each in sources_of(used) if hasattr(each, "source_texts")]
+        texts = [text for source in sources for text in source.source_texts()]
+        stats.outputs.append((row, output, texts))

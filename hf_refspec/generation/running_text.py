@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator
 
-from ..drafting.calls import drafter_call
+from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling, check_sources
 from ..drafting.stats import SpeculationStats
@@ -142,6 +142,7 @@ class RunningText:
 
     def _end(self) -> None:
         self.finished = True
+        remember_outputs(self.stats, [self._row.drafter], [self._row.output])
         loop, self._loop = self._loop, None
         del self._verifier  # it holds the prompt's cache, and the text may be kept
         try:

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import AwaitingKernels, drafter_call
+from ..drafting.calls import AwaitingKernels, drafter_call, remember_outputs
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
@@ -200,6 +200,9 @@ class _Call:
                 row.drafter = each
             drafter.stats.verification = verifier.name
             output = self._run(loop, rows, criteria)
+            prompt_length, pads = self.input_ids.shape[1], self._pads
+            outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
+            remember_outputs(drafter.stats, drafters, outputs)
             if not drafter.stats.drafted:
                 drafter.stats.reason = self._why_undrafted(loop, rows)
         if self.streamer is not None:
@@ -276,6 +279,7 @@ class _Call:
         emitted = [self._emitted(row) for row in new_ids]
         for column in range(new_ids.shape[1]):
             stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+        remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
         for drafter, tokens in zip(drafters, emitted, strict=True):
             for token in tokens:
                 drafter.observe(Observation(token[None]))

@@ -47,8 +47,11 @@ def test_replay_has_figures_of_all_contenders_by_n_and_k_and_speed_ups(
     [swept] = [row for row in rows if row[:2] == ["1", "18"]]
     assert swept[2:6] == llma[2:6]
     timed = ["--size", "tiny", "--dtype", "float32", "--limit", "1"]
-    script.main([*command, *timed])  # asserts that the answers are written
-    assert capsys.readouterr().out.count("x\n") == len(script.CONTENDERS) - 1
+    script.main([*command, *timed])  # asserts that the answers are written, and compares spans
+    printed = capsys.readouterr().out
+    assert printed.count("x\n") == len(script.CONTENDERS) - 1
+    one, other = (line.split(" | ")[1:3] for line in printed.splitlines()[-3:-1])
+    assert one == other and int(one[0]) > 0
 
 
 def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, data, printed_rows):

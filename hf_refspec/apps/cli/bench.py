@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
@@ -227,9 +228,11 @@ def evaluate(args: Namespace) -> int:
     }
     comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    prompts = [np.array(prompt, np.int32) for prompt in comparison.prompts]
-    prompts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in prompts]
-    if held := sum(any(shard.holds(each) for shard in store.shards) for each in prompts):
+    ids = [np.array(prompt, np.int32) for prompt in comparison.prompts]
+    searched = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
+    found = [copied_spans(0, text.tolist(), [(args.store, store.shards)]) for text in searched]
+    lengths = [[span.end - span.start for span in spans] for spans in found]
+    if held := sum(each == [len(text)] for each, text in zip(lengths, searched, strict=True)):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     _record(args, store, comparison, held)
     return status

@@ -42,7 +42,8 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class Engine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
     while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` keep what they
-    learn for later ones, and the common beginning of two prompts is read once."""
+    learn for later ones, and the common beginning of two prompts is read once. Answers have
+    annotations if it `annotates`."""
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class Engine:
         max_waiting: int,
         isolates: bool = False,
         max_rows: int | None = None,
+        annotates: bool = False,
     ) -> None:
+        self.annotates = annotates
         self._model = model
         self._tokenizer = tokenizer
         self._drafter = Blend([Prediction(), Grammar(), *sources])
