@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
 from ...version import __version__
-from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
+from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
+from ..document_names import DocumentNames
 from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import (
@@ -31,11 +32,15 @@ from ..shards import (
     merge_shards,
     next_number,
     split_documents,
+    without_documents,
     write_part,
 )
 from ..stored_tokenizer import public_name, vocabulary_size
 from .engine import Engine, TokenBatch, open_engine, usable_cores
 from .source import Source, open_source
+
+# An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
+_MERGED = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ def build_store(
     Args:
         source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
             file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz too), a folder, or a
-            list of both; or an iterable of texts or of lists of ids.
+            list of both; an iterable of texts or of lists of ids; or a dict of these by their
+            names, see [`Datastore.add`].
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         path (`str` or `os.PathLike`): The folder to make.
         license (`str`, *optional*): Of the corpus. By default the dataset's.
@@ -119,7 +125,9 @@ def build_store(
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
-        shards = _add_shards(folder, config, opened, engine, chosen)
+        names = DocumentNames()
+        new = _new_shards(folder, config, opened, engine, chosen, names)
+        shards = _merged(folder, config, new, chosen)
         about = {
             "corpus": corpus or opened.name,
             "license": license or opened.license,
@@ -130,30 +138,60 @@ def build_store(
         content = tokenizer.backend_tokenizer.to_str().encode()
         tokenizer_file = write_bytes(folder / "tokenizer.json", content)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
+        config = replace(config, names_file=names.write(folder))
         config.write(folder)
-        sweep(folder, ARRAY_FILES, config.files())
+        sweep(folder, OWN_FILES, config.files())
     return Path(path)
 
 
 def extend_store(
-    folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
+    folder: Path,
+    more: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    committed: Callable[[StoreConfig], object] = lambda _: None,
+    **options: Any,
 ) -> None:
-    """Adds documents to a datastore in new shards, which are merged with older ones of about their
-    size, in new files; see [`Datastore.extend`]."""
+    """Adds documents to a datastore in new shards; then cuts out the documents that they replace,
+    and merges shards of about the same size, in new files; see [`Datastore.add`]. After each of the
+    two steps, what is `committed` survives a kill."""
     chosen = BuildOptions(**options)
     with changing(folder, "; extend the datastore that it was made from") as config:
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
         opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
+        names = DocumentNames.read(folder, config.names_file)
         with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
-            shards = _add_shards(folder, config, opened, engine, chosen)
+            new = _new_shards(folder, config, opened, engine, chosen, names)
         about = dict(config.source)
-        if opened.name not in str(about.get("corpus", "")):
+        if opened.names is None and opened.name not in str(about.get("corpus", "")):
             named = (about.get("corpus"), opened.name)
             about["corpus"] = ", ".join(str(name) for name in named if name)
         about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
-        about["documents"] = sum(shard.documents for shard in shards)
-        replace(config, source=about, shards=shards).write(folder)
+        if new or names.leaving:
+            replaced = _commit(folder, config, [*config.shards, *new], names, about)
+            committed(replaced)
+            shards = without_documents(folder, replaced, names.leaving)
+            most = max(_MERGED, 8 * sum(shard.tokens for shard in new))
+            shards = _merged(folder, config, shards, chosen, most)
+            if shards != replaced.shards:
+                committed(_commit(folder, config, shards, names.left(), about))
+
+
+def _commit(
+    folder: Path,
+    config: StoreConfig,
+    shards: list[ShardEntry],
+    names: DocumentNames,
+    source: dict[str, Any],
+) -> StoreConfig:
+    """Writes a config.json with other shards."""
+    documents = sum(shard.documents for shard in shards)
+    if documents == len(names.leaving):
+        raise ValueError(f"{folder} would have no document any more; delete the folder instead")
+    source = source | {"documents": documents}
+    config = replace(config, source=source, shards=shards, names_file=names.write(folder))
+    config.write(folder)
+    return config
 
 
 @contextmanager
@@ -163,32 +201,60 @@ def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
         config = StoreConfig.read(folder)
         if not config.shards:
             raise DatastoreError(f"{folder} has only the compact form{remedy}")
-        sweep(folder, ARRAY_FILES, config.files())
+        sweep(folder, OWN_FILES, config.files())
         try:
             yield config
         finally:
-            sweep(folder, ARRAY_FILES, StoreConfig.read(folder).files())
+            sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
 
 
-def _add_shards(
-    folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
+def _new_shards(
+    folder: Path,
+    config: StoreConfig,
+    source: Source,
+    engine: Engine,
+    options: BuildOptions,
+    names: DocumentNames,
 ) -> list[ShardEntry]:
-    """Writes a source's documents into new shards, and merges those that are due; returns all
-    shards. The config.json does not name the new ones yet."""
+    """Writes a source's documents into new shards, which the config.json does not name yet."""
     known = None
-    if options.deduplicate:
+    if options.deduplicate and source.names is None:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
         known = set(map(_digest, split_documents(stored, config.separator)))
     hidden = not options.progress or None
     with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
         documents = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+        if source.names is not None:
+            first = sum(shard.documents for shard in config.shards)
+            documents = _renamed(documents, source.names, names, first)
         packed = _packed(documents, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
-    if not new:
+    if not new and (source.names is None or not config.shards):
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    groups, threads = grouped([*config.shards, *new]), options.num_proc or usable_cores()
+    return new
+
+
+def _merged(
+    folder: Path,
+    config: StoreConfig,
+    shards: list[ShardEntry],
+    options: BuildOptions,
+    most: int = LARGEST_SHARD,
+) -> list[ShardEntry]:
+    """Merges the shards that are due."""
+    groups, threads = grouped(shards, largest=most), options.num_proc or usable_cores()
     return merge_shards(folder, config, groups, threads, options.progress)
+
+
+def _renamed(
+    documents: Iterable[np.ndarray], given: Iterable[str], names: DocumentNames, number: int
+) -> Iterator[np.ndarray]:
+    """Gives documents their names; yields those that the datastore does not have by that name."""
+    for name, document in zip(given, documents, strict=False):
+        if names.put(name, number, _digest(document[:-1]).hex() if len(document) else None):
+            number += 1
+            yield document
 
 
 def _documents(
