@@ -20,7 +20,7 @@ from .build.corpus import BuildOptions, build_store, changing, extend_store
 from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
 from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
-from .document_names import DocumentNames
+from .document_names import read_names
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .shards import grouped, map_shard, merge_shards, split_documents
@@ -149,12 +149,12 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def add(
         self, documents: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
-    ) -> None:
+    ) -> Datastore:
         """Adds documents, replaces those of the same names, and merges shards of about one size.
 
-        This object drafts from the new documents as soon as they are on the disk, where no kill
-        loses them, and without the replaced ones once the shards that hold these are written again.
-        Calls that draft from it meanwhile go on; other objects keep what they opened.
+        From then on this object drafts from them; calls that draft from it meanwhile do not wait.
+        Other objects keep what they opened. If it fails or is killed, the datastore is unchanged;
+        what it has returned from, no kill loses.
 
         Args:
             documents: As `source` in [`build_store`]. Of a dict, `{name: document}`, each replaces
@@ -162,6 +162,9 @@ class Datastore(StoredFolder[StoreConfig]):
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
             options: See [`BuildOptions`].
+
+        Returns:
+            [`Datastore`]: This object.
 
         Raises:
             ValueError: If there is nothing to add, or an entry is no document, or none is left.
@@ -171,8 +174,12 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
-        extend_store(self.path, documents, tokenizer, self._take, **options)
-        self._warn_if_stale()
+        extend_store(self.path, documents, tokenizer, **options)
+        opened = Datastore(self.path, self.form)
+        opened._warn_if_stale()
+        # A call that drafts meanwhile sees either the old or the new shards.
+        self.shards, self.config = opened.shards, opened.config
+        return self
 
     def remove(self, *names: str) -> None:
         """Removes documents by their names, as [`~Datastore.add`] does.
@@ -187,15 +194,7 @@ class Datastore(StoredFolder[StoreConfig]):
     @property
     def names(self) -> list[str]:
         """The names of the documents that have one."""
-        return [*DocumentNames.read(self.path, self.config.names_file).documents]
-
-    def _take(self, config: StoreConfig) -> None:
-        """Opens what has changed. A call that drafts sees either the old or the new shards."""
-        if self.form == "full":
-            known = dict(zip(self.config.shards, self.shards, strict=True))
-            opened = (known.get(s) or map_shard(self.path, config, s) for s in config.shards)
-            self.shards = [*opened]
-        self.config = config
+        return [*read_names(self.path, self.config.names_file)]
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added

@@ -212,7 +212,7 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
         store = Datastore(path)
         for number in range(store.documents - 12, 6):
             document = [20 + number, 7, number, 7, number]
-            store = store.extend([document], known, **ALONE)
+            store = store.add([document], known, **ALONE)
             acknowledge()
 
     def compact(path: Path, _: Any) -> None:
@@ -230,7 +230,7 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
     both = stores.build_datastore
     return {
         "build": (nothing, build),
-        "extend": (both, lambda path, _: Datastore(path).extend(texts[12:], known, **ALONE)),
+        "extend": (both, lambda path, _: Datastore(path).add(texts[12:], known, **ALONE)),
         "extend often": (build, extend_often),
         "merge": (both, lambda path, _: Datastore(path).merge(**ALONE)),
         "compact": (both, compact),

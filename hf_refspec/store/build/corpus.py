@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
-from ..document_names import DocumentNames
+from ..document_names import DocumentNames, read_names, write_names
 from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import (
@@ -125,9 +126,7 @@ def build_store(
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
-        names = DocumentNames()
-        new = _new_shards(folder, config, opened, engine, chosen, names)
-        shards = _merged(folder, config, new, chosen)
+        shards, names = _add_shards(folder, config, opened, engine, chosen)
         about = {
             "corpus": corpus or opened.name,
             "license": license or opened.license,
@@ -138,60 +137,34 @@ def build_store(
         content = tokenizer.backend_tokenizer.to_str().encode()
         tokenizer_file = write_bytes(folder / "tokenizer.json", content)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
-        config = replace(config, names_file=names.write(folder))
+        config = replace(config, names_file=write_names(folder, names))
         config.write(folder)
         sweep(folder, OWN_FILES, config.files())
     return Path(path)
 
 
 def extend_store(
-    folder: Path,
-    more: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    committed: Callable[[StoreConfig], object] = lambda _: None,
-    **options: Any,
+    folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> None:
-    """Adds documents to a datastore in new shards; then cuts out the documents that they replace,
-    and merges shards of about the same size, in new files; see [`Datastore.add`]. After each of the
-    two steps, what is `committed` survives a kill."""
+    """Adds documents to a datastore in new shards, which are merged with older ones of about their
+    size, and cuts out the documents that they replace, all in new files; see [`Datastore.add`]."""
     chosen = BuildOptions(**options)
     with changing(folder, "; extend the datastore that it was made from") as config:
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
         opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-        names = DocumentNames.read(folder, config.names_file)
         with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
-            new = _new_shards(folder, config, opened, engine, chosen, names)
+            shards, names = _add_shards(folder, config, opened, engine, chosen)
+        if shards == config.shards:
+            return
         about = dict(config.source)
         if opened.names is None and opened.name not in str(about.get("corpus", "")):
             named = (about.get("corpus"), opened.name)
             about["corpus"] = ", ".join(str(name) for name in named if name)
         about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
-        if new or names.leaving:
-            replaced = _commit(folder, config, [*config.shards, *new], names, about)
-            committed(replaced)
-            shards = without_documents(folder, replaced, names.leaving)
-            most = max(_MERGED, 8 * sum(shard.tokens for shard in new))
-            shards = _merged(folder, config, shards, chosen, most)
-            if shards != replaced.shards:
-                committed(_commit(folder, config, shards, names.left(), about))
-
-
-def _commit(
-    folder: Path,
-    config: StoreConfig,
-    shards: list[ShardEntry],
-    names: DocumentNames,
-    source: dict[str, Any],
-) -> StoreConfig:
-    """Writes a config.json with other shards."""
-    documents = sum(shard.documents for shard in shards)
-    if documents == len(names.leaving):
-        raise ValueError(f"{folder} would have no document any more; delete the folder instead")
-    source = source | {"documents": documents}
-    config = replace(config, source=source, shards=shards, names_file=names.write(folder))
-    config.write(folder)
-    return config
+        about["documents"] = sum(shard.documents for shard in shards)
+        config = replace(config, source=about, shards=shards)
+        replace(config, names_file=write_names(folder, names)).write(folder)
 
 
 @contextmanager
@@ -208,51 +181,46 @@ def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
             sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
 
 
-def _new_shards(
-    folder: Path,
-    config: StoreConfig,
-    source: Source,
-    engine: Engine,
-    options: BuildOptions,
-    names: DocumentNames,
-) -> list[ShardEntry]:
-    """Writes a source's documents into new shards, which the config.json does not name yet."""
+def _add_shards(
+    folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
+) -> tuple[list[ShardEntry], DocumentNames]:
+    """Writes a source's documents into new shards, cuts out those that they replace, and merges
+    shards that are due; returns all shards and names. The config.json does not name these yet."""
     known = None
     if options.deduplicate and source.names is None:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
         known = set(map(_digest, split_documents(stored, config.separator)))
-    hidden = not options.progress or None
+    old, first = read_names(folder, config.names_file), sum(s.documents for s in config.shards)
+    names, hidden = {**old}, not options.progress or None
     with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
         documents = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
         if source.names is not None:
-            first = sum(shard.documents for shard in config.shards)
-            documents = _renamed(documents, source.names, names, first)
+            documents = _named(documents, source.names, names, first)
         packed = _packed(documents, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
     if not new and (source.names is None or not config.shards):
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    return new
-
-
-def _merged(
-    folder: Path,
-    config: StoreConfig,
-    shards: list[ShardEntry],
-    options: BuildOptions,
-    most: int = LARGEST_SHARD,
-) -> list[ShardEntry]:
-    """Merges the shards that are due."""
+    gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
+    shards = [*without_documents(folder, config, gone), *new]
+    if not shards:
+        raise ValueError(f"{folder} would have no document any more; delete the folder instead")
+    most = max(_MERGED, 8 * sum(shard.tokens for shard in new))
     groups, threads = grouped(shards, largest=most), options.num_proc or usable_cores()
-    return merge_shards(folder, config, groups, threads, options.progress)
+    moved = {name: (at - bisect(gone, at), digest) for name, (at, digest) in names.items()}
+    return merge_shards(folder, config, groups, threads, options.progress), moved
 
 
-def _renamed(
+def _named(
     documents: Iterable[np.ndarray], given: Iterable[str], names: DocumentNames, number: int
 ) -> Iterator[np.ndarray]:
-    """Gives documents their names; yields those that the datastore does not have by that name."""
+    """Gives documents, the first with this number, their names; yields those that are new."""
     for name, document in zip(given, documents, strict=False):
-        if names.put(name, number, _digest(document[:-1]).hex() if len(document) else None):
+        digest = _digest(document[:-1]).hex()
+        if len(document) == 0:
+            names.pop(name, None)
+        elif name not in names or names[name][1] != digest:
+            names[name] = number, digest
             number += 1
             yield document
 
