@@ -15,7 +15,7 @@ DocumentNames: TypeAlias = dict[str, tuple[int, str]]
 
 
 def read_names(folder: Path, entry: FileEntry | None) -> DocumentNames:
-    """Reads the names of documents; raises a DatastoreError if they are not as they were written."""
+    """Reads the names of documents; raises a DatastoreError if the file is damaged."""
     if entry is None:
         return {}
     content = b"".join(blocks_of(folder, entry))

@@ -47,9 +47,7 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
     texts = parser.add_argument_group("texts")
     add_sources(texts)
-    help = (
-        "a datastore whose documents clients change at /v1/stores/NAME/documents; can be repeated"
-    )
+    help = "a datastore that clients change at /v1/stores/NAME/documents; can be repeated"
     texts.add_argument("--store", type=_named, action="append", metavar="NAME=PATH", help=help)
     add(
         "--isolate",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -38,9 +37,8 @@ def add_store_routes(
             except KeyError:
                 raise ApiError(404, "there is no such store or document") from None
             except ValueError as error:
-                raise ApiError(
-                    409 if isinstance(error, DatastoreError) else 400, str(error)
-                ) from None
+                status = 409 if isinstance(error, DatastoreError) else 400
+                raise ApiError(status, str(error)) from None
             counts = {"document_count": store.documents, "token_count": store.tokens}
             return {"store": name, **counts, **({"documents": known} if known else {})}
 
