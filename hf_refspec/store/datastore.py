@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class Datastore(StoredFolder[StoreConfig]):
             OSError: If the shards cannot be written.
         """
         if tokenizer is None:
-            tokenizer = self.load_tokenizer()
+            tokenizer = self._tokenizer
         extend_store(self.path, documents, tokenizer, **options)
         opened = Datastore(self.path, self.form)
         opened._warn_if_stale()
@@ -347,6 +348,10 @@ class Datastore(StoredFolder[StoreConfig]):
             raise
         except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Loads the datastore's own copy of the tokenizer that it was made with, which has neither

@@ -21,8 +21,10 @@ def read_names(folder: Path, entry: FileEntry | None) -> DocumentNames:
     content = b"".join(blocks_of(folder, entry))
     try:
         found = json.loads(content)
-        return {str(name): (int(number), str(digest)) for name, (number, digest) in found.items()}
-    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError):
+        return {
+            name: (range(1 << 62)[number], str(digest)) for name, (number, digest) in found.items()
+        }
+    except (AttributeError, IndexError, RecursionError, TypeError, ValueError):
         raise DatastoreError(f"{folder / entry.name} is damaged: it has other values") from None
 
 

@@ -33,21 +33,21 @@ def add_store_routes(
     async def answered(name: str, change: Callable[[Datastore], Any]) -> dict[str, Any]:
         def about() -> dict[str, Any]:
             try:
-                known = change(store := stores[name])
+                more = change(store := stores[name]) or {}
             except KeyError:
                 raise ApiError(404, "there is no such store or document") from None
             except ValueError as error:
                 status = 409 if isinstance(error, DatastoreError) else 400
                 raise ApiError(status, str(error)) from None
             counts = {"document_count": store.documents, "token_count": store.tokens}
-            return {"store": name, **counts, **({"documents": known} if known else {})}
+            return {"store": name, **counts, **more}
 
         with places:
             return await asyncio.get_running_loop().run_in_executor(writer, about)
 
     @app.get("/v1/stores/{store}/documents")
     async def documents(store: str) -> dict[str, Any]:
-        return await answered(store, lambda opened: opened.names)
+        return await answered(store, lambda opened: {"documents": opened.names})
 
     @app.post("/v1/stores/{store}/documents")
     async def add(store: str, http: Request) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def open_source(
             f"source must be a dataset, a file or folder, or texts or lists of ids, but is a {kind}"
         )
     named = zip(source, names or (f"document {i}" for i in count()), strict=False)
-    return Source(_checked(named, vocab_size, places), "unnamed", total=total, names=names)
+    return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
 
 
 def batches(
