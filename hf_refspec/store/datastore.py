@@ -194,8 +194,8 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @property
     def names(self) -> list[str]:
-        """The names of the documents that have one."""
-        return [*read_names(self.path, self.config.names_file)]
+        """The names of the documents that have one, sorted."""
+        return sorted(read_names(self.path, self.config.names_file))
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added
