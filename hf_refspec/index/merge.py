@@ -7,7 +7,8 @@ time.
 
 Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones keep the
 order of their parts: a text that repeats itself (a document twice in the corpus, a million spaces)
-would otherwise be compared over all of its length again and again.
+would otherwise be compared over all of its length again and again. A part need only be in order as
+far as its documents reach, since matches end there: others may have been cut out behind them.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -100,17 +101,18 @@ def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
 
 def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
     """Where the blocks begin in each run, and where the last one ends."""
-    big_endian = tokens.dtype.newbyteorder(">")
+    big_endian, separator = tokens.dtype.newbyteorder(">"), np.iinfo(tokens.dtype).max
     arrays = [run.suffixes() for run in runs]
     lengths = [len(array) for array in arrays]
 
     def beginning(number: int, index: int) -> bytes:
-        """The first tokens of a suffix, as bytes of the same order; only those in its part, which
-        order all suffixes of a run, settled or not."""
+        """The first tokens of a suffix, as bytes of the same order; only those in its part and
+        its document, which order all suffixes of a run, settled or not."""
         run, place = runs[number], int(arrays[number][index])
         if not 0 <= place < run.end - run.start:
             raise ValueError(DAMAGED)
         first = tokens[run.start + place : min(run.start + place + DEPTH, run.end)]
+        first = first[: 1 + first.argmax()] if separator in first else first
         return first.astype(big_endian).tobytes()
 
     # Blocks begin elsewhere in each run (the golden ratio spreads them), or many runs of one size

@@ -144,7 +144,7 @@ def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, toke
     store.compact(**SILENT)
     assert caplog.text == ""
     before = store.tokens
-    extended = store.extend(["more text"], tokenizer, **SILENT)
+    extended = store.add(["more text"], tokenizer, **SILENT)
     stale = f"was made of {before} of its {extended.tokens} tokens; compact() it again"
     assert stale in caplog.text
     caplog.clear()

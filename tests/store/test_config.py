@@ -108,8 +108,9 @@ def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
     texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
     fine = [(place, value) for place in texts for value in NAMES]
     fine += [("source", {}), ("source", {"name": 1})]
-    fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
-    fine += [("tokenizer_file", None)]
+    fine += [("shards", []), ("shards.0", ...)]  # The other form is left.
+    optional = "ngrams", "tokenizer_file", "names_file"
+    fine += [(place, value) for place in optional for value in (None, ...)]
     fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
     assert sorted(map(str, accepted)) == sorted(map(str, fine))
 

@@ -25,7 +25,7 @@ KINDS: dict[str, Callable] = {
     ).compact(path, **QUIET),
     "extended datastore": lambda model, tok, docs, path: rs.Datastore.build(
         ["a text"], tok, path, **QUIET
-    ).extend(docs, tok, **QUIET),
+    ).add(docs, tok, **QUIET),
     "knowledge base": lambda model, tok, docs, path: rs.KnowledgeBase.build(
         docs, tok, bag_of_words, path, **QUIET
     ),

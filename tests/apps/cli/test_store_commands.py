@@ -131,7 +131,7 @@ def test_a_file_of_rows_is_read_and_never_asked_of_the_hub(built, option, tmp_pa
 def test_merges_all_shards_and_compacts_into_the_store_itself(built, run, corpus, tmp_path):
     built(corpus)
     store = tmp_path / "store"
-    Datastore(store).extend([[7]], progress=False)
+    Datastore(store).add([[7]], progress=False)
     assert "in 2 shards\n" in run("info", store)
     assert "in 1 shard\n" in run("merge", store)
     text = run("compact", store)

@@ -72,7 +72,7 @@ def test_every_kind_is_read_with_long_rows_and_a_named_column(built, tmp_path, n
     rows = [{"text": f'{i}, "x"\r\n', "body": f"{i} {LONG}"} for i in range(3)]
     path = write(tmp_path / name, rows)
     assert built(path, column="body") == [row["body"] for row in rows]
-    extended = rs.Datastore(tmp_path / "store").extend(path, progress=False)
+    extended = rs.Datastore(tmp_path / "store").add(path, progress=False)
     assert extended.documents == 6
 
 

@@ -46,7 +46,7 @@ REFUSED = [
         ([bad], f"document 0 must .* is a {type(bad).__name__}: ")
         for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], {"text": "a"}, None)
     ),
-    *((bad, f"but is a {type(bad).__name__}") for bad in (7, None, b"text", {"a": "b"})),
+    *((bad, f"but is a {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
     *(
         (text, r"is neither a file nor a folder; put .*\[text\]")
