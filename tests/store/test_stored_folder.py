@@ -100,5 +100,6 @@ def test_damage_to_any_file_is_found_and_when_there_was_none_is_noted(
 def test_what_was_replaced_since_was_not_verified(tmp_path, tokenizer):
     store = rs.Datastore.build(["a text"], tokenizer, tmp_path / "store", **QUIET)
     store.verify()
-    extended = store.extend(["more"], tokenizer, **QUIET)
-    assert store.verified is not None and extended.verified is None
+    before = rs.Datastore(store.path)
+    store.add(["more"], tokenizer, **QUIET)
+    assert before.verified is not None and store.verified is None
