@@ -77,6 +77,11 @@ def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(texts, ask,
     assert "IDS DIFFER: speculated" in printed
 
 
+def test_a_column_of_a_dataset_is_searched(ask, rows):
+    printed = ask("--dataset", rows, "--column", "body", "--question", QUESTION, *SHORT)
+    assert re.search(r"\d, document [0-8], line \d+: step", printed)
+
+
 def test_a_knn_datastore_is_built_from_files_and_from_a_column(
     printed, folder, texts, rows, tmp_path
 ):
