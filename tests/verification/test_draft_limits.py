@@ -56,7 +56,8 @@ def drafted_as_plain(case: str, ids: torch.Tensor, **options):
     options = {**GREEDY, **options}
     plain = build(case).generate(ids, **options)
     drafter = Prophet(plain, accuracy=0.9)
-    drafted = build(case).generate(ids, candidate_generator=drafter, **options)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
+    drafted = build(case).generate(ids, **drafting, **options)
     assert drafted.tolist() == plain.tolist()
     return drafter.stats
 
