@@ -35,9 +35,12 @@ from .os3 import PublishedGamma, StrideScheduler, WaitingScheduler
 from .stats import RetrievalStats
 
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
-_LEARNED = "_learned_by_speculation"
+LEARNED = "_learned_by_speculation"
 # The most ids of a request cache. Scoring more would take longer than the search that it saves.
 _MOST_HELD = 1 << 14
+# What scoring the ids of earlier requests may take, of a search's time.
+_EARLIER_COST = 0.05
+_NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class RetrievalAugmentedGeneration(Protocol):
@@ -92,23 +95,38 @@ def generate_speculatively(
             _Request(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned: dict[tuple, StrideScheduler] = {}  # as published: of this request alone
+        learned = _Learned()  # as published: of this request alone
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
-            learned = vars(retriever).setdefault(_LEARNED, {})
+            learned = vars(retriever).setdefault(LEARNED, learned)
         setting = (k, speculation.prefetch, speculation.asynchronous)
-        scheduler = deepcopy(learned.get(setting))
-        if scheduler is None:
-            exact = getattr(retriever, "index", None) == "flat"
-            scheduler = WaitingScheduler(speculation.asynchronous, exact)
-            if speculation.max_gamma is not None:
-                gamma = PublishedGamma(speculation.max_gamma)
-                scheduler = StrideScheduler(gamma, int(speculation.asynchronous))
+        scheduler, earlier = learned.get(setting, (None, _NO_IDS))
+        scheduler = deepcopy(scheduler) or _new_scheduler(retriever, speculation)
         scheduler.begin_request()
-        _SpeculativeRequest(
-            *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
-        ).run()
-        learned[setting] = scheduler
+        request = _SpeculativeRequest(
+            *(text, checked, k, stats, clock, speculation, scheduler, neighbours, earlier)
+        )
+        request.run()
+        _, now = learned.get(setting, (None, _NO_IDS))
+        others = now[~np.isin(now, earlier)]  # of calls that have ended meanwhile
+        learned[setting] = scheduler, request.ids_to_keep(others)
     return stats
+
+
+class _Learned(dict[tuple, tuple[StrideScheduler, np.ndarray]]):
+    """What the calls of a retriever have learned, by setting: the scheduler, and the ids they
+    retrieved, the newest first. An entry is replaced, never changed, so that threads can share it.
+    A copy of the retriever, which may get another knowledge base, begins with nothing."""
+
+    def __reduce__(self) -> tuple[type[_Learned], tuple]:
+        return _Learned, ()
+
+
+def _new_scheduler(retriever: Retriever, speculation: Speculation) -> StrideScheduler:
+    if speculation.max_gamma is not None:
+        gamma = PublishedGamma(speculation.max_gamma)
+        return StrideScheduler(gamma, int(speculation.asynchronous))
+    exact = getattr(retriever, "index", None) == "flat"
+    return WaitingScheduler(speculation.asynchronous, exact)
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
@@ -174,19 +192,20 @@ class _Request:
 
 
 class RequestCache:
-    """The ids (int64, ascending) that one request retrieved, from which it speculates (section 3).
-    Beyond `most` the oldest are dropped, but none of those added last."""
+    """The ids (int64, ascending) from which a request speculates (section 3): those that it
+    retrieved, and `earlier` ones. Beyond `most` the oldest are dropped, but none of those added
+    last."""
 
-    def __init__(self, most: int = _MOST_HELD) -> None:
+    def __init__(self, most: int = _MOST_HELD, earlier: np.ndarray = _NO_IDS) -> None:
         self._most = most
-        self.ids = self._newest_first = np.empty(0, dtype=np.int64)
+        self.newest_first, self.ids = earlier, np.sort(earlier)
 
     def add(self, ids: np.ndarray) -> None:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
         added = np.unique(ids)
-        older = self._newest_first[~np.isin(self._newest_first, added, assume_unique=True)]
-        self._newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
-        self.ids = np.sort(self._newest_first)
+        older = self.newest_first[~np.isin(self.newest_first, added, assume_unique=True)]
+        self.newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
+        self.ids = np.sort(self.newest_first)
 
 
 @dataclass(slots=True)
@@ -195,7 +214,7 @@ class _Speculated:
 
     query: Any
     step: Any
-    lag: int  # steps since the last one whose search is in the cache, counting this one
+    lag: int  # see `StrideScheduler.lag`
 
 
 @dataclass
@@ -205,10 +224,12 @@ class _SpeculativeRequest(_Request):
     _speculation: Speculation
     _scheduler: StrideScheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
+    _earlier: np.ndarray  # ids that earlier requests retrieved, the newest first
 
     def __post_init__(self) -> None:
         self._count = max(self._k, self._speculation.prefetch)  # passages of each search
-        self._cache = RequestCache()
+        self._cache = RequestCache(earlier=self._earlier)
+        self._guessing = False  # or verifying
         # Steps in the order of the text: those that a search is verifying, then those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -218,12 +239,14 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            if not self._text.finished:  # the initial retrieval fills the cache
+            warm = self._may_wait and len(self._earlier)
+            if not warm and not self._text.finished:  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
                 self._scheduler.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
                 self._take(truth)
             while self._pending or not self._text.finished:
+                self._guessing = True
                 stride = self._stride()
                 while len(self._pending) < stride - self._may_wait and not self._text.finished:
                     self._pending.append(self._speculate(self._query()))
@@ -232,7 +255,19 @@ class _SpeculativeRequest(_Request):
             unverified = [*self._in_flight, *self._pending]
             if unverified:
                 self._text.roll_back(unverified[0].step)
-            raise
+            if not self._guessing or not len(self._earlier):
+                raise
+            # The knowledge base may lack some of the earlier ids by now: go on without them.
+            self._earlier = _NO_IDS
+            self.__post_init__()
+            self.run()
+
+    def ids_to_keep(self, others: np.ndarray) -> np.ndarray:
+        """The ids for the next request, the newest first, with `others` that are unknown here."""
+        own, scheduler = self._cache.newest_first, self._scheduler
+        seconds = _EARLIER_COST * scheduler.search_seconds(1)
+        most = min(_MOST_HELD, int(len(own) * seconds / max(scheduler.guess_seconds, 1e-9)))
+        return np.concatenate([own, others[~np.isin(others, own)]])[:most]
 
     def _stride(self) -> int:
         if self._speculation.stride == "os3":
@@ -268,7 +303,8 @@ class _SpeculativeRequest(_Request):
         """Generates one step with a guess."""
         step = self._step(self._guess(query), beside)
         self._stats.speculated += 1
-        return _Speculated(query, step, len(self._in_flight) + len(self._pending) + 1)
+        lag = self._scheduler.lag(len(self._in_flight) + len(self._pending) + 1)
+        return _Speculated(query, step, lag)
 
     def _verify(self, stride: int) -> None:
         """Searches with the queries of the next `stride` steps, and keeps the steps that guessed
@@ -281,8 +317,8 @@ class _SpeculativeRequest(_Request):
             queries.append(self._query())
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
-        guess = self._work_beside(search, waits)
-        went_on = self._clock() - began
+        guess, lag_of_guess = self._work_beside(search, waits), self._scheduler.lag(len(queries))
+        self._guessing, went_on = False, self._clock() - began
         truths, search_seconds = self._finish(search)
         self._scheduler.record_search(len(queries), search_seconds, went_on)
         self._fill_cache(truths)
@@ -293,7 +329,7 @@ class _SpeculativeRequest(_Request):
         if right < len(truths):
             step = self._take(truths[right])
             if guess is not None and right == len(lags):
-                lags.append(len(truths))
+                lags.append(lag_of_guess)
                 right += self._text.agrees(step, guess)
         if lags:
             self._scheduler.gamma.record(lags, right)

@@ -30,6 +30,8 @@ _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
 
 WINDOW = 5  # verifications that count in full, the last ones
 GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
+# The lag before a step whose guess can only come from earlier requests. It has a further group.
+EARLIER = 1 << GROUPS
 # Pseudo-counts of right and wrong steps with a lag of 1; those of each further group are
 # expected to be wrong 1.5 times as often.
 _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
@@ -73,7 +75,7 @@ class GammaByLag:
     """
 
     def __init__(self) -> None:
-        self._faded = np.zeros((GROUPS, 2))  # right and wrong steps before the window
+        self._faded = np.zeros((GROUPS + 1, 2))  # right and wrong steps before the window
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._of_group = self._estimated()
 
@@ -81,7 +83,7 @@ class GammaByLag:
         if len(self._window) == self._window.maxlen:
             self._faded = _FADING * self._faded + self._window[0]
         groups = _groups(np.array(lags[: right + 1], dtype=np.int64))
-        counts = np.zeros((GROUPS, 2))
+        counts = np.zeros((GROUPS + 1, 2))
         np.add.at(counts, (groups, (np.arange(len(groups)) >= right).astype(np.int64)), 1)
         self._window.append(counts)
         self._of_group = self._estimated()
@@ -112,7 +114,7 @@ class GammaByLag:
             expected_wrong = min(_GROWTH * of_group, 1.0)
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
-        no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
+        no_worse = np.append(np.maximum.accumulate(gammas[-2::-1])[::-1], gammas[-1])
         # The uncertainty of the first group: of longer lags nothing is learned without trying.
         first, steps = gammas[0], prior_steps + self._seen()[0].sum()
         lower = _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
@@ -125,7 +127,7 @@ Gamma: TypeAlias = PublishedGamma | GammaByLag
 def _groups(lags: np.ndarray) -> np.ndarray:
     """The group of each lag, from 0."""
     _, exponents = np.frexp(lags)
-    return np.minimum(exponents - 1, GROUPS - 1)
+    return np.where(lags < EARLIER, np.minimum(exponents, GROUPS), GROUPS + 1) - 1
 
 
 def expected_rates(
@@ -190,16 +192,22 @@ class StrideScheduler:
         self._steps: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._with_prompt = 0.0  # of a first step
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._steps.clear()
         self._overheads.clear()
-        self._first_step = True
+        self._first_step, self._searched = True, False
+
+    def lag(self, steps: int) -> int:
+        """The lag of a step, the last of that many since the last search whose results the request
+        cache holds, or since the request began."""
+        return steps if self._searched else EARLIER + steps
 
     @property
     def step_seconds(self) -> float:
-        return sum(self._steps) / max(len(self._steps), 1)
+        return sum(self._steps) / len(self._steps) if self._steps else self._with_prompt
 
     @property
     def guess_seconds(self) -> float:
@@ -214,6 +222,7 @@ class StrideScheduler:
         if len(self._steps) == 1 and self._first_step:  # it included the prompt
             self._steps.clear()
             self._first_step = False
+        self._with_prompt = seconds if self._first_step else self._with_prompt
         self._steps.append(seconds)
 
     def record_guess(self, seconds: float) -> None:
@@ -221,6 +230,7 @@ class StrideScheduler:
 
     def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
         """Adds a search, and for how long steps ran beside it."""
+        self._searched = True
         self.search_seconds.record(batch, seconds)
 
     def record_overhead(self, seconds: float) -> None:
@@ -360,6 +370,6 @@ class WaitingScheduler(StrideScheduler):
         # A search that is late already will be late by as much again, as likely as not.
         remaining = abs(self.search_seconds(batch) - elapsed) - self.guess_seconds
         gamma = self.gamma.of if remaining >= step else self.gamma.at_least
-        right = np.cumprod(gamma(np.array([*lags, len(lags) + 1])))
+        right = np.cumprod(gamma(np.array([*lags, self.lag(len(lags) + 1)])))
         saved = (2 - self.contention) * right[-1] * min(self.step_seconds, remaining)
         return bool(saved > (1 - right[batch - 1]) * max(step - remaining, 0.0))
