@@ -304,8 +304,8 @@ def _call(
     if method == DRAFTS:
         given["drafter"] = ReferenceCopy()
     learned = vars(retriever).get(LEARNED, {}) if method == EMPTY else {}
-    for key, (scheduler, ids) in learned.items():
-        learned[key] = scheduler, ids[:0]
+    for setting, (scheduler, cache) in learned.items():
+        learned[setting] = scheduler, cache[:0]
     torch.manual_seed(seed)
     inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     decoded = decode(model, inputs, **given)
