@@ -239,8 +239,10 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            warm = self._may_wait and len(self._earlier)
-            if not warm and not self._text.finished:  # the initial retrieval fills the cache
+            self._scheduler.warm = self._may_wait and len(self._earlier) > 0
+            if (
+                not self._scheduler.warm and not self._text.finished
+            ):  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
                 self._scheduler.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
@@ -275,10 +277,11 @@ class _SpeculativeRequest(_Request):
         return max(self._speculation.stride, len(self._pending))
 
     def _step(self, found: Retrieved, beside: bool = False) -> Any:
-        before = self._stats.model_seconds
+        before, stats = self._stats.model_seconds, self._stats
+        first = not (stats.best_ids or self._in_flight or self._pending)
         step = super()._step(found)
-        seconds = self._stats.model_seconds - before + self._query_seconds
-        self._scheduler.record_step(seconds, beside)
+        seconds = stats.model_seconds - before + self._query_seconds
+        self._scheduler.record_step(seconds, beside, first)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -333,6 +336,7 @@ class _SpeculativeRequest(_Request):
                 right += self._text.agrees(step, guess)
         if lags:
             self._scheduler.gamma.record(lags, right)
+            self._scheduler.warm &= right == len(lags)
 
     def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
         """Speculates the steps that pay beside a search, the first of which `waits` for it. If not

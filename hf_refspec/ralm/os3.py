@@ -30,8 +30,9 @@ _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
 
 WINDOW = 5  # verifications that count in full, the last ones
 GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
-# The lag before a step whose guess can only come from earlier requests. It has a further group.
-EARLIER = 1 << GROUPS
+# Two further groups while guesses from the ids of earlier requests have all been right: the lag of
+# a request's first step, and that of the others.
+_FIRST, _OTHERS = 1 << GROUPS, (1 << GROUPS) + 1
 # Pseudo-counts of right and wrong steps with a lag of 1; those of each further group are
 # expected to be wrong 1.5 times as often.
 _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
@@ -75,15 +76,16 @@ class GammaByLag:
     """
 
     def __init__(self) -> None:
-        self._faded = np.zeros((GROUPS + 1, 2))  # right and wrong steps before the window
+        self._faded = np.zeros((GROUPS + 2, 2))  # right and wrong steps before the window
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._of_group = self._estimated()
 
     def record(self, lags: Sequence[int], right: int) -> None:
         if len(self._window) == self._window.maxlen:
-            self._faded = _FADING * self._faded + self._window[0]
+            self._faded[:GROUPS] *= _FADING
+            self._faded += self._window[0]
         groups = _groups(np.array(lags[: right + 1], dtype=np.int64))
-        counts = np.zeros((GROUPS + 1, 2))
+        counts = np.zeros((GROUPS + 2, 2))
         np.add.at(counts, (groups, (np.arange(len(groups)) >= right).astype(np.int64)), 1)
         self._window.append(counts)
         self._of_group = self._estimated()
@@ -107,14 +109,18 @@ class GammaByLag:
 
     def _estimated(self) -> np.ndarray:
         prior_steps = _PRIOR_RIGHT + _PRIOR_WRONG
-        expected_wrong, gammas = _PRIOR_WRONG / prior_steps, []
-        for right, wrong in self._seen():
+        expected_wrong = _PRIOR_WRONG / prior_steps
+        gammas: list[float] = []
+        for group, (right, wrong) in enumerate(self._seen()):
+            if group > GROUPS:  # once the first guess was right, as after a search
+                expected_wrong = 1 - gammas[0]
             of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
             gammas.append(1 - of_group)
             expected_wrong = min(_GROWTH * of_group, 1.0)
         # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
         # keep strides so short that nothing better could be learned.
-        no_worse = np.append(np.maximum.accumulate(gammas[-2::-1])[::-1], gammas[-1])
+        no_worse = np.array(gammas)
+        no_worse[:GROUPS] = np.maximum.accumulate(no_worse[:GROUPS][::-1])[::-1]
         # The uncertainty of the first group: of longer lags nothing is learned without trying.
         first, steps = gammas[0], prior_steps + self._seen()[0].sum()
         lower = _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
@@ -127,7 +133,7 @@ Gamma: TypeAlias = PublishedGamma | GammaByLag
 def _groups(lags: np.ndarray) -> np.ndarray:
     """The group of each lag, from 0."""
     _, exponents = np.frexp(lags)
-    return np.where(lags < EARLIER, np.minimum(exponents, GROUPS), GROUPS + 1) - 1
+    return np.minimum(exponents, GROUPS) - 1 + (lags >= _FIRST) + (lags >= _OTHERS)
 
 
 def expected_rates(
@@ -193,17 +199,20 @@ class StrideScheduler:
         self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._with_prompt = 0.0  # of a first step
+        self.warm = False  # whether ids of earlier requests have led to no wrong guess of this one
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._steps.clear()
         self._overheads.clear()
-        self._first_step, self._searched = True, False
+        self._searched = False
 
     def lag(self, steps: int) -> int:
         """The lag of a step, the last of that many since the last search whose results the request
         cache holds, or since the request began."""
-        return steps if self._searched else EARLIER + steps
+        if not self.warm:
+            return steps
+        return _OTHERS if self._searched or steps > 1 else _FIRST
 
     @property
     def step_seconds(self) -> float:
@@ -217,13 +226,13 @@ class StrideScheduler:
     def _overhead(self) -> float:
         return median(self._overheads or [0.0])
 
-    def record_step(self, seconds: float, beside: bool) -> None:
-        """Adds a step, its guess not counted, and whether a search ran beside it."""
-        if len(self._steps) == 1 and self._first_step:  # it included the prompt
-            self._steps.clear()
-            self._first_step = False
-        self._with_prompt = seconds if self._first_step else self._with_prompt
-        self._steps.append(seconds)
+    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
+        """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
+        the first of the text."""
+        if first:
+            self._with_prompt = seconds
+        else:
+            self._steps.append(seconds)
 
     def record_guess(self, seconds: float) -> None:
         self._guesses.append(seconds)
@@ -245,7 +254,7 @@ class StrideScheduler:
     def stride(self, lags: Sequence[int]) -> int:
         """The next stride, given the lags of the steps that were speculated beside the last search,
         all of which it has. It is 1 before the first verification."""
-        if not self._overheads or not self._steps:
+        if not self._overheads:
             return max(1, len(lags))
         a, searched = self.step_seconds + self.guess_seconds, self.search_seconds(_STRIDES)
         right = self.gamma.of(_STRIDES)
@@ -288,9 +297,10 @@ class WaitingScheduler(StrideScheduler):
         self._beside.clear()
         self.contention = (1 + self.contention) / 2  # it may have been other work
 
-    def record_step(self, seconds: float, beside: bool) -> None:
-        super().record_step(seconds / (self.contention if beside else 1.0), beside)
-        (self._beside if beside else self._alone).append(seconds)
+    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
+        super().record_step(seconds / (self.contention if beside else 1.0), beside, first)
+        if not first:
+            (self._beside if beside else self._alone).append(seconds)
         if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
             # A ratio of medians, since a step that begins with another passage takes far longer.
             slower = median(self._beside) / median(self._alone)
@@ -312,9 +322,9 @@ class WaitingScheduler(StrideScheduler):
         It is the best number in the long run. But if a search takes longer than the steps of a
         stride, the next one begins at once, provided that steps are generated beside it.
         """
-        if not self._steps:
+        if not self._searched:
             return 1
-        ahead = np.array([*lags, *_LAGS[len(lags) :]])[: len(_LAGS)]
+        ahead = np.array([*lags, *map(self.lag, _LAGS[len(lags) :])])[: len(_LAGS)]
         stride = int(np.argmax(self._rates(self.gamma.of(ahead), len(lags)))) + 1
         if stride <= len(lags) + 1:
             return stride

@@ -53,7 +53,7 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
 def taught(scheduler, a, b0, b1, right, wrong):
     """The scheduler after a verification of `right` right steps and `wrong` (0 or 1) wrong ones."""
     scheduler.begin_request()
-    scheduler.record_step(100 * a, beside=False)  # with the prompt
+    scheduler.record_step(100 * a, beside=False, first=True)  # with the prompt
     scheduler.record_step(a, beside=False)
     scheduler.record_search(1, b0 + b1, 0.0)
     scheduler.record_search(4, b0 + b1 * 4, 0.0)
