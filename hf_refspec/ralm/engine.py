@@ -38,7 +38,7 @@ from .stats import RetrievalStats
 LEARNED = "_learned_by_speculation"
 # The most ids of a request cache. Scoring more would take longer than the search that it saves.
 _MOST_HELD = 1 << 14
-# What scoring the ids of earlier requests may take, of a search's time.
+# What scoring the ids of earlier requests may take, of the time of a search and of a step.
 _EARLIER_COST = 0.05
 _NO_IDS = np.empty(0, dtype=np.int64)
 
@@ -267,7 +267,7 @@ class _SpeculativeRequest(_Request):
     def ids_to_keep(self, others: np.ndarray) -> np.ndarray:
         """The ids for the next request, the newest first, with `others` that are unknown here."""
         own, scheduler = self._cache.newest_first, self._scheduler
-        seconds = _EARLIER_COST * scheduler.search_seconds(1)
+        seconds = _EARLIER_COST * min(scheduler.search_seconds(1), scheduler.step_seconds)
         most = min(_MOST_HELD, int(len(own) * seconds / max(scheduler.guess_seconds, 1e-9)))
         return np.concatenate([own, others[~np.isin(others, own)]])[:most]
 

@@ -82,7 +82,8 @@ class GammaByLag:
 
     def record(self, lags: Sequence[int], right: int) -> None:
         if len(self._window) == self._window.maxlen:
-            self._faded[:GROUPS] *= _FADING
+            if self._window[0][:GROUPS].any():
+                self._faded[:GROUPS] *= _FADING
             self._faded += self._window[0]
         groups = _groups(np.array(lags[: right + 1], dtype=np.int64))
         counts = np.zeros((GROUPS + 2, 2))
@@ -123,8 +124,9 @@ class GammaByLag:
         no_worse[:GROUPS] = np.maximum.accumulate(no_worse[:GROUPS][::-1])[::-1]
         # The uncertainty of the first group: of longer lags nothing is learned without trying.
         first, steps = gammas[0], prior_steps + self._seen()[0].sum()
-        lower = _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
-        return np.clip([no_worse, no_worse - lower], _LEAST_GAMMA, _MOST_GAMMA)
+        lower = no_worse.copy()
+        lower[:GROUPS] -= _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
+        return np.clip([no_worse, lower], _LEAST_GAMMA, _MOST_GAMMA)
 
 
 Gamma: TypeAlias = PublishedGamma | GammaByLag

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import pairwise
 from types import SimpleNamespace
@@ -30,6 +31,14 @@ speculations = st.builds(
 )
 
 
+@contextmanager
+def all_ids_are_kept():
+    """As where steps take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_EARLIER_COST", 1e9)
+        yield
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     speculation=speculations,
@@ -45,7 +54,8 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
     for request in (seed, seed, seed + 1):
         args = (length, request, jumpiness, k)
         plain, plain_stats = generated(None, retriever, *args)
-        steps, stats = generated(speculation, retriever, *args, neighbours=neighbours)
+        with all_ids_are_kept():
+            steps, stats = generated(speculation, retriever, *args, neighbours=neighbours)
         assert steps == plain
         assert stats.best_ids == plain_stats.best_ids == [ids[0] for ids in plain]
         assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
@@ -193,13 +203,16 @@ def test_the_first_search_of_a_request_is_guessed_from_earlier_ones():
             assert strides == Timed(search_seconds).generated(Speculation(), length=9).strides
 
 
-def test_ids_of_earlier_requests_are_kept_while_scoring_them_takes_little_of_a_search():
-    retriever = Timed(search_seconds=20.0, per_id=0.01)
-    for retriever.topic in range(20):
-        stats = retriever.generated(Speculation(), length=4)
-    assert 0.2 < stats.cache_seconds / stats.steps <= 1.5  # for 20 ids, and 5 % of a search
+def test_no_more_ids_are_kept_than_can_be_scored_in_a_twentieth_of_a_search_or_step():
+    for search_seconds, most in ((0.3, 15), (20.0, 50)):
+        retriever = Timed(search_seconds, per_id=0.001)
+        for retriever.topic in range(20):
+            retriever.generated(Speculation(), length=4)
+        ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+        assert 0.6 * most <= len(ids) <= 2 * most and ids[0] >= 190_000
 
 
+@all_ids_are_kept()
 def test_calls_of_several_threads_share_what_they_retrieve():
     retriever, plain = Slow(), [generated(None, Vectors(), seed=seed)[0] for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:
@@ -213,6 +226,7 @@ def test_calls_of_several_threads_share_what_they_retrieve():
 
 
 @pytest.mark.parametrize("speculation", [Speculation(), PS])
+@all_ids_are_kept()
 def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
     class Shrinking(Slow):
         def score(self, query, ids):
