@@ -239,10 +239,8 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            self._scheduler.warm = self._may_wait and len(self._earlier) > 0
-            if (
-                not self._scheduler.warm and not self._text.finished
-            ):  # the initial retrieval fills the cache
+            warm = self._scheduler.warm = self._may_wait and len(self._earlier) > 0
+            if not (warm or self._text.finished):  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
                 self._scheduler.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
