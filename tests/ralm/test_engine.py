@@ -6,6 +6,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -118,8 +119,8 @@ class Timed:
     topic = 0  # other topics need other passages
 
     def __init__(self, search_seconds=50.0, right=True, per_query=0.0, per_id=0.0):
-        self.search_seconds, self.right = search_seconds, right
-        self.per_query, self.per_id = per_query, per_id
+        self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
+        self.per_id = per_id
 
     def generated(self, speculation, length=100):
         self.length, self.steps = length, []
@@ -214,12 +215,10 @@ def test_no_more_ids_are_kept_than_can_be_scored_in_a_twentieth_of_a_search_or_s
 
 @all_ids_are_kept()
 def test_calls_of_several_threads_share_what_they_retrieve():
-    retriever, plain = Slow(), [generated(None, Vectors(), seed=seed)[0] for seed in range(4)]
+    retriever, plain = Slow(), [generated(None, Vectors(), 20, seed)[0] for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:
         for _ in range(3):
-            found = list(
-                threads.map(lambda seed: generated(Speculation(), retriever, seed=seed), range(4))
-            )
+            found = threads.map(partial(generated, Speculation(), retriever, 20), range(4))
             assert [steps for steps, _ in found] == plain
     ((_, ids),) = vars(retriever)[engine.LEARNED].values()
     assert {i for steps in plain for step in steps for i in step} <= set(ids.tolist())
