@@ -16,15 +16,12 @@ import numpy as np
 from suites import humaneval, mt_bench, table
 from transformers import PreTrainedTokenizerBase
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH, DatastoreDrafts
-from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.ngram_counts import common_ngrams
 from hf_refspec.index.rest_trie import rest_tree
 from hf_refspec.store.compact import CONTINUATIONS
-from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.names import load_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
@@ -41,26 +38,28 @@ class OneLength(DatastoreDrafts):
     """CREST's drafts with the `most` commonest n-grams of one length alone. `ranks` has those that
     the texts need; each tree grows when it is first looked up, as in the authors' measurement."""
 
-    def __init__(self, store: Datastore, length: int, ranks: dict[bytes, int], most: int) -> None:
+    def __init__(
+        self, store: rs.Datastore, length: int, ranks: dict[bytes, int], most: int
+    ) -> None:
         super().__init__(store)
         self.length, self.ranks, self.most = length, ranks, most
-        self.trees: dict[bytes, DraftTree] = {}
+        self.trees: dict[bytes, rs.DraftTree] = {}
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> rs.DraftTree:
         ngram = context[-self.length :]
         key = ngram.tobytes()
         if self.ranks.get(key, self.most) >= self.most:
-            return DraftTree.empty()
+            return rs.DraftTree.empty()
         if key not in self.trees:
             limits = budget, CONTINUATIONS["rest"], CONTINUATION_LENGTH
             tree = rest_tree(self.store.shards, ngram, self.length, *limits)
-            self.trees[key] = DraftTree(*tree)
+            self.trees[key] = rs.DraftTree(*tree)
         return self.trees[key]
 
 
 def _drafters(
-    store: Datastore, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[str, str, int, Drafter, str]]:
+    store: rs.Datastore, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[str, str, int, rs.Drafter, str]]:
     """The form, its setting, its size in bytes, a drafter, and for CREST the mean number of nodes
     of the longest n-grams' trees, for each size of each form."""
     documents = list(store.iter_documents())
@@ -69,13 +68,13 @@ def _drafters(
     for fraction in FRACTIONS:
         part = [documents[i] for i in order[: max(int(fraction * len(order)), 1)]]
         with TemporaryDirectory() as folder:
-            full = Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
+            full = rs.Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
             shards = full.config.shards
             size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
             yield REST, "", size, DatastoreDrafts(full, mode="rest"), ""
             yield MIXED, "", size, DatastoreDrafts(full), ""
             if fraction == 1:
-                yield BLEND, "", size, ReferenceCopy() | DatastoreDrafts(full), ""
+                yield BLEND, "", size, rs.ReferenceCopy() | DatastoreDrafts(full), ""
     published = [
         (CREST_NAME, f"m={m} t={t}", {"mode": "rest", "max_ngram": m, "ngrams_per_order": t})
         for m in LONGEST
@@ -92,7 +91,7 @@ def _drafters(
 
 
 def _single_lengths(
-    store: Datastore, answers: list[tuple[list[int], list[int]]], vocab_size: int
+    store: rs.Datastore, answers: list[tuple[list[int], list[int]]], vocab_size: int
 ) -> Iterator[list[str]]:
     """A row for each length: MAT with each share of its n-grams."""
     for length in LONGEST:
@@ -130,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--questions", type=Path, help="spec_bench_questions.jsonl, for answers to MT-bench")
     add("--tokenizer", help="default: the one that the datastore carries")
     options = parser.parse_args(arguments)
-    store = Datastore(options.store, form="full")
+    store = rs.Datastore(options.store, form="full")
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
     if options.questions is None:
         recorded = humaneval(options.data, tokenizer)

@@ -1,12 +1,15 @@
 """Draft models beside and together with look-up: MAT and speed of each alone, and of both.
 
-    python benchmarks/draft_models.py --prompts FILE [--assistants NAME ...]
+    python benchmarks/draft_models.py --prompts FILE [--assistants NAME ...] [--temperature T]
 
 answers prompts (as `hf-refspec bench` reads them) by turns: plainly, by look-up, and for each
 assistant by transformers' own assisted generation, `DraftModel` alone, and `DraftModel` with
 look-up. An assistant is `layers-N`, the model's own first N layers as early exit; `bfloat16`, the
 model itself in that type; or a folder or a Hub id of a model with the same tokenizer. With a folder
 of `distill.py`, `DraftModel` drafts the tokens of `vocabulary.npy` alone.
+
+Sampled calls (`--temperature`) have a seed for each prompt, and a table of how often the target
+accepts the first token of a draft.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import copy
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +29,18 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods, new_table
 from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.blend import Blend
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.drafting.drafter import Sampling
+from hf_refspec.drafting.observation import Observation
+from hf_refspec.generation.column_noise import ColumnNoise
+from hf_refspec.text_config import text_config
 
 ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")
 
@@ -74,6 +83,39 @@ def draft_model(model: Any, name: str) -> DraftModel:
     return DraftModel(assistant_of(model, name), vocabulary=vocabulary)
 
 
+def _noise(noise: ColumnNoise, vocab_size: int, place: int, ahead: int) -> torch.Tensor:
+    return noise.of(0, place + ahead, vocab_size)
+
+
+@torch.no_grad()
+def acceptance(comparison: Comparison, drafter: DraftModel, temperature: float) -> list[str]:
+    """How often the first token of a draft is accepted, at each place of plain decoding's texts:
+    the most probable one; in rejection sampling, in expectation; the best and any of 4 nodes."""
+    model, counts, tokens = comparison.model, np.zeros(4), 0
+    vocab_size, sampling = text_config(model).vocab_size, Sampling(temperature)
+    for seed, (prompt, call) in enumerate(
+        zip(comparison.prompts, comparison.calls[PLAIN], strict=True)
+    ):
+        ids = torch.tensor([prompt + call.ids], device=model.device)
+        target, own = (
+            each(ids).logits[0, len(prompt) - 1 : -1].float().div(temperature).softmax(dim=-1)
+            for each in (model, drafter.assistant)
+        )
+        tokens += len(call.ids)
+        counts[0] += int((own.argmax(dim=-1) == ids[0, len(prompt) :]).sum())
+        counts[1] += float(torch.minimum(target, own).sum())
+        torch.manual_seed(seed)
+        noise = ColumnNoise(1, ids.device)
+        with drafter_call(drafter, [np.array(prompt)], vocab_size, sampling) as drafters:
+            for place, token in enumerate(call.ids):
+                drafters[0].call.noise = partial(_noise, noise, vocab_size, place)
+                draft = drafters[0].draft(4)
+                first = draft.tokens[draft.parents < 0]
+                counts[2:] += first[0] == token, token in first
+                drafters[0].observe(Observation(np.array([token])))
+    return [f"{each:.3f}" for each in counts / tokens]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measures all methods; returns 1 if ids differ in float32."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -83,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--assistants", nargs="+", default=ASSISTANTS, metavar="NAME")
     add("--limit", type=positive, default=13, metavar="N", help="first turns; 13 by default")
     add("--max-new-tokens", type=positive, default=64, metavar="N")
+    add("--temperature", type=float, metavar="T", help="samples; greedy by default")
     args = parser.parse_args(arguments)
     tokenizer = load_tokenizer(args.model)
     chats = taking_turns(read_chats(args.prompts))[: args.limit]
@@ -96,17 +139,27 @@ def main(arguments: list[str] | None = None) -> int:
         }
         for name, drafter in drafters.items():
             alone, other = copy.deepcopy(drafter), copy.deepcopy(drafter)
+            if args.temperature is None:  # sampled, its texts are others
+                assisted = {"assistant_model": drafter.assistant}
+                found[f"transformers' assisted, {name}"] = assisted
             found |= {
-                f"transformers' assisted, {name}": {"assistant_model": drafter.assistant},
                 f"DraftModel, {name}": {"candidate_generator": alone},
                 f"both, {name}": {"candidate_generator": Blend([*default_sources(), other])},
             }
         return found
 
-    comparison = Comparison(model, methods, do_sample=False, max_new_tokens=args.max_new_tokens)
+    options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
+    if args.temperature is not None:
+        options |= {"do_sample": True, "temperature": args.temperature, "top_k": 0}
+    comparison = Comparison(model, methods, **options)
     comparison.warm_up()
     for chat in chats:
         comparison.ask(chat_inputs(tokenizer, chat.until(0, [])).to(model.device))
+    if args.temperature is not None:
+        table = new_table("first token accepted", "likeliest", "rejection", "drafted", "any of 4")
+        for name, drafter in drafters.items():
+            table.add_row(name, *acceptance(comparison, drafter, args.temperature))
+        Terminal().print(table)
     return comparison.report(Terminal())
 
 

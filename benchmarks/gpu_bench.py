@@ -36,14 +36,12 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
 from hf_refspec.apps.bench.prompts import taking_turns
 from hf_refspec.apps.shared.comparison import PLAIN, Comparison, decode, rate
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.candidates import default_sources
-from hf_refspec.generation.warmup import warmup
-from hf_refspec.smollm2 import default_model
 
 VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out: the first passes of a call say little.
@@ -57,8 +55,8 @@ SECONDS = 420  # for all texts but the first of each suite
 class ForcedLlama(LlamaForCausalLM):
     """A Llama that writes the text that it is given, whatever its weights.
 
-    A logits processor, see [`~suites.ForcedText`], would have tokens chosen one by one, each with a
-    wait for the GPU. Here `generate` is as fast as with a trained model.
+    A logits processor would have tokens chosen one by one, each with a wait for the GPU. Here
+    `generate` is as fast as with a trained model.
     """
 
     MOST_TOKENS = 8192
@@ -120,7 +118,7 @@ def gpu_methods(static: dict[str, Any], rows: int = 1) -> dict[str, dict[str, An
     """Eager decoding, and of one row compiled and reproducible decoding, plain and drafted."""
 
     def drafted(nodes: int | str, **options: Any) -> dict[str, Any]:
-        drafter = Blend(default_sources())
+        drafter = rs.Blend(default_sources())
         return {"candidate_generator": drafter, "max_draft_tokens": nodes, **options}
 
     methods = {PLAIN: {}, "auto": drafted("auto"), "64 draft tokens": drafted(64)}
@@ -176,7 +174,7 @@ def warm_up(
             if "candidate_generator" in given and "max_cache_len" in given:
                 static = dict(given)
                 del static["candidate_generator"], static["max_draft_tokens"]
-                warmup(model, longest + NEW_TOKENS, rows, **static)
+                rs.warmup(model, longest + NEW_TOKENS, rows, **static)
             for _ in range(2):
                 decode(model, inputs, **options, **given, do_sample=False)
         except Exception as error:  # a compiler's or driver's, say: the others are still measured
@@ -282,7 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gpu_bench: {error}", file=sys.stderr)
         return 2
     transformers.logging.set_verbosity_error()
-    warmup()
+    rs.warmup()
     size, dtype = ("tiny", torch.float32) if args.small else ("8B", torch.bfloat16)
     vocab_size = len(tokenizer) if args.small else max(VOCABULARY, len(tokenizer))
     sections: list[str] = []
@@ -297,10 +295,10 @@ def main(arguments: list[str] | None = None) -> int:
         section(model, f"random {size}, recorded answers", forced, 1, 0.5)
         del model
         if args.model or not args.small:
-            model = load_model(args.model or default_model(), device, dtype)
+            model = load_model(args.model or rs.default_model(), device, dtype)
             texts = free_texts(args.data, load_tokenizer(args.model))
             for rows, part in ((1, 0.8), (4, 1.0)):
-                section(model, Path(args.model or default_model()).name, texts, rows, part)
+                section(model, Path(args.model or rs.default_model()).name, texts, rows, part)
     except KeyboardInterrupt:
         sections.append("stopped by ctrl-C")
     versions = f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"

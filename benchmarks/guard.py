@@ -3,7 +3,7 @@
 MAT is measured by replays, which depend only on texts and code, and on texts that two models write
 in one thread. The cost of drafting is a multiple of a fixed calibration loop that runs beside it.
 guard.json has the baseline, and guard.jsonl the texts: edits and completions of this package's own
-code. The tests check the MAT of replays alone.
+code, and questions. The tests check the MAT of replays alone.
 
     python benchmarks/guard.py [--data DIR]            # checks
     python benchmarks/guard.py [--data DIR] --write    # writes a new baseline
@@ -41,18 +41,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
-from hf_refspec.drafting.stats import SpeculationStats
-from hf_refspec.drafting.token_recycling import TokenRecycling
-from hf_refspec.generation.speculate import speculate
-from hf_refspec.generation.warmup import warmup
-from hf_refspec.store.datastore import Datastore
+from hf_refspec.apps.shared.prompts import user
 
 BASELINE = Path(__file__).with_name("guard.json")
 TEXTS = Path(__file__).with_name("guard.jsonl")
@@ -66,15 +58,6 @@ STEPS = 48  # timed in each round
 ANSWERS = 10  # of each data file
 AGAIN = "Once more: "
 WRITTEN = 96  # tokens
-QUESTIONS = [
-    "List ten animals that live in the sea, each with one sentence about it.",
-    "Write a Python function that returns the prime numbers up to n.",
-    "A train travels 120 km in 90 minutes. How fast is it? Explain each step.",
-    "Summarise in two sentences: The museum opens at nine. It closes at five, on Fridays at eight. "
-    "The museum is closed on Mondays. Tickets cost nine euros, on Fridays after five nothing.",
-    "Translate into French: Where is the station, and when does the next train leave?",
-    "Tell a story about a lighthouse keeper and a storm.",
-]
 
 
 @dataclass(frozen=True)
@@ -84,7 +67,7 @@ class Case:
 
     vocab_size: int
     answers: list[RecordedAnswer]
-    drafter: Drafter
+    drafter: rs.Drafter
     nodes: int
     model: PreTrainedModel | None = None
 
@@ -105,24 +88,24 @@ def shipped_cases(folder: Path) -> dict[str, Case]:
     again = _answers("edit", tokenizer, AGAIN)
     # The datastore has text that is similar to the completions, but does not contain them.
     documents = [np.array(answer.prompt_ids) for answer in edits]
-    store = Datastore.build(documents, tokenizer, folder / "full", progress=False, num_proc=1)
+    store = rs.Datastore.build(documents, tokenizer, folder / "full", progress=False, num_proc=1)
     compact = store.compact(folder / "compact", max_bytes=20_000, progress=False)
     case = partial(Case, len(tokenizer))
     return {
-        "edits, LLMA": case(edits, ReferenceCopy(mode="llma", copy_length=18), 18),
-        "edits, ReferenceCopy, 16": case(edits, ReferenceCopy(), 16),
-        "edits, ReferenceCopy, 64": case(edits, ReferenceCopy(), 64),
+        "edits, LLMA": case(edits, rs.ReferenceCopy(mode="llma", copy_length=18), 18),
+        "edits, ReferenceCopy, 16": case(edits, rs.ReferenceCopy(), 16),
+        "edits, ReferenceCopy, 64": case(edits, rs.ReferenceCopy(), 64),
         "asked again, blend with RetrievalCache, 16": case(
-            edits[:2] + again[:2], ReferenceCopy() | RetrievalCache(), 16
+            edits[:2] + again[:2], rs.ReferenceCopy() | rs.RetrievalCache(), 16
         ),
-        "completions, ReferenceCopy, 64": case(completions, ReferenceCopy(), 64),
-        "completions, REST, 64": case(completions, DatastoreDrafts(store, mode="rest"), 64),
-        "completions, DatastoreDrafts, 64": case(completions, DatastoreDrafts(store), 64),
-        "completions, compact, 64": case(completions, DatastoreDrafts(compact), 64),
+        "completions, ReferenceCopy, 64": case(completions, rs.ReferenceCopy(), 64),
+        "completions, REST, 64": case(completions, rs.DatastoreDrafts(store, mode="rest"), 64),
+        "completions, DatastoreDrafts, 64": case(completions, rs.DatastoreDrafts(store), 64),
+        "completions, compact, 64": case(completions, rs.DatastoreDrafts(compact), 64),
         "completions, blend with DatastoreDrafts, 64": case(
-            completions, ReferenceCopy() | DatastoreDrafts(store), 64
+            completions, rs.ReferenceCopy() | rs.DatastoreDrafts(store), 64
         ),
-        "no-overlap, ReferenceCopy, 16": case(random_texts(tokenizer)[:1], ReferenceCopy(), 16),
+        "no-overlap, ReferenceCopy, 16": case(random_texts(tokenizer)[:1], rs.ReferenceCopy(), 16),
     }
 
 
@@ -138,11 +121,11 @@ def data_cases(data: Path) -> dict[str, Case]:
     conversations = [turn for each in multi_turn for turn in recorded_turns(each, tokenizer)]
     case = partial(Case, len(tokenizer))
     return {
-        "rag, ReferenceCopy, 64": case(rag, ReferenceCopy(), 64),
-        "humaneval, ReferenceCopy, 64": case(problems, ReferenceCopy(), 64),
-        "spec-bench, ReferenceCopy, 64": case(first_turns, ReferenceCopy(), 64),
+        "rag, ReferenceCopy, 64": case(rag, rs.ReferenceCopy(), 64),
+        "humaneval, ReferenceCopy, 64": case(problems, rs.ReferenceCopy(), 64),
+        "spec-bench, ReferenceCopy, 64": case(first_turns, rs.ReferenceCopy(), 64),
         "multi-turn, blend with RetrievalCache, 64": case(
-            conversations, ReferenceCopy() | RetrievalCache(), 64
+            conversations, rs.ReferenceCopy() | rs.RetrievalCache(), 64
         ),
     }
 
@@ -157,16 +140,16 @@ def written_cases() -> dict[str, Case]:
         num_attention_heads=4, num_key_value_heads=1, head_dim=16, sliding_window=64,
     )  # fmt: skip
     random = Gemma3ForCausalLM(config).eval()
-    messages = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    prompts = [RecordedAnswer(chat_ids(each, tokenizer), []) for each in messages]
+    asked = [user(row["prompt"]) for row in json_lines(TEXTS) if row["kind"] == "question"]
+    prompts = [RecordedAnswer(chat_ids([each], tokenizer), []) for each in asked]
     case = partial(Case, len(tokenizer), prompts)
     return {
-        "written, ReferenceCopy, 64": case(ReferenceCopy(), 64, trained),
-        "written, TokenRecycling, 64": case(TokenRecycling(), 64, trained),
-        "written, blend, 64": case(ReferenceCopy() | TokenRecycling(), 64, trained),
-        "written, blend, 8": case(ReferenceCopy() | TokenRecycling(), 8, trained),
+        "written, ReferenceCopy, 64": case(rs.ReferenceCopy(), 64, trained),
+        "written, TokenRecycling, 64": case(rs.TokenRecycling(), 64, trained),
+        "written, blend, 64": case(rs.ReferenceCopy() | rs.TokenRecycling(), 64, trained),
+        "written, blend, 8": case(rs.ReferenceCopy() | rs.TokenRecycling(), 8, trained),
         "written by Gemma 3's shape, blend, 16": case(
-            ReferenceCopy() | TokenRecycling(), 16, random
+            rs.ReferenceCopy() | rs.TokenRecycling(), 16, random
         ),
     }
 
@@ -199,18 +182,18 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
     return Figures(round(stats.mat, 4), stats.forward_passes, round(cost, 3))
 
 
-def replay_case(case: Case) -> SpeculationStats:
+def replay_case(case: Case) -> rs.SpeculationStats:
     """Replays a case."""
     answers = [(each.prompt_ids, each.answer_ids) for each in case.answers]
     return replay(answers, case.drafter, case.vocab_size, case.nodes)
 
 
-def _written(case: Case, model: PreTrainedModel) -> SpeculationStats:
-    total = SpeculationStats()
+def _written(case: Case, model: PreTrainedModel) -> rs.SpeculationStats:
+    total = rs.SpeculationStats()
     for answer in case.answers:
         model.generate(
             torch.tensor([answer.prompt_ids]),
-            custom_generate=speculate,
+            custom_generate=rs.speculate,
             candidate_generator=case.drafter,
             max_draft_tokens=case.nodes,
             max_new_tokens=WRITTEN,
@@ -240,7 +223,7 @@ def _step_seconds(case: Case) -> list[float]:
     seconds = []
     for i in range(len(answer_ids)):
         began = perf_counter()
-        case.drafter.observe(Observation(answer_ids[i : i + 1]))
+        case.drafter.observe(rs.Observation(answer_ids[i : i + 1]))
         case.drafter.draft(case.nodes)
         seconds.append(perf_counter() - began)
     return seconds
@@ -284,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--data {options.data} is no folder; benchmarks/README.md says what is in it")
     baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
     torch.set_num_threads(1)  # the model is too small for more
-    warmup()
+    rs.warmup()
     with TemporaryDirectory() as folder:
         cases = shipped_cases(Path(folder))
         cases |= data_cases(options.data) if options.data else {}

@@ -9,7 +9,8 @@ takes rag.jsonl or cnndm.jsonl of the paper's authors. LLMA copies from the docu
 question (its section 3.1), `ReferenceCopy` from the whole prompt. Triggers (drafts that were
 verified), accepted tokens and steps are means over the prompts; the second table has them by match
 length n and copy length k. With --size, a Llama with random weights is forced to write the answers,
-which takes as long as with trained ones, and whole calls are timed.
+which takes as long as with trained ones, and whole calls are timed; then `stats.copied` names the
+places that answers were copied from, each of which is compared with its document.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import argparse
 from collections.abc import Callable
 from itertools import chain, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
@@ -25,37 +28,39 @@ from gpu_bench import ForcedLlama, batch_of
 from suites import SIZES, RecordedAnswer, llma_rag, random_model, table
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.store.datastore import Datastore
 
 MATCH_LENGTHS, COPY_LENGTHS = (1, 2, 3, 4), (2, 6, 10, 14, 18, 22, 26, 30)
 FIGURES = ["MAT", "triggers", "accepted", "steps"]
 
 # For one question.
-NewDrafter: TypeAlias = Callable[[RecordedAnswer], Drafter]
+NewDrafter: TypeAlias = Callable[[RecordedAnswer], rs.Drafter]
 
 
-def look_up(_: RecordedAnswer) -> Drafter:
+def look_up(_: RecordedAnswer) -> rs.Drafter:
     """Transformers' prompt look-up."""
     return CandidateChain(PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31))
 
 
 def llma(n: int = 1, k: int = 18) -> NewDrafter:
     """LLMA's algorithm, on the documents of the question."""
-    return lambda answer: ReferenceCopy(
+    return lambda answer: rs.ReferenceCopy(
         answer.references, match_length=n, copy_length=k, mode="llma"
     )
 
 
 def ours(n: int = 1, k: int | None = None) -> NewDrafter:
     """`ReferenceCopy()`, on the prompt."""
-    return lambda _: ReferenceCopy(match_length=n, copy_length=k)
+    return lambda _: rs.ReferenceCopy(match_length=n, copy_length=k)
 
 
 # The rows of the first table: a name, the drafter, and the number of draft nodes.
@@ -70,7 +75,7 @@ def figures(
     answers: list[RecordedAnswer], new_drafter: NewDrafter, nodes: int, vocab_size: int
 ) -> list[str]:
     """The [`FIGURES`] of a drafter, which is a new one for each answer."""
-    stats = SpeculationStats()
+    stats = rs.SpeculationStats()
     for each in answers:
         stats += replay([(each.prompt_ids, each.answer_ids)], new_drafter(each), vocab_size, nodes)
     counts = stats.drafts, stats.accepted, stats.forward_passes
@@ -87,6 +92,29 @@ def seconds(model: Any, answers: list[RecordedAnswer], new: NewDrafter | None, n
         assert call.ids == each.answer_ids
         total += call.seconds
     return total
+
+
+def copied(model: Any, answers: list[RecordedAnswer], store: Datastore | None) -> list[str]:
+    """In how many spans answers stand in a datastore, or by default in each question's references,
+    which part of their tokens, and what `stats.copied` takes beside whole calls. Compares spans."""
+    stored = [] if store is None else [ids.tolist() for ids in store.iter_documents()]
+    covered, spans, calls, search = 0, 0, 0.0, 0.0
+    for each in answers:
+        documents: list[list[int]] = stored or each.references or []
+        drafter: Drafter = ReferenceCopy(documents, include_prompt=False)
+        drafter = drafter if store is None else DatastoreDrafts(store)
+        calls += seconds(model, [each], lambda _: drafter, 64)  # noqa: B023
+        began = perf_counter()
+        found = drafter.stats.copied
+        search += perf_counter() - began
+        for span in found:
+            text = documents[span.document][span.offset :]
+            length = span.end - span.start
+            assert text[:length] == each.answer_ids[span.start : span.end], span
+            covered, spans = covered + length, spans + 1
+    share = covered / sum(len(each.answer_ids) for each in answers)
+    milliseconds = f"{1e3 * search / len(answers):.2f}"
+    return [f"{spans}", f"{100 * share:.1f} %", milliseconds, f"{100 * search / calls:.2f} %"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -111,6 +139,12 @@ def main(arguments: list[str] | None = None) -> None:
         plain = seconds(model, answers, None, 0)
         for name, new, nodes in CONTENDERS[1:]:
             print(f"{name}, {nodes}: {plain / seconds(model, answers, new, nodes):.2f}x")
+        with TemporaryDirectory() as folder:
+            documents = [text for each in answers for text in each.references or []]
+            store = Datastore.build(documents, tokenizer, Path(folder, "store"), progress=False)
+            sources = {"references": None, "datastore": store}
+            rows = [[name, *copied(model, answers, each)] for name, each in sources.items()]
+        print(table(["copied from", "spans", "of the tokens", "ms a call", "of a call"], rows))
         return
     rows = []
     for n, k in product(MATCH_LENGTHS, COPY_LENGTHS):

@@ -22,19 +22,19 @@ from gpu_bench import batch_of
 from replay import look_up
 from suites import RecordedAnswer, chat_ids, json_lines, recorded_turns, spec_bench, table
 
+import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.bench.prompts import Chat, read_chats
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.sessions.memory import Memory
-from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
-from hf_refspec.drafting.stats import SpeculationStats
-from hf_refspec.generation.warmup import warmup
 
 ROWS, SIMILAR = 32, 4  # questions answered at a time, sessions that LLMA copies from
-LLMA = partial(ReferenceCopy, mode="llma", copy_length=18)
-KEPT = ("ReferenceCopy", ReferenceCopy), ("with cache", lambda: ReferenceCopy() | RetrievalCache())
+LLMA = partial(rs.ReferenceCopy, mode="llma", copy_length=18)
+KEPT = (
+    ("ReferenceCopy", rs.ReferenceCopy),
+    ("with cache", lambda: rs.ReferenceCopy() | rs.RetrievalCache()),
+)
 COLUMNS = ["look-up, 10", "LLMA, prompt", "LLMA, sessions"]
 COLUMNS += [f"{name}, {nodes}" for nodes in (18, 64) for name, _ in KEPT]
 
@@ -69,7 +69,7 @@ def answer(chats: list[Chat], path: Path, name: str | None, new_tokens: int) -> 
 
 def mats(answers: list[RecordedAnswer], vocab_size: int) -> list[str]:
     """The MAT of each column over the second half of the answers."""
-    counted, memory = [SpeculationStats() for _ in COLUMNS], Memory(10_000_000, None)
+    counted, memory = [rs.SpeculationStats() for _ in COLUMNS], Memory(10_000_000, None)
     kept = [(new(), nodes) for nodes in (18, 64) for _, new in KEPT]
     for number, each in enumerate(answers):
         prompt, pair = np.array(each.prompt_ids), (each.prompt_ids, each.answer_ids)
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         kinds = groupby(asked(args.data), lambda chat: chat.category)
         chats = [chat for _, of_kind in kinds for chat in list(of_kind)[: args.limit]]
         answer(chats, args.answers, args.model, args.max_new_tokens)
-    warmup()
+    rs.warmup()
     tokenizer, rows = load_tokenizer(args.model), []
     for kind, of_kind in groupby(read_chats(args.answers), lambda chat: chat.category):
         answers = [recorded_turns(chat, tokenizer)[-1] for chat in of_kind]

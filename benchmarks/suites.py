@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.prompts import Chat, read_chats
 from hf_refspec.apps.shared.prompts import chat_inputs, user
@@ -163,23 +163,6 @@ def random_model(
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         return kind._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
-
-
-class ForcedText(LogitsProcessor):
-    """Forces a text, `(length,)` ids of prompt and answer: at each place its token scores highest.
-
-    The other tokens keep their scores. If they were forbidden, transformers' prompt look-up, which
-    calls the logits processors before it drafts, would learn the text from them.
-    """
-
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids = ids
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = scores.clone()
-        position = min(input_ids.shape[1], len(self.ids) - 1)
-        forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
-        return forced
 
 
 def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:

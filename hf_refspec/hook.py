@@ -112,9 +112,10 @@ def _speculative(generate: Any) -> Any:
         if names_none and kwargs.get("cache_implementation") == "paged":
             return generate(self, *args, **kwargs)  # batches continuously, by a loop of its own
         attachment = attachment_of(self) if names_none else None
+        module = getattr(_loop_of(custom_generate), "__module__", None) or ""
         ours = (
             kwargs.get("candidate_generator") is not None
-            or _is_ours(custom_generate)
+            or module.partition(".")[0] == __package__
             # Also without a drafter: calls with one are compared with it.
             or (custom_generate is None and kwargs.get("verification") == "reproducible")
         )
@@ -251,12 +252,6 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 def _loop_of(custom_generate: Any) -> Any:
     """The function of a `functools.partial`, or the one that is given."""
     return getattr(custom_generate, "func", custom_generate)
-
-
-def _is_ours(custom_generate: Any) -> bool:
-    """Whether it is a decoding loop of this package."""
-    module = getattr(_loop_of(custom_generate), "__module__", None) or ""
-    return module.partition(".")[0] == __package__
 
 
 def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -179,14 +179,9 @@ def others_go_on(model: PreTrainedModel, ended: bool, device: torch.device) -> b
     return bool(model._has_unfinished_sequences(ended, True, device))
 
 
-def eos_tokens(config: GenerationConfig) -> torch.Tensor | None:
-    """The end-of-text tokens of a call, as `generate` has prepared them."""
-    return config._eos_token_tensor
-
-
-def pad_token(config: GenerationConfig) -> torch.Tensor | None:
-    """The padding token of a call, as `generate` has prepared it."""
-    return config._pad_token_tensor
+def ends_and_padding(config: GenerationConfig) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The end-of-text tokens and the padding token of a call, as `generate` has prepared them."""
+    return config._eos_token_tensor, config._pad_token_tensor
 
 
 def mask_length(config: GenerationConfig) -> int:

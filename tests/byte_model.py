@@ -1,4 +1,4 @@
-"""A tokenizer of bytes and a tiny random model of them."""
+"""A tokenizer of bytes and a tiny random model of them, and a tokenizer of words."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def byte_tokenizer(alphabet: Iterable[str] | None = None) -> PreTrainedTokenizer
         chat_template="{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
     )
+
+
+def word_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    """One token a word, the first for all others."""
+    unknown, *_ = words = list(words)
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token=unknown))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unknown)
 
 
 def byte_llama(vocab_size: int) -> LlamaForCausalLM:

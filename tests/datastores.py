@@ -111,9 +111,11 @@ def documents_of(folder: Path) -> list[list[int]]:
 
 
 def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
-    """The tokens at the start of suffixes by which they are sorted."""
+    """The tokens at the start of suffixes by which they are sorted: those of their documents."""
     places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
-    return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
+    read = np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
+    ended = np.cumsum(read == np.iinfo(tokens.dtype).max, axis=1)
+    return np.where(np.roll(ended, 1, axis=1) * (np.arange(DEPTH) > 0), -1.0, read)
 
 
 def fetch(repo: str | Path, form: str | None = None, **options) -> Path:

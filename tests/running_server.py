@@ -17,7 +17,7 @@ import openai
 import requests
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_refspec import Drafter, DraftTree
+from hf_refspec import Datastore, Drafter, DraftTree
 from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
@@ -100,6 +100,7 @@ def serving(
     isolates: bool = False,
     max_rows: int = 1,
     clock: Callable[[], float] = time.thread_time,
+    stores: dict[str, Datastore] | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
@@ -109,7 +110,7 @@ def serving(
     served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
     bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
     with listen("127.0.0.1", 0) as listening:
-        server = Server(make_app(served, engine, bounds), engine, bounds)
+        server = Server(make_app(served, engine, bounds, stores), engine, bounds)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

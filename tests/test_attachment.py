@@ -10,15 +10,13 @@ import logging
 import pytest
 import torch
 from architectures import tiny_config
-from calls import GREEDY, PROMPT, Call
+from calls import GREEDY, PROMPT
 from transformers import (
     GenerationMixin,
     HiggsAudioV2Config,
     HiggsAudioV2ForConditionalGeneration,
     LlamaForCausalLM,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
     pipeline,
 )
 
@@ -67,18 +65,6 @@ def test_all_models_are_drafted_but_those_that_have_a_drafter_of_their_own(llama
         for model in (llama, byte_llama):
             model.generate(PROMPT, **OPTIONS)
     assert (everywhere.stats.tokens, own.stats.tokens) == (24, 24)
-
-
-def test_batches_and_samples_are_those_of_plain_decoding(llama):
-    call = Call(llama, 3)
-    sampling = {"do_sample": True, "max_new_tokens": 20}
-    torch.manual_seed(3)
-    sampled = llama.generate(PROMPT, **sampling)
-    with rs.attach(llama, max_draft_tokens=8) as attachment:
-        assert torch.equal(call.generate(), call.plain)
-        torch.manual_seed(3)
-        assert torch.equal(llama.generate(PROMPT, **sampling), sampled)
-    assert attachment.stats.accepted > 0
 
 
 def test_a_call_that_names_a_drafter_or_none_ignores_the_attached_one(llama, plain):
@@ -171,13 +157,6 @@ def test_a_decoding_loop_that_another_library_has_put_in_place_is_kept(llama, pl
     assert not torch.equal(expected, plain)
     with rs.attach(llama):
         assert torch.equal(llama.generate(PROMPT, **OPTIONS), expected)
-
-
-def test_an_encoder_decoder_model_runs_plainly():
-    model = T5ForConditionalGeneration(tiny_config(T5Config, {"decoder_start_token_id": 0}))
-    expected = model.generate(PROMPT, max_new_tokens=5, do_sample=False)
-    with rs.attach():
-        assert torch.equal(model.generate(PROMPT, max_new_tokens=5, do_sample=False), expected)
 
 
 def test_a_bad_argument_raises_as_without_a_drafter(llama):

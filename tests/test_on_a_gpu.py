@@ -19,6 +19,7 @@ from calls import RANDOM_PROMPT as PROMPT
 from calls import compiled_anywhere
 from drafters import Noise, Prophet
 
+from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
 from hf_refspec.retrieval.vector_index import squared_lengths
@@ -104,6 +105,17 @@ def test_prompt_ids_may_stay_on_the_cpu(do_sample, on_device):
     drafted = model.generate(PROMPT, candidate_generator=Prophet(plain.cpu(), 0.9), **options)
     assert drafted.device == plain.device
     assert torch.equal(drafted, plain)
+
+
+def test_an_assistant_foresees_what_a_seed_draws(on_device):
+    drafter = DraftModel(model := on_device("llama"))
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 4, "verification": "chain"}
+    texts = []
+    for options in ({}, drafting):
+        torch.manual_seed(0)
+        texts.append(generate(model, do_sample=True, top_k=0, **options))
+    assert torch.equal(*texts)
+    assert drafter.stats.mat > 3
 
 
 @pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")

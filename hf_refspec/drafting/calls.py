@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, check_vocabulary, owned
+from .drafter import Call, Drafter, Sampling, check_sources, owned, sources_of
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -46,7 +47,8 @@ class AwaitingKernels(Drafter):
     def end(self) -> None:
         if self.has_begun:
             self.drafter.end()
-        self.drafter.call.speed = None  # it holds the call's budget
+        # They hold the call's budget and random numbers.
+        self.drafter.call.speed = self.drafter.call.noise = None
 
 
 @contextmanager
@@ -55,19 +57,32 @@ def drafter_call(
     prompts: Sequence[np.ndarray],
     vocab_size: int,
     sampling: Sampling | None = None,
+    processors: Sequence[Any] | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
     row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
     using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
+        check_sources(drafter, vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []
         for each, prompt_ids in zip(drafters, prompts, strict=True):
             each.stats, each.call = SpeculationStats(), Call(sampling)
-            check_vocabulary(each, vocab_size)
             awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
             rows.append(each if drafting_kernels.loaded and awaiting.begins() else awaiting)
         yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)
+
+
+def remember_outputs(
+    stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
+) -> None:
+    """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
+    of each source that has it, names of sources with arrays that no later call may change."""
+    for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
+        used = drafter.drafter if isinstance(drafter, AwaitingKernels) else drafter
+        sources: list[Any] = [each for each in sources_of(used) if hasattr(each, "source_texts")]
+        texts = [text for source in sources for text in source.source_texts()]
+        stats.outputs.append((row, output, texts))

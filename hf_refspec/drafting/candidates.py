@@ -23,10 +23,9 @@ from .tree import DraftTree
 def default_sources(
     references: list[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    top_k: int = 8,
-) -> list[Drafter]:
-    """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest, with their arguments."""
-    return [ReferenceCopy(references, tokenizer), TokenRecycling(top_k)]
+) -> tuple[ReferenceCopy, TokenRecycling]:
+    """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest."""
+    return ReferenceCopy(references, tokenizer), TokenRecycling()
 
 
 class CandidateChain(Drafter):
@@ -105,9 +104,9 @@ def as_source(given: Any) -> Drafter | None:
     if isinstance(given, Drafter):
         return given
     if isinstance(given, str) and given == "auto":
-        recycling = TokenRecycling()
+        copy, recycling = default_sources()
         recycling.kept_at_model = True
-        default: Drafter = Drafter._blended([ReferenceCopy(), recycling, SiblingCopy()])
+        default: Drafter = Drafter._blended([copy, recycling, SiblingCopy()])
         return default
     if isinstance(given, CandidateGenerator):
         return CandidateChain(given)

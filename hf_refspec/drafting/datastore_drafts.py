@@ -8,7 +8,7 @@ import numpy as np
 
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
-from ..index.suffix_array import DEPTH
+from ..index.suffix_array import DEPTH, IndexedText
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
@@ -97,6 +97,9 @@ class DatastoreDrafts(LookUp):
             tree = rest_tree if self.mode == "rest" else mixed_tree
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
+
+    def source_texts(self) -> list[tuple[str, list[IndexedText]]]:
+        return [(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:
         given = super().__repr__().partition("(")[2]

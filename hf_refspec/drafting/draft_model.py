@@ -15,6 +15,7 @@ from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
+from .drafter import Sampling
 from .observation import Observation
 from .payoff import Payoff
 from .source import Source
@@ -25,6 +26,8 @@ from .tree import ROOT, DraftTree, merged
 # The tokens that each pass drafts: the best one goes on, and the next best ones stand beside it,
 # which cost nothing but the target's pass over them.
 _SIBLINGS = 4
+# The most tokens that top-p may leave: sorting a whole vocabulary takes as long as a small model.
+_NUCLEUS = 1024
 
 
 class DraftModel(Source):
@@ -35,6 +38,9 @@ class DraftModel(Source):
     goes on while more tokens per second are expected with that pass; with a number of nodes, while
     its best tokens have been accepted that far. In a blend it drafts last: where the other sources
     are sure it does not run, and elsewhere it reads what they drafted and goes on from there.
+
+    In a sampled call its best tokens are those that it would draw itself with the random numbers
+    by which the target is about to draw.
 
     Forks and copies share the assistant's weights.
 
@@ -58,6 +64,7 @@ class DraftModel(Source):
     costly = True
     _tree: DraftTree  # all that the assistant has drafted, verified or not
     _text: _AssistantText | None
+    _sampling: Sampling | None  # `None` if the call is greedy
 
     def __init__(
         self,
@@ -117,26 +124,25 @@ class DraftModel(Source):
         self._text = _AssistantText(self.assistant, self._vocabulary)
         self._vocab_size = vocab_size
         if (sampling := self.call.sampling) is not None and sampling.top_k != 1:
-            self._temperature = sampling.temperature
+            self._sampling = sampling
 
     def draft(self, budget: int) -> DraftTree:
         chain, speed = self.call.chain, self.call.speed
         path, passes = _Path(self.known), 0
         most = context_length(self.assistant)
         room = budget if most is None else min(budget, most - len(self._ids))
-        depth = room if len(self._ids) else 0
-        while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
-            own = self._outcomes.calibrated(path.tree)
+        depth, own = room if len(self._ids) else 0, path.tree
+        while max(len(path.tokens), passes) < depth and (chain or path.is_among(own, budget)):
             probs = merged([self.known, own], len(self.known) + len(own)).probs
             if self._payoff.pays(speed, probs, path.missed, passes):
                 path.extend(*self._pass(path), self._outcomes)
-                passes += 1
+                own, passes = self._outcomes.calibrated(path.tree), passes + 1
             elif not path.follow():
                 break
         tree = self._tree = path.tree
         if chain:
             return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
-        best = np.argsort(-tree.probs, kind="stable")[:budget]  # parents come first
+        best = np.argsort(-own.probs, kind="stable")[:budget]  # parents come first
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
@@ -147,14 +153,27 @@ class DraftModel(Source):
         assert self._text is not None
         began = perf_counter()
         logits = self._text.read(ids, path.unread)[:, :, : self._vocab_size]
-        if self._temperature != 1.0:
-            logits = logits.float() / self._temperature
+        if self._sampling is not None:
+            logits = self._scores(logits, len(path.tokens) + 1 - path.unread)
         top = top_tokens(logits, _SIBLINGS)
         if self.call.speed is not None:
             seconds, read = perf_counter() - began, self._text.pass_tokens
             self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
+
+    def _scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
+        """The scores whose argmax is drawn at this place and the next ones, by logits
+        `(1, n, tokens)`: log-probabilities less the logarithm of the noise. Their softmax is the
+        probability that each token is drawn if the target's log-probabilities differ from them by
+        independent Gumbel noise."""
+        assert self._sampling is not None
+        scores = _drawable(logits.float(), self._sampling)
+        if (noise := self.call.noise) is None:
+            return scores
+        rows = torch.stack([noise(place + i) for i in range(scores.shape[1])])
+        tokens = slice(scores.shape[2]) if self._vocabulary is None else self._vocabulary
+        return scores - rows[:, tokens].log().clamp_min(-80).to(scores.device)
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
@@ -170,7 +189,7 @@ class DraftModel(Source):
     def _forget_call(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)  # the text so far
         self._text = None
-        self._temperature = 1.0
+        self._sampling = None
         self._tree = self.known = DraftTree.empty()
 
     @property
@@ -217,9 +236,10 @@ class _Path:
         known_prob, nodes = self._known_next()
         return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
-    def is_among(self, count: int) -> bool:
-        """Whether the next node could be one of the `count` most probable nodes."""
-        probs = self.tree.probs
+    def is_among(self, estimates: DraftTree, count: int) -> bool:
+        """Whether the next node could be one of the `count` most probable nodes by these estimates
+        of `tree`."""
+        probs = estimates.probs
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
@@ -337,6 +357,19 @@ class _AssistantText:
         layers = self._cache.layers
         attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         return attends and self._cache.get_seq_length() == len(self._read)
+
+
+def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Float32 logits over the temperature, and -inf where top-k and top-p leave nothing to draw."""
+    logits = logits / sampling.temperature
+    if sampling.top_k == 0 and sampling.top_p >= 1.0:
+        return logits
+    best = logits.topk(min(sampling.top_k or _NUCLEUS, logits.shape[-1])).values
+    total = (best if sampling.top_k else logits).logsumexp(dim=-1, keepdim=True)
+    probs = (best - total).exp()
+    dropped = probs.cumsum(dim=-1) - probs > sampling.top_p
+    least = best.masked_fill(dropped, torch.inf).amin(dim=-1, keepdim=True)
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
 def _own_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:

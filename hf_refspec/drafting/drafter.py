@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
+Noise: TypeAlias = Callable[[int], torch.Tensor]
 
 # transformers' protocol names no vocabulary (any id of an int32 may be a token), and no budget.
 _ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
@@ -65,6 +66,9 @@ class Call:
         speed (callable, *optional*): The tokens per second that are expected of the best pass over
             nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
+        noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
+            text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
+            divided by them.
         assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
             assisted decoding.
     """
@@ -72,6 +76,7 @@ class Call:
     sampling: Sampling | None = None
     chain: bool = False
     speed: Speed | None = None
+    noise: Noise | None = None
     assisted_ids: np.ndarray | None = None
 
 
@@ -232,12 +237,16 @@ def sources_of(drafter: Drafter) -> list[Drafter]:
     return [drafter, *drafter.drafters] if is_blend else [drafter]
 
 
-def check_vocabulary(drafter: Drafter, vocab_size: int) -> None:
-    """Refuses a target model before a call does any work: calls `check_vocabulary(vocab_size)`,
-    which raises a ValueError, of each source that has it."""
+def check_sources(
+    drafter: Drafter, vocab_size: int, processors: Sequence[Any] | None = None
+) -> None:
+    """Before a call does any work: lets each source that has `check_vocabulary(vocab_size)` refuse
+    the target model by a ValueError, and one that has `check_processors(processors)` warn of them,
+    where they are known."""
     for source in sources_of(drafter):
-        if hasattr(source, "check_vocabulary"):
-            source.check_vocabulary(vocab_size)
+        for name, known in (("check_vocabulary", vocab_size), ("check_processors", processors)):
+            if known is not None and hasattr(source, name):
+                getattr(source, name)(known)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class ReferenceCopy(LookUp):
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
             self._text.add_text(ids)
-        self._references_end = len(self._text)
+        self._prompt_end = self._references_end = len(self._text)
         self._largest_id = int(self._text.tokens.max(initial=-1))
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -95,6 +95,7 @@ class ReferenceCopy(LookUp):
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)
+        self._prompt_end = len(self._text)
         # The paper matches the output alone, not the end of the prompt.
         super().begin(prompt_ids if self.mode == "tree" else prompt_ids[:0], vocab_size)
         self._anchor = -1
@@ -105,7 +106,7 @@ class ReferenceCopy(LookUp):
         if self.mode == "llma":
             from ..index.llma_match import llma_span  # loaded only where it is asked for
 
-            return DraftTree.chain(llma_span(text, context, n, length))
+            return DraftTree.chain(llma_span(text, context, n, length)[1])
         chain = self.call.chain and not behind_path
         tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
         if not behind_path:
@@ -116,6 +117,11 @@ class ReferenceCopy(LookUp):
         super().observe(observation)
         if self._copies_output:
             self._text.extend(observation.tokens)
+
+    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+        references, prompt = np.split(self._text.tokens[: self._prompt_end], [self._references_end])
+        prompt = np.append(prompt, -1)  # a copy: a later call writes its prompt to this place
+        return [("references", [references]), ("prompt", [prompt])]
 
     def end(self) -> None:
         self._text.truncate(self._references_end)

@@ -24,9 +24,6 @@ class _Groups:
         self.going = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Groups:
-        return _Groups()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _Groups, ()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .copied_spans import CopiedSpan
 
 
 def shares(seconds: dict[str, float]) -> str:
@@ -81,6 +84,20 @@ class SpeculationStats:
     sources: list[SourceStats] = field(default_factory=list)
     verification: str = "none"
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self._copied: list[CopiedSpan] = []
+        self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []  # to be searched in texts
+
+    @property
+    def copied(self) -> list[CopiedSpan]:
+        """The new tokens, at least 5 together, that stand in what the drafter copies from, drafted
+        or not. Searched when first read: until then statistics keep these texts in memory."""
+        from .copied_spans import copied_spans  # loaded only where it is asked for
+
+        while self.outputs:
+            self._copied += copied_spans(*self.outputs.pop(0))
+        return self._copied
 
     @property
     def mat(self) -> float:

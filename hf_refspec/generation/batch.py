@@ -14,7 +14,8 @@ dropped. A streamer gets the tokens of all rows at once too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +23,29 @@ import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
-    LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
-from .processor_copy import copied_processor
 from .row import Row, longest_row, padded
 from .validation import RefusedCallError
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
+
+# Objects of xgrammar and llguidance that are not Python's, which `copy.deepcopy` cannot copy:
+# what they compile never changes, and what reads a text has a method of its own.
+_COPIED: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("xgrammar.compiler", "CompiledGrammar"): lambda shared: shared,
+    ("xgrammar.matcher", "GrammarMatcher"): lambda matcher: matcher.fork(),
+    ("builtins", "LLTokenizer"): lambda shared: shared,
+    ("builtins", "LLMatcher"): lambda matcher: matcher.deep_copy(),
+}
 
 
 @dataclass
@@ -62,8 +71,8 @@ class BatchCriteria:
             ids = padded(rows, self.asked, self.pads, self.pad_id)
             stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
-                if stopped:
-                    row.stop_at(self.asked)
+                if stopped:  # it may be longer by now, or have been ended before
+                    row.stopped_at = min(self.asked, row.stopped_at or self.asked)
             if self.streamer is not None:
                 self.streamer.put(ids[:, -1].cpu())
 
@@ -73,27 +82,7 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
-def criteria_of_rows(
-    criteria: StoppingCriteriaList,
-) -> tuple[StoppingCriteriaList, StoppingCriteriaList]:
-    """The criteria that each of several rows asks, and those that are asked about the batch."""
-    knows_rows = [type(each).__module__.startswith("transformers.generation.") for each in criteria]
-    pairs = list(zip(criteria, knows_rows, strict=True))
-    return (
-        StoppingCriteriaList([each for each, by_row in pairs if by_row]),
-        StoppingCriteriaList([each for each, by_row in pairs if not by_row]),
-    )
-
-
-def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
-    """A list of logits processors for each of several rows."""
-    return [
-        LogitsProcessorList([_of_row(each, row, rows) for each in processors])
-        for row in range(rows)
-    ]
-
-
-def _of_row(asked: Any, row: int, rows: int) -> Any:
+def processor_of_row(asked: Any, row: int, rows: int) -> Any:
     """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
         function, prompt = prefix_constraint(asked, row)
@@ -120,3 +109,28 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
         prompt = row * own.batch_size // rows  # several sequences have one prompt
         own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
     return own
+
+
+def copied_processor(asked: Any) -> Any:
+    """The logits processor itself if it keeps no state, else a copy.
+
+    Raises:
+        ValueError: If it cannot be copied.
+    """
+    stateless = type(asked).__module__.startswith("transformers.generation.")
+    if stateless and not isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
+        return asked
+    # Modules, which cannot be copied, are shared; those of outlines hold torch.
+    known = {id(module): module for module in list(sys.modules.values())}
+    try:
+        for held in getattr(asked, "__dict__", {}).values():
+            for part in held if isinstance(held, list) else [held]:
+                if copied := _COPIED.get((type(part).__module__, type(part).__name__)):
+                    known[id(part)] = copied(part)
+        return copy.deepcopy(asked, known)
+    except Exception as error:  # whatever its state raises at being copied
+        raise RefusedCallError(
+            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), "
+            "and with `candidate_generator` each row needs its own. Let it be copied by "
+            "`copy.deepcopy`, or pass one prompt at a time."
+        ) from error

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 _LOSS = 0.015
 # A call may always lose this part of a plain step, so that one that fails does not end drafting.
 _LEAST_ADVANCE = 0.5
+# What drafts have gained is remembered up to this number of plain steps, twice the dearest pass:
+# a running batch would otherwise pay for wrong drafts for as long as right ones came before.
+_MOST_AFFORDABLE = 100.0
 # A pass counts as at most this multiple of its usual cost.
 _DISTURBED = 2.0
 # One pass may lose this part of what is left of that, but the one over the fewest nodes all of it:
@@ -75,9 +78,7 @@ class Budget:
         them, that took these seconds until the next tokens were known."""
         for step in steps:
             if step.path is not None and len(step.draft):
-                of_all_rows = step.row.drafter.calibration
-                step.row.calibration.record(of_all_rows.calibrated(step.draft), step.emitted)
-                of_all_rows.record(step.draft, step.emitted)
+                step.row.drafter.calibration.record(step.draft, step.emitted)
 
 
 class AutoBudget(Budget):
@@ -167,8 +168,9 @@ class AutoBudget(Budget):
 
     def _best(self, sums: np.ndarray, drafting_seconds: float = 0.0) -> tuple[int, float]:
         """How many nodes to verify, of all rows together if it packs them, else of each, where the
-        best k are expected to gain `sums[k]` tokens; and the expected tokens per second. Tried are
-        the numbers whose costs are known, and all."""
+        best k are expected to gain `sums[k]` tokens; and the expected tokens per second, where
+        `drafting_seconds` may still be saved. Tried are the numbers whose costs are known, and all;
+        none is affordable whose pass may lose too much."""
         (rows, going), most = self._rows, len(sums) - 1
         sizes = np.array(TOKENS if self._packs else self._widths or PASS_TOKENS)
         sizes -= going if self._packs else 1
@@ -177,9 +179,14 @@ class AutoBudget(Budget):
         if self._widths is not None:
             widths = np.array(self._widths)
             tokens = rows * widths[np.minimum(np.searchsorted(widths, 1 + nodes), len(widths) - 1)]
-        expected = going + sums[nodes]
-        best, speed = choose(expected, tokens, self._costs, self._affordable, drafting_seconds)
-        return int(nodes[best]), speed
+        speed = (going + sums[nodes]) / (self._costs.seconds(tokens) + drafting_seconds)
+        speed[0] *= _MARGIN
+        stakes = np.full(len(nodes) - 1, _STAKE)
+        stakes[:1] = 1.0
+        lost = self._costs.dearest(tokens)[1:] - 1
+        speed[1:][lost > stakes * self._affordable] = 0.0
+        best = int(speed.argmax())
+        return int(nodes[best]), float(speed[best])
 
     def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
@@ -197,7 +204,7 @@ class AutoBudget(Budget):
         else:
             self._costs.record_plain_step(going, self._length, seconds)
         if self._plain > 0:
-            self._affordable += gained / self._plain
+            self._affordable = min(self._affordable + gained / self._plain, _MOST_AFFORDABLE)
             self._costs.allowance = min(max(self._affordable, _LEAST_ADVANCE), ADVANCE)
         self._spared += _DRAFTING_FRACTION * seconds
 
@@ -207,7 +214,7 @@ class AutoBudget(Budget):
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
         tokens, and any other only what one more row adds to these passes. The last one is that
         which is behind and drafts little."""
-        estimates = _estimates(steps)
+        estimates = [step.row.drafter.calibration.calibrated(step.draft).probs for step in steps]
         going = np.array([not step.is_idle for step in steps])
         count = int(going.sum())
         if not self._waits or count <= 1:
@@ -222,32 +229,6 @@ class AutoBudget(Budget):
         worth = (1 - fixed) + fixed * count * last / last.sum()
         worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
-
-
-def choose(
-    expected: np.ndarray,
-    tokens: np.ndarray,
-    costs: PassCosts,
-    affordable: float,
-    drafting_seconds: float = 0.0,
-) -> tuple[int, float]:
-    """The index of the pass that yields the most expected tokens per second, and their number.
-
-    Args:
-        expected (`np.ndarray` of shape `(n,)`): The tokens that each pass is expected to yield.
-        tokens (`np.ndarray` of shape `(n,)`): The tokens that it runs. The first has no draft.
-        costs ([`PassCosts`]): Of the target model.
-        affordable (`float`): What may be lost now, in passes without a draft.
-        drafting_seconds (`float`): What the drafts take, where that may still be saved.
-    """
-    speed = expected / (costs.seconds(tokens) + drafting_seconds)
-    speed[0] *= _MARGIN
-    lost = costs.dearest(tokens)[1:] - 1
-    stakes = np.full(len(lost), _STAKE)
-    stakes[:1] = 1.0
-    speed[1:][lost > stakes * affordable] = 0.0
-    best = int(speed.argmax())
-    return best, float(speed[best])
 
 
 def make_budget(
@@ -277,16 +258,6 @@ def _best_first(gains: np.ndarray) -> np.ndarray:
 def _sums(gains: np.ndarray) -> np.ndarray:
     """The expected gain of none, one, two, ... of these nodes."""
     return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
-
-
-def _estimates(steps: Sequence[Step]) -> list[np.ndarray]:
-    """How likely each node is accepted, by what became of all rows' drafts; and of several rows by
-    what became of their own, since a row is behind whose drafts failed."""
-    drafts = [step.row.drafter.calibration.calibrated(step.draft) for step in steps]
-    if len(steps) > 1:
-        pairs = zip(steps, drafts, strict=True)
-        drafts = [step.row.calibration.calibrated(draft) for step, draft in pairs]
-    return [draft.probs for draft in drafts]
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

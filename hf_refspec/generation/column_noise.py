@@ -3,7 +3,8 @@
 `torch.multinomial` chooses the argmax of `probs / noise`; the noise is exponential and has nothing
 to do with the probabilities. Plain decoding draws it once for each column of new tokens, for all
 rows at once, those that have ended too. With drafts rows come to a column in different passes: each
-takes its own part of the column's noise then, so that the same seed gives the same text.
+takes its own part of the column's noise then, so that the same seed gives the same text. Drafters
+may know the noise of columns to come, see [`~row.Row.noise_ahead`].
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ _KEPT_BYTES = 1 << 26
 
 
 class ColumnNoise:
-    """The noise of several rows, from the state of the device's generator on."""
+    """The noise of several rows, from a generator's state on, by default the device's own."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> None:
         self._rows, self._device = rows, device
         self._generator = torch.Generator(device)
-        self._states = [random_numbers(device).get_rng_state()]  # before each column
+        state = random_numbers(device).get_rng_state if generator is None else generator.get_state
+        self._states = [state()]  # before each column
         self._kept: dict[int, torch.Tensor] = {}
 
     def of(self, row: int, column: int, vocab_size: int) -> torch.Tensor:

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 from transformers import PreTrainedModel
 
-from ..drafting.blend import Blend
-from ..drafting.candidates import default_sources
+from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, owned, sources_of
-from ..drafting.sibling_copy import SiblingCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..text_config import text_config
 from ..verification.model_memo import memo_of
 
 
-def drafter_of_call(
-    model: PreTrainedModel, given: Drafter | None = None
-) -> AbstractContextManager[Drafter]:
-    """What drafts in a call: a given drafter, or by default the default sources, blended, and
-    `SiblingCopy` for rows that have one prompt. What these learn of a model is kept at the model,
-    also by `"auto" | other`; calls in several threads learn into one table."""
-    sources = [] if given is None else sources_of(given)
-    recycling = [own for own in sources if isinstance(own, TokenRecycling) and own.kept_at_model]
-    if given is not None and not recycling:
-        return nullcontext(given)
-    vocab_size = text_config(model).vocab_size
-    memo, key = memo_of(model), ("default drafters", vocab_size)
-    if key not in memo:
-        sources = default_sources(top_k=min(8, vocab_size))
-        memo.setdefault(key, (DrafterPool(Blend([*sources, SiblingCopy()])), sources[1]))
-    pool, kept = memo[key]
-    if given is None:
-        return pool.drafter()
-    with owned(given):
-        for source in recycling:
-            source.learns_into(kept)
-    return nullcontext(given)
+@contextmanager
+def drafter_of_call(model: PreTrainedModel, given: Drafter | None = None) -> Iterator[Drafter]:
+    """What drafts in a call: a given drafter, or that of "auto". What the sources of "auto" learn
+    of a model is kept at the model, also by `"auto" | other`; calls in several threads learn into
+    one table."""
+    memo, vocab_size = memo_of(model), text_config(model).vocab_size
+    pool, table = ("default drafters", vocab_size), ("default table", vocab_size)
+    if given is None and pool not in memo:
+        memo.setdefault(pool, DrafterPool(as_drafter("auto")))
+    with memo[pool].drafter() if given is None else nullcontext(given) as drafter:
+        for source in sources_of(drafter):
+            if isinstance(source, TokenRecycling) and source.kept_at_model:
+                kept = memo.setdefault(table, TokenRecycling(min(8, vocab_size)))
+                with owned(drafter):
+                    source.learns_into(kept)
+        yield drafter
 
 
 class DrafterPool:

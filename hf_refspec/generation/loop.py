@@ -19,9 +19,10 @@ from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
+from ..verification.cache import FixedTokens
 from ..verification.draft_limits import DraftLimits
 from ..verification.prompt_states import prompt_top_tokens
-from ..verification.token_sequence import FixedTokens
+from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
@@ -134,8 +135,10 @@ class Loop:
                 depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
             if depth > 0:
                 call = row.drafter.call
+                vocab_size = self.verifier.vocab_size
                 call.chain, call.speed = self.chains, self.budget.speed
-                drafted = checked_draft(row.drafter, most, self.verifier.vocab_size)
+                call.noise = row.noise_ahead(vocab_size) if row.do_sample else None
+                drafted = checked_draft(row.drafter, most, vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 
@@ -204,3 +207,35 @@ class Loop:
         yield lambda: (self.clock() if ended is None else ended) - began
         ended = self.clock()
         setattr(self.stats, name, getattr(self.stats, name) + ended - began)
+
+
+@dataclass
+class RankedLoop(Loop):
+    """Decodes the same text in all `ranks`: the drafts and the tokens of the first one count."""
+
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def __post_init__(self) -> None:
+        """Passes are not padded: each rank has measured other costs."""
+
+    def _prompt_fraction(self, rows: Sequence[Row]) -> float:
+        return self.ranks.agree(super()._prompt_fraction(rows))  # the output layer may be split
+
+    def _draft(self, steps: Sequence[Step]) -> None:
+        if self.ranks.is_first:
+            super()._draft(steps)
+
+    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
+        super()._choose_nodes(steps, drafting_seconds)
+        chosen = self.ranks.agree([step.verified for step in steps])
+        for step, verified in zip(steps, chosen, strict=True):
+            step.verified = verified
+
+    def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
+        top = super()._accept(steps, logits)
+        own = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
+        for step, mine, first in zip(steps, own, self.ranks.agree(own), strict=True):
+            if mine != first:
+                step.path, tokens, stopped_at = first
+                step.row.replace(len(mine[1]), tokens, stopped_at)
+        return top

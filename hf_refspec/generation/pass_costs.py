@@ -77,7 +77,6 @@ class PassCosts:
 
     def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
         self.passes = [0] * len(TOKENS)
-        self._largest_known = 0
         doublings = np.log2(np.array(TOKENS))
         expected = np.interp(doublings, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
         past_last = np.maximum(doublings - len(growth), 0.0)
@@ -118,7 +117,6 @@ class PassCosts:
         self._covariance -= np.outer(gain, covariances)
         self._covariance += self._drift
         self.passes[i] += 1
-        self._largest_known = max(self._largest_known, i)
 
     def record_plain_step(self, rows: int, length: int, seconds: float) -> None:
         """Counts a step over the last token of each of these rows alone."""
@@ -146,7 +144,7 @@ class PassCosts:
     def cheapest(self, tokens: int) -> int:
         """The cheapest measured number of tokens that is no smaller than this one."""
         least = self._log_cost(tokens) - _WORTH_FILLING
-        for i in range(bisect_right(TOKENS, tokens), self._largest_known + 1):
+        for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
             if self.passes[i] >= _WELL_KNOWN and self._log_seconds[i] < least:
                 tokens, least = TOKENS[i], float(self._log_seconds[i])
         return tokens

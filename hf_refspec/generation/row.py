@@ -22,10 +22,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..drafting.calibration import Calibration
-from ..drafting.drafter import Drafter
+from ..drafting.drafter import Drafter, Noise
+from ..verification.cache import TokenSequence
 from ..verification.probe_state import random_numbers
-from ..verification.token_sequence import TokenSequence
+from .column_noise import ColumnNoise
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -47,7 +47,6 @@ class Row:
 
     Attributes:
         drafter ([`Drafter`]): Drafts what may follow; by default nothing.
-        calibration ([`Calibration`]): Of its drafts' estimates, on top of the drafter's own.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
@@ -69,7 +68,6 @@ class Row:
     ) -> None:
         config = generation_config
         self.drafter = Drafter()
-        self.calibration = Calibration()
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         recorded = config.return_dict_in_generate
@@ -153,6 +151,17 @@ class Row:
             self.logits += (next_logits,)
         return choose_tokens([self], next_scores)[0]
 
+    def noise_ahead(self, vocab_size: int) -> Noise:
+        """The random numbers `(vocab_size,)` of the next tokens, counted from 0; the generator
+        stays where it is. `torch.multinomial` would have to draw as `ColumnNoise` does: if it does
+        not, or a processor draws from the same generator, they are other numbers than those that
+        choose the tokens, which costs drafts their acceptance and changes no token."""
+        if (noise := self.noise) is not None:
+            length = len(self.output)
+            return lambda place: noise(length + place, vocab_size)
+        ahead = ColumnNoise(1, self._ids.device, self.generator)
+        return lambda place: ahead.of(0, place, vocab_size)
+
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
         self.output.append(token)
@@ -176,11 +185,6 @@ class Row:
         self.output[length - self._prompt_length :] = tokens
         self._ids = self._ids[:, :length]
         self.stopped_at = stopped_at
-
-    def stop_at(self, length: int) -> None:
-        """Ends it at this length, if it has not been ended before: a criterion has been asked late,
-        and it may be longer by now."""
-        self.stopped_at = min(length, self.stopped_at or length)
 
     def mark(self) -> RowMark:
         """A snapshot for [`~Row.roll_back`]."""

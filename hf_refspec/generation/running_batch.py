@@ -14,12 +14,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
+import psutil
 import torch
 from transformers import PreTrainedModel
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
+from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.chain import PlainVerifier
 from ..verification.draft_limits import DraftLimits
@@ -28,12 +30,14 @@ from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from ..version import untested_transformers
 from .budget import make_budget
-from .default_rows import default_rows
 from .loop import Loop
 from .prefixes import CachedText, Prefixes, state_of
 from .running_text import RunningText, prepare_text
 from .step import Step
 from .validation import RefusedCallError, check_options
+
+# The length of a text by which the memory of a row is estimated.
+_ROW_TOKENS = 4096
 
 
 class RunningBatch:
@@ -81,7 +85,7 @@ class RunningBatch:
             raise RuntimeError(f"{why}.")
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
-        max_rows = default_rows(model) if max_rows is None else max_rows
+        max_rows = _default_rows(model) if max_rows is None else max_rows
         check_count("max_rows", max_rows)
         check_count("prefill_tokens", prefill_tokens)
         check_count("prefix_tokens", prefix_tokens, least=0)
@@ -199,7 +203,13 @@ class RunningBatch:
         with it; the others join once they have their first token."""
         ended: list[RunningText] = []
         left = self._prefill_tokens
-        while (text := self._next_text()) is not None:
+        while True:
+            if self._prefilling is None and self._waiting and self.running < self.max_rows:
+                self._prefilling = self._waiting.popleft()
+                with self._ended_by_errors(self._prefilling):
+                    self._begin(self._prefilling)
+            if (text := self._prefilling) is None:
+                break
             size = text.input_ids.shape[1] - text._read
             if text._in_pieces:
                 size = min(size, self._prefill_tokens)
@@ -209,14 +219,6 @@ class RunningBatch:
             if self._read_piece(text, size):
                 ended.append(text)
         return ended
-
-    def _next_text(self) -> RunningText | None:
-        """The text whose prompt is read next, if there is room for it."""
-        if self._prefilling is None and self._waiting and self.running < self.max_rows:
-            self._prefilling = self._waiting.popleft()
-            with self._ended_by_errors(self._prefilling):
-                self._begin(self._prefilling)
-        return self._prefilling
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
         """Runs the next `size` tokens of a prompt; returns whether the text has ended."""
@@ -337,3 +339,28 @@ def _end(texts: Sequence[RunningText]) -> None:
     with ExitStack() as ending:
         for text in reversed(texts):
             ending.callback(text._end)
+
+
+def _default_rows(model: PreTrainedModel) -> int:
+    """How many texts a running batch decodes at once, see [`RunningBatch`]."""
+    config, device = text_config(model), model.device
+    queries = _size(config, "num_attention_heads") or 1
+    heads = _size(config, "num_key_value_heads") or queries
+    head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
+    layers = _size(config, "num_hidden_layers") or 32
+    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
+    if device.type == "cuda":
+        free, most = torch.cuda.mem_get_info(device)[0], 64
+    else:
+        free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
+    tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
+    return max(1, min(most, free // 2 // (tokens * token)))
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size of a model; `None` where it has none, or layers differ in it (Gemma 4)."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:
+        return None
+    return value if isinstance(value, int) else None

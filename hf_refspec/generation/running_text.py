@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator
 
-from ..drafting.calls import drafter_call
+from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling, check_vocabulary
+from ..drafting.drafter import Drafter, Sampling, check_sources
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
@@ -60,7 +60,7 @@ def prepare_text(
     is_auto = candidate_generator is None or candidate_generator == "auto"
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
-        check_vocabulary(drafter, text_config(model).vocab_size)
+        check_sources(drafter, text_config(model).vocab_size, logits_processor)
     kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     verifier, joins = _verifier(model, generation_config, kwargs)
@@ -105,7 +105,10 @@ class RunningText:
         # Whether its prompt is read in pieces, and may share them: the first one might be nothing
         # but padding, and other positions give other keys and values.
         kwargs = verifier.model_kwargs
-        self._in_pieces = joins and not is_padded(kwargs) and _counts(kwargs)
+        usual = torch.arange(row.ids.shape[1], device=row.ids.device)  # positions
+        self._in_pieces = (
+            joins and not is_padded(kwargs) and bool((kwargs["position_ids"] == usual).all())
+        )
         self._read = 0  # tokens of the prompt that the cache holds
         self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end
@@ -139,6 +142,7 @@ class RunningText:
 
     def _end(self) -> None:
         self.finished = True
+        remember_outputs(self.stats, [self._row.drafter], [self._row.output])
         loop, self._loop = self._loop, None
         del self._verifier  # it holds the prompt's cache, and the text may be kept
         try:
@@ -162,9 +166,3 @@ def _verifier(
             return verifier, True
     verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
     return verifier or PlainVerifier(model, config, model_kwargs), False
-
-
-def _counts(model_kwargs: dict[str, Any]) -> bool:
-    """Whether the positions of a prompt are 0, 1, 2 and so on."""
-    positions = model_kwargs["position_ids"]
-    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())

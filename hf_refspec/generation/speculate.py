@@ -22,9 +22,9 @@ from transformers import (
 )
 from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import AwaitingKernels, drafter_call
+from ..drafting.calls import AwaitingKernels, drafter_call, remember_outputs
 from ..drafting.candidates import CandidateChain, as_drafter
-from ..drafting.drafter import Drafter, Sampling, sources_of
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
@@ -33,19 +33,18 @@ from ..transformers_names import (
     belongs_to_caller,
     decode_plainly,
     decoder_output,
-    eos_tokens,
+    ends_and_padding,
     is_synced,
-    pad_token,
 )
 from ..verification.choice import select_verifier
 from ..verification.draft_limits import DraftLimits
 from ..verification.probe_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
-from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
+from .batch import BatchCriteria, processor_of_row
 from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
-from .loop import Loop
+from .loop import Loop, RankedLoop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
@@ -127,9 +126,6 @@ def speculate(
         check_reproducible(input_ids, generation_config, model_kwargs)
     if isinstance(given, CandidateChain) and verification == "auto":
         verification = "chain"
-    for source in [] if given is None else sources_of(given):
-        if hasattr(source, "check_processors"):
-            source.check_processors(logits_processor)
     # They are not returned, and plain decoding computes them for nothing.
     model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
     asked = logits_processor, stopping_criteria, generation_config, streamer
@@ -170,7 +166,8 @@ class _Call:
         vocab_size = text_config(model).vocab_size
         prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
         sampling = Sampling.of(config)
-        with drafter_call(drafter, prompts, vocab_size, sampling) as drafters:
+        asked = sampling, self.logits_processor
+        with drafter_call(drafter, prompts, vocab_size, *asked) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, why = select_verifier(
                 model,
@@ -187,11 +184,8 @@ class _Call:
             if verifier is None:
                 return self._decode_plainly(drafters, drafter.stats, why)
             kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-            make_loop: Callable[..., Loop] = Loop
-            if not self.ranks.alone:
-                from .ranked_loop import RankedLoop  # which other calls do not load
-
-                make_loop = partial(RankedLoop, ranks=self.ranks)
+            ranked = partial(RankedLoop, ranks=self.ranks)
+            make_loop: Callable[..., Loop] = Loop if self.ranks.alone else ranked
             loop = make_loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
@@ -206,6 +200,9 @@ class _Call:
                 row.drafter = each
             drafter.stats.verification = verifier.name
             output = self._run(loop, rows, criteria)
+            prompt_length, pads = self.input_ids.shape[1], self._pads
+            outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
+            remember_outputs(drafter.stats, drafters, outputs)
             if not drafter.stats.drafted:
                 drafter.stats.reason = self._why_undrafted(loop, rows)
         if self.streamer is not None:
@@ -253,7 +250,7 @@ class _Call:
             )
         if not loop.offered:
             return "the drafter found nothing to draft"
-        return "no draft was expected to pay for its verification; `max_draft_tokens` verifies any"
+        return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
 
     def _decode_plainly(self, drafters: list[Drafter], stats: SpeculationStats, why: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
@@ -282,6 +279,7 @@ class _Call:
         emitted = [self._emitted(row) for row in new_ids]
         for column in range(new_ids.shape[1]):
             stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+        remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
         for drafter, tokens in zip(drafters, emitted, strict=True):
             for token in tokens:
                 drafter.observe(Observation(token[None]))
@@ -289,7 +287,7 @@ class _Call:
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:
         """The new ids of a row without the padding behind the end of one that ended early."""
-        eos, pad = eos_tokens(self.generation_config), pad_token(self.generation_config)
+        eos, pad = ends_and_padding(self.generation_config)
         if len(self.input_ids) == 1 or eos is None or pad is None:
             return row
         ends = np.flatnonzero(np.isin(row, eos.numpy(force=True)))
@@ -301,13 +299,18 @@ class _Call:
         """The rows, and the criteria and streamer that only several rows have together."""
         count, criteria = len(self.input_ids), self.stopping_criteria
         if count == 1:
-            made = (self.logits_processor, criteria, self.generation_config, self.streamer)
-            return [Row(self.input_ids, *made)], None
-        criteria, of_batch = criteria_of_rows(criteria)
-        rows = [
-            Row(self.input_ids[i : i + 1], processors, criteria, self.generation_config)
-            for i, processors in enumerate(processors_of_rows(self.logits_processor, count))
-        ]
+            alone = (self.logits_processor, criteria, self.generation_config, self.streamer)
+            return [Row(self.input_ids, *alone)], None
+        # Those of transformers are asked by each row, all others about the batch.
+        of_row, of_batch = StoppingCriteriaList(), StoppingCriteriaList()
+        for criterion in criteria:
+            known = type(criterion).__module__.startswith("transformers.generation.")
+            (of_row if known else of_batch).append(criterion)
+        rows = []
+        for i in range(count):
+            own = [processor_of_row(each, i, count) for each in self.logits_processor]
+            made = LogitsProcessorList(own), of_row, self.generation_config
+            rows.append(Row(self.input_ids[i : i + 1], *made))
         if not of_batch and self.streamer is None:
             return rows, None
         length = self.input_ids.shape[1]
@@ -322,5 +325,5 @@ class _Call:
 
     @property
     def _pad_id(self) -> int:
-        pad = pad_token(self.generation_config)
+        _, pad = ends_and_padding(self.generation_config)
         return 0 if pad is None or len(self.input_ids) == 1 else int(pad)  # GPU waits

@@ -106,24 +106,11 @@ def _choose(
     rows: Sequence[Row], logits: torch.Tensor, places: list[int], greedy: list[int]
 ) -> list[int]:
     """The next token of each row, by its logits at one of these places; `greedy` are the argmax of
-    all logits, where a row needs no more than that."""
-    if len(rows) == 1 or not _choose_alike(rows):
-        return [
-            greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
-            for row, place in zip(rows, places, strict=True)
-        ]
-    if rows[0].chooses_by_logits_alone():
-        return [greedy[place] for place in places]
-    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
-    chosen = logits[places].to(torch.float32)  # a copy
-    return choose_tokens(rows, rows[0].logits_processor(no_ids, chosen))
-
-
-def _choose_alike(rows: Sequence[Row]) -> bool:
-    """Whether rows may choose in one call: none has logits processors or random numbers of its own,
-    and no processor looks at the text."""
+    all logits, where a row needs no more than that. Rows choose in one call where none has logits
+    processors or random numbers of its own, and no processor looks at the text."""
     first = rows[0]
-    return all(type(each) in _BLIND_TO_IDS for each in first.logits_processor) and all(
+    blind = len(rows) > 1 and all(type(each) in _BLIND_TO_IDS for each in first.logits_processor)
+    alike = blind and all(
         row.generator is None
         and row.do_sample == first.do_sample
         and row.scores is None
@@ -131,3 +118,13 @@ def _choose_alike(rows: Sequence[Row]) -> bool:
         and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
         for row in rows
     )
+    if not alike:
+        return [
+            greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
+            for row, place in zip(rows, places, strict=True)
+        ]
+    if first.chooses_by_logits_alone():
+        return [greedy[place] for place in places]
+    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
+    chosen = logits[places].to(torch.float32)  # a copy
+    return choose_tokens(rows, first.logits_processor(no_ids, chosen))

@@ -35,7 +35,12 @@ def best_nodes(
     the numbers of n-grams and nodes is at most `max_bytes`."""
     starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in trees)])
     tokens, parents, probs = (np.concatenate(parts) for parts in zip(*trees, strict=True))
-    shorter = _shorter(ngrams)
+    index: dict[tuple[int, ...], int] = {}
+    for order in ngrams:
+        for ngram in order.tolist():
+            index[tuple(ngram)] = len(index)
+    # Of each n-gram the one without its first token.
+    shorter = np.array([index.get(ngram[1:], -1) for ngram in index], dtype=np.int64)
     replaced = replaced_nodes(starts, tokens, parents, shorter)
     sizes = np.diff(starts)
     if bytes_of(len(trees), len(tokens)) <= max_bytes:
@@ -53,15 +58,6 @@ def best_nodes(
         else:
             low = price
     return best
-
-
-def _shorter(ngrams: Sequence[np.ndarray]) -> np.ndarray:
-    """For each n-gram the index of the one without its first token, -1 if it is not there."""
-    index: dict[tuple[int, ...], int] = {}
-    for order in ngrams:
-        for ngram in order.tolist():
-            index[tuple(ngram)] = len(index)
-    return np.array([index.get(ngram[1:], -1) for ngram in index], dtype=np.int64)
 
 
 @kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)

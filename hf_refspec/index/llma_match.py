@@ -12,11 +12,11 @@ from .kernels import kernel
 from .token_buffer import common_suffix, latest_of
 
 
-@kernel("int32[:](LinkedText, int32[::1], int64, int64)")
+@kernel("Tuple((int64, int32[:]))(LinkedText, int32[::1], int64, int64)")
 def llma_span(text, context, match_length, copy_length):
     """Copies up to `copy_length` tokens behind the first place of the longest suffix of a context,
     of `match_length` tokens or more, in the references of a text, each with a boundary behind it;
-    the span ends with its reference."""
+    the span ends with its reference. Returns where it begins, and the span."""
     tokens = text.tokens
     start, longest = len(tokens), match_length
     position = latest_of(text, context[-1])
@@ -29,4 +29,4 @@ def llma_span(text, context, match_length, copy_length):
     end = start
     while end < min(start + copy_length, len(tokens)) and tokens[end] >= 0:
         end += 1
-    return tokens[start:end]
+    return start, tokens[start:end]

@@ -7,7 +7,8 @@ time.
 
 Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones keep the
 order of their parts: a text that repeats itself (a document twice in the corpus, a million spaces)
-would otherwise be compared over all of its length again and again.
+would otherwise be compared over all of its length again and again. A part need only be in order as
+far as its documents reach, since matches end there: others may have been cut out behind them.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -35,6 +36,7 @@ BLOCK = 1 << 17
 FORGET = 32
 # Tokens compared at once.
 STRIDE = 32
+_RATIO = 0.6180339887498949
 
 # The length of a part, and a function that returns its suffix array, int32.
 Part: TypeAlias = tuple[int, Callable[[], np.ndarray]]
@@ -99,23 +101,26 @@ def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
 
 def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
     """Where the blocks begin in each run, and where the last one ends."""
-    big_endian = tokens.dtype.newbyteorder(">")
+    big_endian, separator = tokens.dtype.newbyteorder(">"), np.iinfo(tokens.dtype).max
     arrays = [run.suffixes() for run in runs]
     lengths = [len(array) for array in arrays]
 
     def beginning(number: int, index: int) -> bytes:
-        """The first tokens of a suffix, as bytes of the same order; only those in its part, which
-        order all suffixes of a run, settled or not."""
+        """The first tokens of a suffix, as bytes of the same order; only those in its part and
+        its document, which order all suffixes of a run, settled or not."""
         run, place = runs[number], int(arrays[number][index])
         if not 0 <= place < run.end - run.start:
             raise ValueError(DAMAGED)
         first = tokens[run.start + place : min(run.start + place + DEPTH, run.end)]
+        first = first[: 1 + first.argmax()] if separator in first else first
         return first.astype(big_endian).tobytes()
 
+    # Blocks begin elsewhere in each run (the golden ratio spreads them), or many runs of one size
+    # would all be cut at about the same suffixes, and short ones nowhere.
     cuts = sorted(
         (beginning(number, index), number, index)
         for number, array in enumerate(arrays)
-        for index in range(_first_cut(number), len(array), BLOCK)
+        for index in range(int(BLOCK * ((number + 1) * _RATIO % 1)), len(array), BLOCK)
         if array[index] < runs[number].settled
     )
     bounds = [[0] * len(runs)]
@@ -133,12 +138,6 @@ def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
         if any(low > high for low, high in zip(lows, highs, strict=True)):
             raise ValueError(DAMAGED)  # the suffixes are not in order
     return bounds
-
-
-def _first_cut(number: int) -> int:
-    """Where the first block of a run ends: elsewhere in each run, or many of one size would all be
-    cut at about the same suffixes, and short ones nowhere."""
-    return int(BLOCK * ((number + 1) * 0.6180339887498949 % 1))  # the golden ratio spreads them
 
 
 @njit

@@ -128,7 +128,10 @@ def _write(table, context, best_tokens, best_probs, vocab_size):
         table.state[COUNT] += 1
         for i in range(MOST_CONTEXT):
             table.contexts[entry, i] = context[i]
-        _place(table, entry)
+        slot = _home(table, context)
+        while table.slots[slot] != 0:
+            slot = (slot + 1) & (len(table.slots) - 1)
+        table.slots[slot] = entry + 1
     table.state[NEWEST] += 1
     table.ages[entry] = table.state[NEWEST]
     tokens, probs = table.tokens[entry], table.probs[entry]
@@ -139,15 +142,6 @@ def _write(table, context, best_tokens, best_probs, vocab_size):
         else:
             tokens[i], probs[i] = -1, 0
     return True
-
-
-@uncounted
-def _place(table, entry):
-    """Puts an entry into the hash table."""
-    slot = _home(table, table.contexts[entry])
-    while table.slots[slot] != 0:
-        slot = (slot + 1) & (len(table.slots) - 1)
-    table.slots[slot] = entry + 1
 
 
 @kernel("void(Table, int32[:, ::1], int32[:, ::1], float32[:, ::1])")

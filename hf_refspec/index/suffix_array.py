@@ -52,24 +52,6 @@ class IndexedText(NamedTuple):
         """The token behind each document."""
         return int(np.iinfo(self.tokens.dtype).max)
 
-    def find(self, pattern: np.ndarray) -> tuple[int, int]:
-        """Finds all places of a pattern (int32), from one token to `DEPTH` tokens.
-
-        Returns:
-            `tuple[int, int]`: The range in the suffix array, its end exclusive.
-        """
-        ranges = find_suffixes(self, pattern, len(pattern))
-        return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
-
-    def holds(self, pattern: np.ndarray) -> bool:
-        """Whether a pattern of any length occurs in the text; raises as `find`."""
-        low, high = self.find(pattern[:DEPTH])
-        positions = self.suffixes[low:high].astype(np.int64)
-        for i in range(DEPTH, len(pattern)):  # suffixes are sorted no further
-            inside = positions[(positions >= 0) & (positions + i < len(self.tokens))]
-            positions = inside[self.tokens[inside + i] == pattern[i]]
-        return len(positions) > 0
-
 
 for _dtype in ("uint16", "uint32"):
     kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1]", "int32[::1]", "int64")

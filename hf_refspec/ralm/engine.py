@@ -31,7 +31,7 @@ from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .options import Speculation
-from .os3 import PublishedGamma, StrideScheduler, WaitingScheduler
+from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
 from .stats import RetrievalStats
 
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
@@ -99,9 +99,8 @@ def generate_speculatively(
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
             learned = vars(retriever).setdefault(LEARNED, learned)
         setting = (k, speculation.prefetch, speculation.asynchronous)
-        scheduler, earlier = learned.get(setting, (None, _NO_IDS))
-        scheduler = deepcopy(scheduler) or _new_scheduler(retriever, speculation)
-        scheduler.begin_request()
+        kept, earlier = learned.get(setting, (None, _NO_IDS))
+        scheduler = deepcopy(kept) or _new_scheduler(retriever, speculation)
         request = _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, scheduler, neighbours, earlier)
         )
@@ -112,7 +111,7 @@ def generate_speculatively(
     return stats
 
 
-class _Learned(dict[tuple, tuple[StrideScheduler, np.ndarray]]):
+class _Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     """What the calls of a retriever have learned, by setting: the scheduler, and the ids they
     retrieved, the newest first. An entry is replaced, never changed, so that threads can share it.
     A copy of the retriever, which may get another knowledge base, begins with nothing."""
@@ -121,7 +120,7 @@ class _Learned(dict[tuple, tuple[StrideScheduler, np.ndarray]]):
         return _Learned, ()
 
 
-def _new_scheduler(retriever: Retriever, speculation: Speculation) -> StrideScheduler:
+def _new_scheduler(retriever: Retriever, speculation: Speculation) -> Scheduler:
     if speculation.max_gamma is not None:
         gamma = PublishedGamma(speculation.max_gamma)
         return StrideScheduler(gamma, int(speculation.asynchronous))
@@ -214,7 +213,6 @@ class _Speculated:
 
     query: Any
     step: Any
-    lag: int  # see `StrideScheduler.lag`
 
 
 @dataclass
@@ -222,7 +220,7 @@ class _SpeculativeRequest(_Request):
     """A text, its request cache, and the steps that await verification: Algorithm 1."""
 
     _speculation: Speculation
-    _scheduler: StrideScheduler
+    _scheduler: Scheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
     _earlier: np.ndarray  # ids that earlier requests retrieved, the newest first
 
@@ -239,10 +237,11 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            warm = self._scheduler.warm = self._may_wait and len(self._earlier) > 0
+            warm = self._may_wait and len(self._earlier) > 0
+            self._scheduler.begin_request(warm)
             if not (warm or self._text.finished):  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
-                self._scheduler.record_search(1, seconds, 0.0)
+                self._scheduler.measured.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
                 self._take(truth)
             while self._pending or not self._text.finished:
@@ -264,14 +263,14 @@ class _SpeculativeRequest(_Request):
 
     def ids_to_keep(self, others: np.ndarray) -> np.ndarray:
         """The ids for the next request, the newest first, with `others` that are unknown here."""
-        own, scheduler = self._cache.newest_first, self._scheduler
-        seconds = _EARLIER_COST * min(scheduler.search_seconds(1), scheduler.step_seconds)
-        most = min(_MOST_HELD, int(len(own) * seconds / max(scheduler.guess_seconds, 1e-9)))
+        own, measured = self._cache.newest_first, self._scheduler.measured
+        seconds = _EARLIER_COST * min(measured.search(1), measured.step)
+        most = min(_MOST_HELD, int(len(own) * seconds / max(measured.guess, 1e-9)))
         return np.concatenate([own, others[~np.isin(others, own)]])[:most]
 
     def _stride(self) -> int:
         if self._speculation.stride == "os3":
-            return self._scheduler.stride(_lags(self._pending))
+            return self._scheduler.stride(len(self._pending))
         return max(self._speculation.stride, len(self._pending))
 
     def _step(self, found: Retrieved, beside: bool = False) -> Any:
@@ -279,7 +278,7 @@ class _SpeculativeRequest(_Request):
         first = not (stats.best_ids or self._in_flight or self._pending)
         step = super()._step(found)
         seconds = stats.model_seconds - before + self._query_seconds
-        self._scheduler.record_step(seconds, beside, first)
+        self._scheduler.measured.record_step(seconds, beside, first)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -297,15 +296,14 @@ class _SpeculativeRequest(_Request):
         found = Retrieved.best(ids, self._retriever.score(query, ids), self._k)
         seconds = self._clock() - began
         self._stats.cache_seconds += seconds
-        self._scheduler.record_guess(seconds)
+        self._scheduler.measured.guesses.append(seconds)
         return found
 
     def _speculate(self, query: Any, beside: bool = False) -> _Speculated:
         """Generates one step with a guess."""
         step = self._step(self._guess(query), beside)
         self._stats.speculated += 1
-        lag = self._scheduler.lag(len(self._in_flight) + len(self._pending) + 1)
-        return _Speculated(query, step, lag)
+        return _Speculated(query, step)
 
     def _verify(self, stride: int) -> None:
         """Searches with the queries of the next `stride` steps, and keeps the steps that guessed
@@ -318,23 +316,20 @@ class _SpeculativeRequest(_Request):
             queries.append(self._query())
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
-        guess, lag_of_guess = self._work_beside(search, waits), self._scheduler.lag(len(queries))
+        guess = self._work_beside(search, waits)
         self._guessing, went_on = False, self._clock() - began
         truths, search_seconds = self._finish(search)
-        self._scheduler.record_search(len(queries), search_seconds, went_on)
+        self._scheduler.measured.record_search(len(queries), search_seconds, went_on)
         self._fill_cache(truths)
         truths = [truth.first(self._k) for truth in truths]
-        lags, right = _lags(self._in_flight), self._keep_right(truths)
-        overhead = self._clock() - began - max(went_on, search_seconds)
-        self._scheduler.record_overhead(max(overhead, 0.0))
+        reached, right = len(self._in_flight), self._keep_right(truths)
         if right < len(truths):
             step = self._take(truths[right])
-            if guess is not None and right == len(lags):
-                lags.append(lag_of_guess)
+            if guess is not None and right == reached:
+                reached += 1
                 right += self._text.agrees(step, guess)
-        if lags:
-            self._scheduler.gamma.record(lags, right)
-            self._scheduler.warm &= right == len(lags)
+        if reached:
+            self._scheduler.record(right, right < reached)
 
     def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
         """Speculates the steps that pay beside a search, the first of which `waits` for it. If not
@@ -343,7 +338,8 @@ class _SpeculativeRequest(_Request):
             not search.answer.done()
             and not self._text.finished
             and self._scheduler.one_more_pays(
-                *(len(search.queries), _lags([*self._in_flight, *self._pending])),
+                len(search.queries),
+                len(self._in_flight) + len(self._pending),
                 elapsed=self._clock() - search.began,
             )
         ):
@@ -376,10 +372,6 @@ class _SpeculativeRequest(_Request):
             stats.discarded += len(self._in_flight) - 1 + len(self._pending)
             self._in_flight, self._pending = [], []
         return right
-
-
-def _lags(steps: Sequence[_Speculated]) -> list[int]:
-    return [each.lag for each in steps]
 
 
 def check_call(

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.calls import drafter_call
+from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
@@ -129,6 +129,7 @@ def iterative_ralm(
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)
         drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
+        remember_outputs(drafter.stats, [drafter], [row.output])
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, None, row.scores, row.logits)

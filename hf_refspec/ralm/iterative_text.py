@@ -90,18 +90,11 @@ class IterativeText:
         return call(self.passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
-        passage = self.passages[int(found.ids[0])]
-        before = self.row.mark()
+        row, drafter, passage = self.row, self.drafter, self.passages[int(found.ids[0])]
+        before, end = row.mark(), len(row) + self.stride
         context, change = self.contexts.enter(passage)
-        step = IterativeStep(passage, before, change, end=len(self.row) + self.stride)
+        step, verifier = IterativeStep(passage, before, change, end), context.verifier
         self._unverified.append(step)
-        self._decode(context, step.end)
-        step.end = len(self.row)
-        return step
-
-    def _decode(self, context: Context, end: int) -> None:
-        """Decodes until the row is `end` tokens long, or has ended."""
-        row, drafter, verifier = self.row, self.drafter, context.verifier
         row.seen, row.drafter = context, drafter
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
         context.prefill()
@@ -114,7 +107,8 @@ class IterativeText:
                 loop.step([Step(row)])
             else:
                 loop.prefill([row])
-        self._observed = (context, len(row))
+        self._observed, step.end = (context, len(row)), len(row)
+        return step
 
     def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
         # Two passages may be the same text.

@@ -34,10 +34,9 @@ from ..generation.step import Step
 from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
-from ..verification.cache import find_cache
+from ..verification.cache import TokenSequence, find_cache
 from ..verification.chain import PlainVerifier
 from ..verification.draft_limits import DraftLimits
-from ..verification.token_sequence import TokenSequence
 from ..verification.verifier import CacheMark, PassLogits
 from .engine import check_call, decode
 from .hidden_states import HiddenStates, recorded
@@ -104,17 +103,14 @@ def knn_lm(
     store.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     retriever = cast(Retriever, store)  # the engine only searches and scores
-    sources: dict[str, Any] = {}
-    if speculation is not None:  # where guesses come from beside what was retrieved
-        published, few = speculation.max_gamma is not None, mixture.k <= _FEW_NEIGHBOURS
-        if few or published:
-            sources = {"neighbours": store.next_entries}
+    few = mixture.k <= _FEW_NEIGHBOURS or (speculation and speculation.max_gamma is not None)
+    neighbours = store.next_entries if few else None
     with recorded(model, store.config.layer) as hidden:
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
         limits = DraftLimits(PlainVerifier, model, 1, model_kwargs)
         loop = Loop(verifier, Budget(0), limits, SpeculationStats(), chains=True)
         text = KnnText(row, verifier, loop, streamer)
-        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
+        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.cache)

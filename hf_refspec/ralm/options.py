@@ -31,10 +31,10 @@ class Speculation:
             the scheduler is the paper's: it estimates gamma from the last five verifications of the
             call, at most one step is speculated beside an asynchronous verification, and the
             request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
-            (`None`) gamma is estimated by lag and may come close to 1, all steps that pay are
-            speculated beside a verification, and the next call of a retriever begins with these
-            estimates and the ids retrieved last, so that it may guess its first search; a kNN-LM
-            then takes the next entries with at most 128 neighbours.
+            (`None`) gamma may come close to 1, all steps that pay are speculated beside a
+            verification, and the next call of a retriever begins with these estimates and the ids
+            retrieved last, so that it may guess its first search; a kNN-LM then takes the next
+            entries with at most 128 neighbours.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -79,8 +79,8 @@ class Speculation:
         entries take the place of prefetching, and verification is not asynchronous.
 
         Unlike in the paper, the first step is committed from the initial retrieval, a verification
-        takes `b0 + b1 * stride` and an overhead, four passages keep their caches (for the baseline
-        as well), and asynchronous verification runs in real time instead of being computed.
+        takes `b0 + b1 * stride`, four passages keep their caches (for the baseline as well), and
+        asynchronous verification runs in real time instead of being computed.
         Arguments and exceptions are those of [`Speculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
 

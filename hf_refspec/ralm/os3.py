@@ -4,44 +4,29 @@ The optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4) maxi
 number of verified steps per second, given the measured cost of a step and of a verification, and
 gamma, the probability that a speculated step is right.
 
-The paper takes gamma to be the same for every step. But the further the text has moved on since the
-last query whose results the request cache holds, the less the cache knows. That distance is a
-step's lag: 1 for the first step after a verification, then 2, 3, and so on; beside a verification,
-the steps under verification count as well. And the paper always speculates: `WaitingScheduler` does
-not where waiting is faster.
+The paper always speculates: `StrideScheduler`. `WaitingScheduler` does not where waiting is faster.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import numpy as np
 
 LONGEST_STRIDE = 32
-_STEP_SAMPLES = 16
+_STRIDES = np.arange(1, LONGEST_STRIDE + 1)
+_SEARCH_SAMPLES, _STEP_SAMPLES = 24, 16
+WINDOW = 5  # verifications that the paper's gamma is estimated from
 # The fewest steps with and without a concurrent search to estimate contention from, and its limit.
 _ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
-_SEARCH_SAMPLES = 24
-_STRIDES = np.arange(1, LONGEST_STRIDE + 1)
-_LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
-
-WINDOW = 5  # verifications that count in full, the last ones
-GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
-# Two further groups while guesses from the ids of earlier requests have all been right: the lag of
-# a request's first step, and that of the others.
-_FIRST, _OTHERS = 1 << GROUPS, (1 << GROUPS) + 1
-# Pseudo-counts of right and wrong steps with a lag of 1; those of each further group are
-# expected to be wrong 1.5 times as often.
-_PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
-# With every verification the counts from before the window shrink by this factor. Earlier requests
-# count as at most 30 steps of each group.
-_FADING, _REMEMBERED = 0.95, 30.0
-_MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
+# Pseudo-counts of right and wrong steps. With every verification earlier counts shrink.
+_PRIOR_RIGHT, _PRIOR_WRONG, _FADING = 3.0, 0.3, 0.95
 _DEVIATIONS = 3  # by which gamma is taken lower where a wrong guess costs time
-
+# Each has a gamma: usual guesses, the first guess of a request from the ids of earlier ones, and
+# those after it while all have been right.
+_USUAL, _FIRST, _ALL_RIGHT = range(3)
 # What a further query is taken to add, in searches for one query, until batches of two sizes were
 # measured: an exact search reads its vectors for several queries at once.
 _EACH, _EACH_IF_EXACT = 0.75, 0.25
@@ -56,107 +41,53 @@ class PublishedGamma:
         self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._most = most
 
-    def record(self, lags: Sequence[int], right: int) -> None:
-        """Adds a verification of steps with these lags. The first `right` steps were right, the
-        next one, if any, was wrong, and nothing is known of those after it."""
-        self._window.append((right, min(len(lags), right + 1)))
+    def record(self, right: int, wrong: bool) -> None:
+        """Adds a verification: how many steps were right, and whether the next one was wrong."""
+        self._window.append((right, right + wrong))
 
-    def of(self, lags: np.ndarray) -> np.ndarray:
-        """The probabilities that steps with these lags (int64) are right, each given that the
-        steps before it are: float64 of the same shape, below 1."""
+    @property
+    def likely(self) -> float:
+        """The probability, below 1, that a step is right if those before it are."""
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
-        return np.full(lags.shape, min(right / max(steps, 1), self._most))
+        return min(right / max(steps, 1), self._most)
 
 
-class GammaByLag:
-    """A gamma for each group of lags, with the estimate of the group before it as its prior.
+class Gamma:
+    """Ours, of all verifications of a retriever, the last of which count most."""
 
-    A group without counts is taken to be wrong 1.5 times as often as the group before it, so that
-    strides grow step by step in a retriever's first request.
-    """
+    def __init__(self, prior_wrong: float = _PRIOR_WRONG) -> None:
+        self._right, self._steps = 0.0, 0.0
+        self._prior_wrong = prior_wrong
 
-    def __init__(self) -> None:
-        self._faded = np.zeros((GROUPS + 2, 2))  # right and wrong steps before the window
-        self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
-        self._of_group = self._estimated()
+    def record(self, right: int, wrong: bool) -> None:
+        self._right = _FADING * self._right + right
+        self._steps = _FADING * self._steps + right + wrong
 
-    def record(self, lags: Sequence[int], right: int) -> None:
-        if len(self._window) == self._window.maxlen:
-            if self._window[0][:GROUPS].any():
-                self._faded[:GROUPS] *= _FADING
-            self._faded += self._window[0]
-        groups = _groups(np.array(lags[: right + 1], dtype=np.int64))
-        counts = np.zeros((GROUPS + 2, 2))
-        np.add.at(counts, (groups, (np.arange(len(groups)) >= right).astype(np.int64)), 1)
-        self._window.append(counts)
-        self._of_group = self._estimated()
+    @property
+    def likely(self) -> float:
+        return (self._right + _PRIOR_RIGHT) / (self._steps + _PRIOR_RIGHT + self._prior_wrong)
 
-    def of(self, lags: np.ndarray) -> np.ndarray:
-        return self._of_group[0][_groups(lags)]
-
-    def at_least(self, lags: np.ndarray) -> np.ndarray:
-        """As `of`, but lower by what is uncertain."""
-        return self._of_group[1][_groups(lags)]
-
-    def begin_request(self) -> None:
-        seen = self._seen()
-        steps = seen.sum(axis=1, keepdims=True)
-        self._faded = seen * np.minimum(1, _REMEMBERED / np.maximum(steps, _REMEMBERED))
-        self._window.clear()
-        self._of_group = self._estimated()
-
-    def _seen(self) -> np.ndarray:
-        return sum(self._window, self._faded)
-
-    def _estimated(self) -> np.ndarray:
-        prior_steps = _PRIOR_RIGHT + _PRIOR_WRONG
-        expected_wrong = _PRIOR_WRONG / prior_steps
-        gammas: list[float] = []
-        for group, (right, wrong) in enumerate(self._seen()):
-            if group > GROUPS:  # once the first guess was right, as after a search
-                expected_wrong = 1 - gammas[0]
-            of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
-            gammas.append(1 - of_group)
-            expected_wrong = min(_GROWTH * of_group, 1.0)
-        # A shorter lag is taken to be no worse than a longer one. Otherwise a few mistakes would
-        # keep strides so short that nothing better could be learned.
-        no_worse = np.array(gammas)
-        no_worse[:GROUPS] = np.maximum.accumulate(no_worse[:GROUPS][::-1])[::-1]
-        # The uncertainty of the first group: of longer lags nothing is learned without trying.
-        first, steps = gammas[0], prior_steps + self._seen()[0].sum()
-        lower = no_worse.copy()
-        lower[:GROUPS] -= _DEVIATIONS * (first * (1 - first) / (steps + 1)) ** 0.5
-        return np.clip([no_worse, lower], _LEAST_GAMMA, _MOST_GAMMA)
-
-
-Gamma: TypeAlias = PublishedGamma | GammaByLag
-
-
-def _groups(lags: np.ndarray) -> np.ndarray:
-    """The group of each lag, from 0."""
-    _, exponents = np.frexp(lags)
-    return np.minimum(exponents, GROUPS) - 1 + (lags >= _FIRST) + (lags >= _OTHERS)
+    @property
+    def at_least(self) -> float:
+        """As `likely`, but lower by what is uncertain."""
+        steps = self._steps + _PRIOR_RIGHT + self._prior_wrong + 1
+        deviation = (self.likely * (1 - self.likely) / steps) ** 0.5
+        return max(self.likely - _DEVIATIONS * deviation, 0.0)
 
 
 def expected_rates(
-    right: np.ndarray,
-    step_seconds: float,
-    search_seconds: np.ndarray,
-    saved_seconds: np.ndarray | float = 0.0,
+    gamma: float, step_seconds: float, search_seconds: np.ndarray, saved_seconds: np.ndarray | float
 ) -> np.ndarray:
     """The expected number of verified steps per second for the strides 1 to n, float64 of shape
-    `(n,)`, given the gamma of each step.
+    `(n,)`: the objective of the paper.
 
     A step takes `step_seconds` (a), a verification of 1 to n steps `search_seconds` (b), of which
-    steps beside it save some. With one gamma for all steps this is the objective of the paper: the
-    synchronous one if nothing is saved, the asynchronous one if `min(a, b)` is saved whenever all
-    steps are right.
+    steps beside it save some: in the paper `min(a, b)` whenever all steps are right.
     """
-    all_right = np.cumprod(right)
+    strides = np.arange(1, len(search_seconds) + 1)
     # The steps before the first wrong one, and that one, which is repeated with the truth.
-    steps = 1 + np.cumsum(all_right) - all_right
-    speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
-    return steps / (speculation_seconds + search_seconds - saved_seconds)
+    steps = (1 - gamma**strides) / (1 - gamma)
+    return steps / (step_seconds * strides + search_seconds - saved_seconds)
 
 
 class SearchSeconds:
@@ -189,199 +120,157 @@ class SearchSeconds:
         self._each = self.per_query / max(self(1), 1e-9)  # after a window of equal batches as well
 
 
-class StrideScheduler:
-    """Chooses the next stride as in the paper: the number of speculated steps that are verified
-    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
+class Measured:
+    """What steps, guesses and searches take. A step and a search slow each other down at most
+    `most_contention` times; not at all in the paper (1)."""
 
-    def __init__(self, gamma: Gamma, steps_ahead: int, each: float = 0.0) -> None:
-        self.gamma = gamma
-        self.search_seconds = SearchSeconds(each)
-        self._steps_ahead = steps_ahead
-        self._steps: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._with_prompt = 0.0  # of a first step
-        self.warm = False  # whether ids of earlier requests have led to no wrong guess of this one
+    def __init__(self, each: float = 0.0, most_contention: float = 1.0) -> None:
+        self.search = SearchSeconds(each)
+        self.guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # Steps that ran alone, and those that ran beside a search.
+        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # How many times as long a step takes while a search runs, which takes longer as well.
+        self.contention, self._most_contention = 1.0, most_contention
+        self._with_prompt = 0.0  # the last request's first step
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
-        self._steps.clear()
-        self._overheads.clear()
-        self._searched = False
-
-    def lag(self, steps: int) -> int:
-        """The lag of a step, the last of that many since the last search whose results the request
-        cache holds, or since the request began."""
-        if not self.warm:
-            return steps
-        return _OTHERS if self._searched or steps > 1 else _FIRST
+        self._alone.clear()
+        self._beside.clear()
+        self.contention = (1 + self.contention) / 2  # it may have been other work
 
     @property
-    def step_seconds(self) -> float:
-        return sum(self._steps) / len(self._steps) if self._steps else self._with_prompt
+    def step(self) -> float:
+        """Mean seconds of a step that runs alone, 0 before the first one."""
+        steps = [*self._alone, *(seconds / self.contention for seconds in self._beside)]
+        return fmean(steps or [self._with_prompt])
 
     @property
-    def guess_seconds(self) -> float:
-        return median(self._guesses or [0.0])
-
-    @property
-    def _overhead(self) -> float:
-        return median(self._overheads or [0.0])
+    def guess(self) -> float:
+        return median(self.guesses or [0.0])
 
     def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
         """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
         the first of the text."""
         if first:
-            self._with_prompt = seconds
-        else:
-            self._steps.append(seconds)
-
-    def record_guess(self, seconds: float) -> None:
-        self._guesses.append(seconds)
+            self._with_prompt = seconds / (self.contention if beside else 1.0)
+            return
+        (self._beside if beside else self._alone).append(seconds)
+        if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
+            # A ratio of medians, since a step that begins with another passage takes far longer.
+            slower = median(self._beside) / median(self._alone)
+            self.contention = min(max(slower, 1.0), self._most_contention)
 
     def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
         """Adds a search, and for how long steps ran beside it."""
-        self._searched = True
-        self.search_seconds.record(batch, seconds)
+        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
+        self.search.record(batch, seconds - slowed)
 
-    def record_overhead(self, seconds: float) -> None:
-        """Adds the time of a verification besides its search and the steps beside it."""
-        self._overheads.append(seconds)
 
-    @property
-    def learning_pays(self) -> bool:
-        """Whether to guess for a step that waits for the truth, to learn gamma."""
-        return False
+class StrideScheduler:
+    """Chooses the next stride as in the paper: the number of speculated steps that are verified
+    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
 
-    def stride(self, lags: Sequence[int]) -> int:
-        """The next stride, given the lags of the steps that were speculated beside the last search,
-        all of which it has. It is 1 before the first verification."""
-        if not self._overheads:
-            return max(1, len(lags))
-        a, searched = self.step_seconds + self.guess_seconds, self.search_seconds(_STRIDES)
-        right = self.gamma.of(_STRIDES)
-        saved = np.cumprod(right) * np.minimum(self._steps_ahead * a, searched)
-        rates = expected_rates(right, a, searched + self._overhead, saved)
-        return max(int(_STRIDES[np.argmax(rates)]), len(lags))
+    learning_pays = False
 
-    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+    def __init__(self, gamma: PublishedGamma, steps_ahead: int) -> None:
+        self.gamma, self.measured = gamma, Measured()
+        self._steps_ahead = steps_ahead
+
+    def begin_request(self, warm: bool) -> None:
+        self.measured.begin_request()
+
+    def record(self, right: int, wrong: bool) -> None:
+        self.gamma.record(right, wrong)
+
+    def stride(self, speculated: int) -> int:
+        """The next stride, given how many steps were speculated beside the last search, all of
+        which it has. It is 1 before the first verification."""
+        gamma, a = self.gamma.likely, self.measured.step + self.measured.guess
+        b = self.measured.search(_STRIDES)
+        saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, b)
+        return max(int(np.argmax(expected_rates(gamma, a, b, saved))) + 1, speculated)
+
+    def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
-        given the lags of all steps that are not verified."""
-        return len(lags) - batch < self._steps_ahead
+        given how many steps are not verified."""
+        return unverified - batch < self._steps_ahead
 
 
-class WaitingScheduler(StrideScheduler):
+class WaitingScheduler:
     """Ours, which may choose not to speculate.
 
     The last query of a search is that of the next step, which waits for its result, unless guessing
     it pays beside the search. So a stride counts queries, and a stride of 1 is the baseline. With
     that the paper's objective is exact: of all steps that a search reaches, the last one, be it the
     first wrong one or the one that waited, is generated with the truth.
-
-    Where a wrong guess would cost time, gamma is taken from the lower end of what was seen.
     """
 
-    gamma: GammaByLag
-
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        ahead, each = LONGEST_STRIDE if asynchronous else 0, _EACH_IF_EXACT if exact else _EACH
-        super().__init__(GammaByLag(), ahead, each)
-        # Steps that ran alone, and those that ran beside a search.
-        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # How many times as long a step takes while a search runs, which takes longer as well.
-        self.contention = 1.0
+        self._gammas = Gamma(), Gamma(prior_wrong=_PRIOR_RIGHT), Gamma()
+        self.measured = Measured(_EACH_IF_EXACT if exact else _EACH, _MOST_CONTENTION)
+        self._asynchronous = asynchronous
 
-    def begin_request(self) -> None:
-        super().begin_request()
-        self.gamma.begin_request()
-        self._alone.clear()
-        self._beside.clear()
-        self.contention = (1 + self.contention) / 2  # it may have been other work
+    def begin_request(self, warm: bool) -> None:
+        """Begins another request, `warm` if the request cache has ids of earlier ones."""
+        self.measured.begin_request()
+        self._kind = _FIRST if warm else _USUAL
 
-    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
-        super().record_step(seconds / (self.contention if beside else 1.0), beside, first)
-        if not first:
-            (self._beside if beside else self._alone).append(seconds)
-        if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
-            # A ratio of medians, since a step that begins with another passage takes far longer.
-            slower = median(self._beside) / median(self._alone)
-            self.contention = min(max(slower, 1.0), _MOST_CONTENTION)
+    @property
+    def gamma(self) -> Gamma:
+        return self._gammas[self._kind]
 
-    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
-        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
-        super().record_search(batch, seconds - slowed, beside_seconds)
+    def record(self, right: int, wrong: bool) -> None:
+        """Adds a verification: how many steps were right, and whether the next one was wrong."""
+        self.gamma.record(right, wrong)
+        self._kind = _USUAL if wrong or self._kind == _USUAL else _ALL_RIGHT
 
     @property
     def learning_pays(self) -> bool:
-        least = max(_LEARNING_COSTS * self.step_seconds, self.search_seconds(1))
-        return self.guess_seconds <= least
+        """Whether to guess for a step that waits for the truth, to learn gamma."""
+        measured = self.measured
+        return measured.guess <= max(_LEARNING_COSTS * measured.step, measured.search(1))
 
-    def stride(self, lags: Sequence[int]) -> int:
-        """The queries of the next search, given the lags of the steps that await verification; it
-        may leave some of them for later.
-
-        It is the best number in the long run. But if a search takes longer than the steps of a
-        stride, the next one begins at once, provided that steps are generated beside it.
-        """
-        if not self._searched:
+    def stride(self, speculated: int) -> int:
+        """The queries of the next search, given how many steps await verification; it may leave
+        some of them for later. More is speculated only if that pays at the lower end of gamma too:
+        a few right steps may be chance."""
+        if self._kind == _FIRST or not self.measured.step:
             return 1
-        ahead = np.array([*lags, *map(self.lag, _LAGS[len(lags) :])])[: len(_LAGS)]
-        stride = int(np.argmax(self._rates(self.gamma.of(ahead), len(lags)))) + 1
-        if stride <= len(lags) + 1:
-            return stride
-        if self.one_more_pays(len(lags) + 1, lags, elapsed=0.0) and self._at_once(
-            stride, np.cumprod(self.gamma.of(ahead)), len(lags)
-        ):
-            return len(lags) + 1
-        cautious = self._rates(self.gamma.at_least(ahead), len(lags))
-        if cautious[stride - 1] <= cautious[0]:
-            stride = int(np.argmax(cautious)) + 1
-        return max(stride, len(lags) + 1)
+        best = int(np.argmax(self._rates(self.gamma.likely, speculated)))
+        if best > speculated:
+            cautious = self._rates(self.gamma.at_least, speculated)
+            if cautious[best] <= cautious[0]:
+                best = max(int(np.argmax(cautious)), speculated)
+        return best + 1
 
-    def _at_once(self, stride: int, all_right: np.ndarray, speculated: int) -> bool:
-        """Whether more steps are verified per second if the next search begins at once, the others
-        of the stride are generated beside it, and verified by a second search."""
-        steps = 1 + np.cumsum(all_right)[[stride - 2, stride - 1]]
-        first, second = self.search_seconds(np.array([speculated + 1, stride]))
-        generating = (stride - speculated) * self.step_seconds
-        slowed = (self.contention - 1) * generating + self.step_seconds
-        at_once = first + all_right[speculated] * second + slowed
-        return bool(second > generating and steps[1] * (second + generating) > steps[0] * at_once)
+    def _rates(self, gamma: float, speculated: int) -> np.ndarray:
+        """The verified steps per second of each stride, given how many steps were speculated beside
+        the last search."""
+        measured, guesses = self.measured, _STRIDES - 1
+        searched, step = measured.search(_STRIDES), measured.step
+        saved = step * np.minimum(guesses, speculated)
+        if self._asynchronous:
+            # The search leaves time for this many steps, and in the long run no more than are
+            # verified at once: the one that waits, then those after it.
+            beside = np.minimum(searched / (step + measured.guess), _STRIDES)
+            right = gamma**_STRIDES * (1 - gamma**beside) / (1 - gamma)
+            saved = saved + step * (2 - measured.contention) * right
+        return expected_rates(gamma, step, searched + guesses * measured.guess, saved)
 
-    def _rates(self, right: np.ndarray, speculated: int) -> np.ndarray:
-        """The verified steps per second of each stride, given the gamma of each step, and how many
-        were speculated beside the last search."""
-        a, searched = self.step_seconds, self.search_seconds(_STRIDES)
-        taken = searched + self._overhead + (_STRIDES - 1) * self.guess_seconds
-        saved = a * np.minimum(_STRIDES - 1, speculated)
-        if self._steps_ahead:
-            saved = saved + a * self._steps_saved(np.cumprod(right), searched)
-        return expected_rates(right[:LONGEST_STRIDE], a, taken, saved)
-
-    def _steps_saved(self, all_right: np.ndarray, searched: np.ndarray) -> np.ndarray:
-        """How many steps' time is saved beside the search of each stride, as expected."""
-        each = (self.step_seconds + self.guess_seconds) * self.contention
-        # The search leaves time for this many, and in the long run no more than are verified at
-        # once: the one that waits, then those after it.
-        whole, part = np.divmod(np.minimum(searched / each, _STRIDES), 1)
-        whole = whole.astype(np.int64)
-        right = np.concatenate([[0.0], np.cumsum(all_right)])
-        last = np.minimum(_STRIDES - 1 + whole, len(all_right) - 1)
-        # The last step is not over when the search ends. If that finds a mistake, it was in vain.
-        in_part = all_right[last] * part - (1 - all_right[:LONGEST_STRIDE]) * (1 - part)
-        saved = right[_STRIDES - 1 + whole] - right[_STRIDES - 1] + np.maximum(in_part, 0.0)
-        return saved * (2 - self.contention)
-
-    def one_more_pays(self, batch: int, lags: Sequence[int], elapsed: float) -> bool:
+    def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """As above. If all is right, the step saves waiting time; if one that is being verified is
         wrong, it delays the correction."""
-        if len(lags) - batch >= self._steps_ahead or not self._steps_ahead:
+        if not self._asynchronous or unverified - batch >= LONGEST_STRIDE:
             return False
-        step = self.step_seconds * self.contention
-        # A search that is late already will be late by as much again, as likely as not.
-        remaining = abs(self.search_seconds(batch) - elapsed) - self.guess_seconds
-        gamma = self.gamma.of if remaining >= step else self.gamma.at_least
-        right = np.cumprod(gamma(np.array([*lags, self.lag(len(lags) + 1)])))
-        saved = (2 - self.contention) * right[-1] * min(self.step_seconds, remaining)
-        return bool(saved > (1 - right[batch - 1]) * max(step - remaining, 0.0))
+        measured = self.measured
+        step = measured.step * measured.contention
+        remaining = measured.search(batch) - elapsed - measured.guess
+        sure = remaining >= step or self._kind == _FIRST
+        gamma = self.gamma.likely if sure else self.gamma.at_least
+        saved = (2 - measured.contention) * min(measured.step, remaining)
+        return gamma ** (unverified + 1) * saved > (1 - gamma**batch) * max(step - remaining, 0.0)
+
+
+Scheduler: TypeAlias = StrideScheduler | WaitingScheduler

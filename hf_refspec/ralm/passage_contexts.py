@@ -19,10 +19,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import DraftTree
 from ..generation.row import Row
 from ..text_config import length_dependent_rope, text_config
-from ..verification.cache import find_cache, fresh_kwargs
+from ..verification.cache import FixedTokens, find_cache, fresh_kwargs
 from ..verification.chain import PlainVerifier
 from ..verification.choice import select_verifier
-from ..verification.token_sequence import FixedTokens
 from ..verification.verifier import CacheMark, Verifier
 
 # Passages whose caches are kept: more of them save prefills, and take memory.

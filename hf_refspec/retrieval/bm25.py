@@ -126,10 +126,7 @@ class SparseRetriever:
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
         """The scores of the passages `ids`, float32 of shape `(n,)`; 0 if there is no such one."""
-        ids, scores = (
-            ids.astype(np.int32),
-            np.zeros(len(ids), np.float32),
-        )  # the postings' type
+        ids, scores = ids.astype(np.int32), np.zeros(len(ids), np.float32)
         for token, count in zip(query.tokens, query.counts, strict=True):
             begin, end = self._bounds[token : token + 2]
             places = begin + np.searchsorted(self._passages[begin:end], ids)

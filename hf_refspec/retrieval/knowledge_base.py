@@ -127,15 +127,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             "name_ends": (np.int64, None),
         }
         self._sources = read_arrays(self.path, config.sources_file, sources, check_small=True)
-        self._check()
-        self.embeddings: np.ndarray | None = None
-        if config.embeddings_file is not None:
-            rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
-            arrays = read_arrays(self.path, config.embeddings_file, rows, check_small=True)
-            self.embeddings = arrays["embeddings"]
-
-    def _check(self) -> None:
-        bounds, config, documents = self._bounds, self.config, self._sources["documents"]
+        bounds, documents = self._bounds, self._sources["documents"]
         lengths, most = np.diff(bounds), config.chunk_length
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
         if not (whole and 1 <= lengths.min() <= lengths.max() <= most):
@@ -145,6 +137,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
             reason = "its documents are not those of the passages, in their order"
             raise self._damaged(config.sources_file, reason)
+        self.embeddings: np.ndarray | None = None
+        if config.embeddings_file is not None:
+            rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
+            arrays = read_arrays(self.path, config.embeddings_file, rows, check_small=True)
+            self.embeddings = arrays["embeddings"]
 
     def __len__(self) -> int:
         return self.config.passages
@@ -345,8 +342,7 @@ def _cut_passages(
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
-    text = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
-    return str(text)
+    return str(tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
 
 
 def _embedded(

@@ -80,8 +80,12 @@ def compact_form(
         entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
         candidates = options.max_bytes // entry
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
+    limits = NODES_PER_TREE, CONTINUATIONS[options.mode], CONTINUATION_LENGTH
+    rest, trees = options.mode == "rest", list[TreeArrays]()
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
-    trees = [_tree(texts, ngram, options.mode) for ngram in shown]
+    for ngram in shown:
+        of_ngram, min_match = (rest_tree, len(ngram)) if rest else (mixed_tree, 1)
+        trees.append(of_ngram(texts, ngram, min_match, *limits))
     if options.max_bytes is not None and trees:
 
         def bytes_of(entries: int, nodes: int) -> int:
@@ -93,12 +97,6 @@ def compact_form(
         pairs = zip(trees, sizes.tolist(), strict=True)
         trees = [(t[:size], p[:size], q[:size]) for (t, p, q), size in pairs if size]
     return [len(order) for order in ngrams], build_table(ngrams, trees, dtype, config.vocab_size)
-
-
-def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeArrays:
-    tree, min_match = (rest_tree, len(ngram)) if mode == "rest" else (mixed_tree, 1)
-    limits = NODES_PER_TREE, CONTINUATIONS[mode], CONTINUATION_LENGTH
-    return tree(texts, ngram, min_match, *limits)
 
 
 def write_ngrams(

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .build.corpus import BuildOptions, build_store, changing, extend_store
 from .build.engine import usable_cores
 from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
 from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
+from .document_names import read_names
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .shards import grouped, map_shard, merge_shards, split_documents
@@ -146,35 +148,57 @@ class Datastore(StoredFolder[StoreConfig]):
             shutil.rmtree(full.path)
         return cls(path, form="compact")
 
-    def extend(
-        self, more: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
+    def add(
+        self, documents: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> Datastore:
-        """Adds documents, and merges shards of about the same size.
+        """Adds documents, replaces those of the same names, and merges shards of about one size.
 
-        Open datastores, this object among them, keep what they opened. If the extension fails or
-        is killed, the datastore is unchanged.
+        From then on this object drafts from them; calls that draft from it meanwhile do not wait.
+        Other objects keep what they opened. If it fails or is killed, the datastore is unchanged;
+        what it has returned from, no kill loses.
 
         Args:
-            more: The documents to add, as `source` in [`build_store`].
+            documents: As `source` in [`build_store`]. Of a dict, `{name: document}`, each replaces
+                the document of its name; one that is empty only removes it.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
             options: See [`BuildOptions`].
 
         Returns:
-            [`Datastore`]: All of it, opened.
+            [`Datastore`]: This object.
 
         Raises:
-            ValueError: If there is nothing to add, or an entry is no document.
+            ValueError: If there is nothing to add, or an entry is no document, or none is left.
             DatastoreError: If the datastore cannot be read, is for another tokenizer, has only the
-                compact form, or another process is writing it.
+                compact form, or another process or thread is writing it.
             OSError: If the shards cannot be written.
         """
         if tokenizer is None:
-            tokenizer = self.load_tokenizer()
-        extend_store(self.path, more, tokenizer, **options)
-        extended = Datastore(self.path)
-        extended._warn_if_stale()
-        return extended
+            tokenizer = self._tokenizer
+        extend_store(self.path, documents, tokenizer, **options)
+        opened = Datastore(self.path, self.form)
+        opened._warn_if_stale()
+        # A call that drafts meanwhile sees either the old or the new shards.
+        self.shards, self.config = opened.shards, opened.config
+        return self
+
+    def remove(self, *names: str) -> None:
+        """Removes documents by their names, as [`~Datastore.add`] does.
+
+        Raises:
+            KeyError: If there is no document of such a name.
+        """
+        if missing := sorted({*names} - {*self.names}):
+            raise KeyError(f"{self.path} has no document {missing[0]!r}")
+        self.add(dict.fromkeys(names, ""), progress=False)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the documents that have one, sorted."""
+        return sorted(read_names(self.path, self.config.names_file))
+
+    def __deepcopy__(self, _: Any) -> Datastore:
+        return self  # forks of a drafter draft from what is added
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
@@ -294,7 +318,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def record(self, mat: dict[str, Any]) -> None:
         """Writes the MAT that was measured of the form that is open into config.json, for the card;
-        raises as [`~Datastore.extend`], and an OSError for a folder in the Hub's cache."""
+        raises as [`~Datastore.add`], and an OSError for a folder in the Hub's cache."""
         if self.path.resolve().match("datasets--*/snapshots/*"):
             raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
         measured = {"state": self.config.state(self.form), **mat}
@@ -308,7 +332,7 @@ class Datastore(StoredFolder[StoreConfig]):
         """Writes the compact form alone into a new folder."""
         with self.naming_damage():
             counts, table = compact_form(self.shards, self.config, options)
-        alone = replace(self.config, shards=[], ngrams=None)
+        alone = replace(self.config, shards=[], ngrams=None, names_file=None)
         if alone.tokenizer_file is not None:
             copy_file(self.path, alone.tokenizer_file, folder)
         write_ngrams(folder, alone, table, counts, self.tokens)
@@ -324,6 +348,10 @@ class Datastore(StoredFolder[StoreConfig]):
             raise
         except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Loads the datastore's own copy of the tokenizer that it was made with, which has neither

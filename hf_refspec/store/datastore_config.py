@@ -3,6 +3,7 @@
 tokens-00001.safetensors        tokens    uint16 or uint32, a separator after each document
 suffixes-00001.safetensors      suffixes  int32, the suffix array of those tokens
 ngrams-0123456789ab.safetensors (compact form) n-grams and their draft trees
+names-0123456789ab.json         which documents have names
 tokenizer.json                  the tokenizer that the documents were tokenised with
 """
 
@@ -23,8 +24,9 @@ Form: TypeAlias = Literal["full", "compact"]
 TOKENS = re.compile(r"tokens-[0-9]{5,}\.safetensors")
 SUFFIXES = re.compile(r"suffixes-[0-9]{5,}\.safetensors")
 NGRAMS = re.compile(r"ngrams-[0-9a-f]{12}\.safetensors")
+NAMES = re.compile(r"names-[0-9a-f]{12}\.json")
 TOKENIZER = re.compile(r"tokenizer\.json")
-ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
+OWN_FILES = (TOKENS, SUFFIXES, NGRAMS, NAMES)
 # Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
@@ -63,7 +65,7 @@ class StoreConfig(FolderConfig):
 
     NOUN = "datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
-    FILES = (*ARRAY_FILES, TOKENIZER)
+    FILES = (*OWN_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
     HAS_TOKENIZERS_IDS = True
 
@@ -72,6 +74,7 @@ class StoreConfig(FolderConfig):
     shards: Annotated[list[ShardEntry], range(MOST_SHARDS + 1)] = field(default_factory=list)
     ngrams: NgramsEntry | None = None
     tokenizer_file: Annotated[FileEntry, TOKENIZER] | None = None
+    names_file: Annotated[FileEntry, NAMES] | None = None
 
     def check(self) -> None:
         if not self.shards and self.ngrams is None:
@@ -98,7 +101,7 @@ class StoreConfig(FolderConfig):
             raise DatastoreError("it has only the compact form, not the full one")
         if form == "compact" and self.ngrams is None:
             raise DatastoreError("it has no compact form; make it with compact()")
-        return replace(self, shards=[]) if form == "compact" else self
+        return replace(self, shards=[], names_file=None) if form == "compact" else self
 
     def state(self, form: Any) -> str | None:
         """Changes when documents are added, or when the compact form is replaced."""

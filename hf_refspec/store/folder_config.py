@@ -188,15 +188,17 @@ def _entries_in(value: Any) -> list[FileEntry]:
 
 
 def _parse(kind: Any, content: Any) -> Any:
-    """Turns a JSON object with exactly the fields of a dataclass into an instance of it."""
+    """Turns a JSON object with exactly the fields of a dataclass into an instance of it; those that
+    may be `None` can be missing."""
     hints = _hints(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")
-    if missing := sorted(hints.keys() - content.keys()):
+    needed = {name for name, hint in hints.items() if NoneType not in get_args(hint)}
+    if missing := sorted(needed - content.keys()):
         raise ValueError(f"it does not name {missing[0]}")
     if unknown := sorted(content.keys() - hints.keys()):
         raise ValueError(f"{short(unknown[0])} is not a name that belongs there")
-    return kind(**{name: _value(name, content[name], hint) for name, hint in hints.items()})
+    return kind(**{name: _value(name, content.get(name), hint) for name, hint in hints.items()})
 
 
 @cache

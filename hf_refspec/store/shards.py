@@ -75,12 +75,15 @@ def split_documents(
             begun.append(tokens[start:])
 
 
-def grouped(shards: Sequence[ShardEntry], growth: int = GROWTH) -> list[list[ShardEntry]]:
-    """Groups the shards that are due to be merged into one; the others stand alone."""
+def grouped(
+    shards: Sequence[ShardEntry], growth: int = GROWTH, largest: int = LARGEST_SHARD
+) -> list[list[ShardEntry]]:
+    """Groups the shards that are due to be merged into one, of at most `largest` tokens; the others
+    stand alone."""
     groups: list[list[ShardEntry]] = []
     for shard in reversed(shards):
         newer = _token_count(groups[-1]) if groups else 0
-        if shard.tokens <= min(growth * newer, LARGEST_SHARD - newer):
+        if shard.tokens <= min(growth * newer, largest - newer):
             groups[-1].insert(0, shard)
         else:
             groups.append([shard])
@@ -109,6 +112,57 @@ def merge_shards(
             number += 1
     sync_folder(folder)
     return shards
+
+
+def without_documents(
+    folder: Path, config: StoreConfig, numbers: Sequence[int]
+) -> list[ShardEntry]:
+    """Writes the shards with these documents, numbered over all shards, again without them; returns
+    all shards after that. The old files stay, and nothing names the new ones yet."""
+    shards, gone, first = [], np.sort(np.array(numbers, np.int64)), 0
+    for shard in config.shards:
+        inside = (gone >= first) & (gone <= first + shard.documents)
+        left = _cut(folder, config, shard, gone[inside] - first) if inside.any() else shard
+        shards += [left] if left is not None else []
+        first += shard.documents
+    return shards
+
+
+def _cut(
+    folder: Path, config: StoreConfig, shard: ShardEntry, pieces: np.ndarray
+) -> ShardEntry | None:
+    """Writes a shard without some of its documents, the first and the last of which may be parts of
+    documents. The suffixes keep their order, which is right as far as a document reaches."""
+    tokens, suffixes = map_tokens(folder, config, shard), map_suffixes(folder, shard)
+    bounds = np.flatnonzero(tokens == config.separator) + 1
+    ended, bounds = len(bounds), np.unique(np.r_[0, bounds, len(tokens)]).astype(np.int32)
+    pieces = pieces[pieces < len(bounds) - 1]
+    if len(pieces) in (0, len(bounds) - 1):
+        return None if len(pieces) else shard
+    for file in (shard.tokens_file, shard.suffixes_file):
+        check_file(folder, file)
+    starts, ends = bounds[pieces], bounds[pieces + 1]
+    # Where a suffix has this number of starts before it: the last end, and all that is cut out.
+    last_ends, shifts = np.r_[np.int32(0), ends], np.r_[0, np.cumsum(ends - starts)]
+
+    def kept() -> Iterator[np.ndarray]:
+        for i in range(0, len(suffixes), _BLOCK):
+            block = suffixes[i : i + _BLOCK]
+            cuts = np.searchsorted(starts, block, side="right")
+            outside = block >= last_ends[cuts]
+            yield block[outside] - shifts[cuts[outside]]
+
+    number, size = next_number(folder), len(tokens) - int(shifts[-1])
+    texts = (tokens[begin:end] for begin, end in zip(last_ends, [*starts, None], strict=True))
+    parts = {"tokens": (tokens.dtype, texts), "suffixes": (np.dtype(np.int32), kept())}
+    try:
+        files = [
+            write_part(folder, name, number, Blocks(dtype, size, blocks))
+            for name, (dtype, blocks) in parts.items()
+        ]
+    except ValueError as error:
+        raise DatastoreError(f"{folder} cannot be changed: {error}") from None
+    return ShardEntry(size, shard.documents - int((pieces < ended).sum()), *files)
 
 
 def _merge(

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
             f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
             f"but is a {type(tokenizer).__name__}"
         )
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    vocabulary, merges = sorted(tokenizer.get_vocab().items()), model.get("merges", [])
+    return _fingerprint(tokenizer.backend_tokenizer.to_str())
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(content: str) -> str:
+    vocabulary = sorted(load_backend(content).get_vocab().items())
+    merges = json.loads(content)["model"].get("merges", [])
     text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -2,7 +2,7 @@
 the others.
 
 [`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Entries
-that are written in place are in `in_place.py`, those of static caches in `static_cache.py`.
+that are written in place are in `in_place.py`, those of static caches in `static.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from transformers import (
     Cache,
@@ -26,7 +27,6 @@ from transformers import (
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..transformers_names import CACHE_NAMES, RunningStateLayer, belongs_to_caller, cache_name
-from .token_sequence import TokenSequence
 
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
@@ -115,6 +115,32 @@ def holds_running_state(cache: Cache) -> bool:
 def has_static_layers(cache: Cache) -> bool:
     """Whether some layer has a fixed length, so that nothing can be cropped from its end."""
     return any(isinstance(layer, StaticLayer) for layer in cache.layers)
+
+
+class TokenSequence(Protocol):
+    """The part of a row that a verifier needs."""
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """All tokens, including padding, int64 of shape `(1, length)`."""
+
+    def tail(self, count: int) -> np.ndarray:
+        """The last `count` tokens on the host, int64 of shape `(count,)`."""
+
+    def __len__(self) -> int: ...
+
+
+class FixedTokens:
+    """Tokens `(1, length)` that do not grow."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def tail(self, count: int) -> np.ndarray:
+        return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
+
+    def __len__(self) -> int:
+        return self.ids.shape[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from .cache import (
     CroppedEntries,
     Entries,
     RunningState,
+    TokenSequence,
     caches_images,
     find_cache,
     fresh_kwargs,
     has_static_layers,
     holds_running_state,
 )
-from .token_sequence import TokenSequence
 from .verifier import PassLogits, Verifier
 
 

@@ -6,7 +6,6 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -27,7 +26,7 @@ _CROSSED = 8
 
 
 class DraftLimits:
-    """The positions that a draft may have, see [`PositionLimits`], and the lengths that are probed.
+    """The positions that a draft may have, and the lengths that are probed.
 
     Drafts first end before the next length at which attention may become another computation. Once
     a text is there, a probe whose text crosses it decides whether drafts go on. A verifier that has
@@ -45,7 +44,13 @@ class DraftLimits:
     ) -> None:
         config = text_config(model)
         self._call, self._stats = (kind, model, rows, model_kwargs), stats
-        self._positions = PositionLimits.of(config)
+        self._table, rope = context_length(config), length_dependent_rope(config)
+        # The length at which rotary frequencies change; and whether they do so at every step from
+        # there on, or once ("longrope").
+        originally = "original_max_position_embeddings"
+        unscaled = rope.get(originally) or getattr(config, originally, None) or self._table
+        self._unscaled = unscaled if rope else None
+        self._is_dynamic = rope.get("rope_type") == "dynamic"
         self._boundaries = ([] if probed else [0]) + boundaries(config)
         self.refused: Finding | None = None  # at the next of them, if drafts end there
 
@@ -68,12 +73,22 @@ class DraftLimits:
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind a text of this length and last position; 0 or less allows
-        none. No draft passes a length that was not probed."""
+        none.
+
+        A draft passes no length that was not probed. It ends with the table of positions, unless
+        the text is past it already, as in plain decoding; and before rotary frequencies change: one
+        pass has one set of them, so that a longer draft would change those of the tokens that are
+        accepted."""
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (last_position, length - 1):
-            if (furthest := self._positions.furthest(last)) is not None:
-                deepest = min(deepest, furthest - last)
+            if self._table is not None and last < self._table:
+                deepest = min(deepest, self._table - 1 - last)
+            if self._unscaled is not None and last <= self._unscaled:
+                # The step at the border is plain: some models begin a new cache there (Phi-3).
+                deepest = min(deepest, max(self._unscaled - 1 - last, 0))
+            elif self._is_dynamic:
+                deepest = min(deepest, 0)
         return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest
 
 
@@ -103,43 +118,3 @@ def _numbers(values: Any) -> Iterator[int]:
             yield from _numbers(value)
     elif isinstance(values, int) and not isinstance(values, bool):
         yield values
-
-
-@dataclass(frozen=True)
-class PositionLimits:
-    """How far positions go in one model."""
-
-    table: int | None  # the length of its table of position embeddings
-    unscaled: int | None  # the length at which its rotary frequencies change
-    dynamic: bool  # whether they do so at every step from there on, or once ("longrope")
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig) -> PositionLimits:
-        """The limits that the configuration of a decoder names."""
-        table, rope = context_length(config), length_dependent_rope(config)
-        unscaled = None
-        if rope:
-            unscaled = (
-                rope.get("original_max_position_embeddings")
-                or getattr(config, "original_max_position_embeddings", None)
-                or table
-            )
-        return cls(table, unscaled, rope.get("rope_type") == "dynamic")
-
-    def furthest(self, last_position: int) -> int | None:
-        """The last position that a draft may have behind a text whose last token has this one.
-
-        Returns:
-            `int` or `None`: A draft ends with the table, unless the text is past it already, as in
-            plain decoding. It ends before rotary frequencies change: one pass has one set of them,
-            so that a longer draft would change those of the tokens that are accepted.
-        """
-        limits = []
-        if self.table is not None and last_position < self.table:
-            limits.append(self.table - 1)
-        if self.unscaled is not None and last_position <= self.unscaled:
-            # The step at the border is plain: some models begin a new cache there (Phi-3).
-            limits.append(max(self.unscaled - 1, last_position))
-        elif self.dynamic:
-            limits.append(last_position)
-        return min(limits, default=None)

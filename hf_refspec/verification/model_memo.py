@@ -39,9 +39,6 @@ class ModelMemo(dict[Any, Any]):
     """A dictionary that is empty in copies and pickles of a model: a copy may be changed, and a
     saved model must load without this package."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelMemo:
-        return ModelMemo()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, ()
 

@@ -80,7 +80,11 @@ class PackedPass:
             raise UnpackableError("a layer attends without having written to the cache")
         layer, *written = self._written
         for own, given in zip(written, (keys, values), strict=True):
-            if not _are_same(own, given, self._compares):
+            groups = given.shape[1] // own.shape[1]  # each head is given once or several times
+            is_same = given.shape[2:] == own.shape[2:] and groups * own.shape[1] == given.shape[1]
+            if is_same and self._compares:
+                is_same = torch.equal(given, own.repeat_interleave(groups, dim=1))
+            if not is_same:
                 raise UnpackableError("a layer attends to other keys than it has written")
         self._written, window = None, self._windows[layer]
         if len(self._groups) == 1 and not self._unused:
@@ -127,14 +131,6 @@ class PackedMask(torch.Tensor):
                 raise UnpackableError("the model calculates with the mask")
             result.packed = mask.packed
         return result
-
-
-def _are_same(written: torch.Tensor, given: torch.Tensor, compares: bool) -> bool:
-    """Whether attention is given what was written, each head once or several times."""
-    groups = given.shape[1] // written.shape[1]
-    if given.shape[2:] != written.shape[2:] or groups * written.shape[1] != given.shape[1]:
-        return False
-    return not compares or torch.equal(given, written.repeat_interleave(groups, dim=1))
 
 
 def _likeness(row: RowPass) -> tuple[int, int]:

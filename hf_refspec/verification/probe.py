@@ -22,11 +22,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
-from .cache import call_device, fresh_kwargs, is_padded
+from .cache import FixedTokens, call_device, fresh_kwargs, is_padded
 from .model_memo import probing
 from .probe_state import random_state, set_random_state
 from .ranks import Ranks
-from .token_sequence import FixedTokens
 from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")
@@ -179,10 +178,6 @@ class _Texts:
             leak = self._difference(other, verified)
         error = self._difference(verified, expected)
         same_bits = not kind.same_bits or self._has_same_bits(kind, verified)
-        exact = same_bits and self._within_rounding(error, rounding, leak)
-        return Finding(exact, error, rounding, leak, same_bits)
-
-    def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
         eps = torch.finfo(self.dtype).eps
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5
@@ -195,7 +190,8 @@ class _Texts:
             # Exact models are below either, those that forget their state at three times it.
             most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
         leaks = leak is not None and leak > max(3 * rounding, eps)
-        return rounding <= most_rounding and error <= most_error and not leaks
+        exact = rounding <= most_rounding and error <= most_error and not leaks
+        return Finding(exact and same_bits, error, rounding, leak, same_bits)
 
     def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
         """|logits - reference| relative to the reference's spread: the largest of the rows in

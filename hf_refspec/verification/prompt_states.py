@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..drafting.top_tokens import TopTokens, top_tokens
@@ -83,7 +82,13 @@ def prompt_top_tokens(
         return None
     hidden = torch.cat(list(states), dim=1)  # (R, n, hidden_size)
     positions = hidden.shape[1]
-    count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
+    # What the output layer costs for a token, beside the layers before it; quantised ones may have
+    # no parameters.
+    own = {id(each) for each in head.parameters()}
+    own |= {id(each) for each in model.get_input_embeddings().parameters()}
+    before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
+    cost = max(sum(each.numel() for each in head.parameters()), 1) / max(before, 1)
+    count = int(min(positions - 1, fraction * positions / cost))
     if count < _FEWEST or hidden.shape[0] != logits.shape[0]:
         return None
     weight = getattr(head, "weight", None)  # of quantised layers it may be a method
@@ -91,27 +96,13 @@ def prompt_top_tokens(
         return None  # some models project before the output layer
     pieces: list[TopTokens] = []
     for piece in reversed(hidden[:, positions - 1 - count :].split(_PIECE, dim=1)):
-        own = head(piece)
-        if not pieces and not _are_equal(own[:, -1:], logits):
-            return None
-        pieces.insert(0, top_tokens(own, k))
+        piece_logits = head(piece)
+        if not pieces:  # some models scale or cap behind the output layer
+            last, given = piece_logits[:, -1:].float(), logits.float()
+            if last.shape != given.shape:
+                return None
+            if not (last - given).abs().max() <= _ROUNDING * given.abs().max():
+                return None
+        pieces.insert(0, top_tokens(piece_logits, k))
     every = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
     return TopTokens(*(each[:, :-1] for each in every))
-
-
-def _are_equal(own: torch.Tensor, logits: torch.Tensor) -> bool:
-    """Whether the output layer is all there is before these logits: some models scale or cap
-    behind it."""
-    own, logits = own.float(), logits.float()
-    return own.shape == logits.shape and bool(
-        (own - logits).abs().max() <= _ROUNDING * logits.abs().max()
-    )
-
-
-def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
-    """The cost of the output layer for a token, relative to the layers before it."""
-    own = {id(each) for each in head.parameters()}
-    own |= {id(each) for each in model.get_input_embeddings().parameters()}
-    before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
-    # Quantised layers may have no parameters.
-    return max(sum(each.numel() for each in head.parameters()), 1) / max(before, 1)

@@ -32,9 +32,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..transformers_names import cache_name, next_kwargs, prefill
-from .cache import Entries, Pass, find_cache, holds_running_state
+from .cache import Entries, FixedTokens, Pass, TokenSequence, find_cache, holds_running_state
 from .prompt_states import last_token, records_prompt
-from .token_sequence import FixedTokens, TokenSequence
 
 # The logits `(N, vocab_size)` of all rows of a pass, and the index of each row's root in them.
 PassLogits: TypeAlias = tuple[torch.Tensor, list[int]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import distill
 import draft_models
 import numpy as np
+import pytest
 import torch
 from draft_models import with_layers
 from transformers import AutoModelForCausalLM
@@ -20,13 +21,16 @@ def test_all_layers_are_the_model_and_some_share_its_weights(byte_llama):
     assert last(ids, use_cache=True).past_key_values.get_seq_length() == 20
 
 
-def test_each_assistant_is_measured_alone_and_blended(model, data, capsys):
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "1"]])
+def test_each_assistant_is_measured_alone_and_blended(model, data, capsys, sampling):
     prompts = ["--prompts", str(data / "spec_bench_questions.jsonl"), "--limit", "1"]
     options = ["--max-new-tokens", "10", "--assistants", "layers-1", "bfloat16"]
-    assert draft_models.main([*prompts, *model, *options]) == 0
+    assert draft_models.main([*prompts, *model, *options, *sampling]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.count("1 of 1") == 2 + 3 * 2
-    for name in ("transformers' assisted, layers-1", "DraftModel, bfloat16", "both, bfloat16"):
+    names = ["transformers' assisted, layers-1"] if not sampling else []
+    assert printed.count("1 of 1") == 2 + (2 + len(names)) * 2
+    assert ("first token accepted likeliest rejection" in printed) == bool(sampling)
+    for name in (*names, "DraftModel, bfloat16", "both, bfloat16"):
         assert f"{name} against plain " in printed
 
 

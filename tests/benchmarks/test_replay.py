@@ -9,7 +9,8 @@ import numpy as np
 import replay as script
 import sessions
 import torch
-from suites import ForcedText, random_model
+from calls import Forced
+from suites import random_model
 
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.reference_copy import ReferenceCopy
@@ -19,10 +20,10 @@ from hf_refspec.drafting.stats import SpeculationStats
 def test_a_replay_counts_as_generate_does():
     model, texts = random_model("tiny", 64), np.random.default_rng(0).integers(0, 4, (3, 60))
     answers = [(text[:20].tolist(), text[20:].tolist()) for text in texts]
+    forced = {"logits_processor": [Forced(torch.from_numpy(texts))], "max_new_tokens": 40}
     for drafter in (ReferenceCopy(), ReferenceCopy(mode="llma")):
         generated = SpeculationStats()
         for ids in map(torch.from_numpy, texts):
-            forced = {"logits_processor": [ForcedText(ids)], "max_new_tokens": 40}
             options = {"candidate_generator": drafter, "max_draft_tokens": 16, **forced}
             model.generate(ids[None, :20], do_sample=False, eos_token_id=None, **options)
             generated += drafter.stats
@@ -46,8 +47,11 @@ def test_replay_has_figures_of_all_contenders_by_n_and_k_and_speed_ups(
     [swept] = [row for row in rows if row[:2] == ["1", "18"]]
     assert swept[2:6] == llma[2:6]
     timed = ["--size", "tiny", "--dtype", "float32", "--limit", "1"]
-    script.main([*command, *timed])  # asserts that the answers are written
-    assert capsys.readouterr().out.count("x\n") == len(script.CONTENDERS) - 1
+    script.main([*command, *timed])  # asserts that the answers are written, and compares spans
+    printed = capsys.readouterr().out
+    assert printed.count("x\n") == len(script.CONTENDERS) - 1
+    one, other = (line.split(" | ")[1:3] for line in printed.splitlines()[-3:-1])
+    assert one == other and int(one[0]) > 0
 
 
 def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, data, printed_rows):

@@ -120,20 +120,6 @@ def test_probabilities_stay_legal(history, tree):
 # --- what becomes of a source
 
 
-def root_prob(calibration: Calibration, tree: DraftTree) -> float:
-    return float(calibration.calibrated(tree).probs[0])
-
-
-def test_what_changes_is_noticed():
-    calibration, tree = Calibration(), DraftTree.chain([4], [0.6])
-    for _ in range(500):
-        calibration.record(tree, np.array([4]))
-    assert root_prob(calibration, tree) > 0.9
-    for _ in range(200):
-        calibration.record(tree, np.array([5]))
-    assert root_prob(calibration, tree) < 0.1
-
-
 TRUTHS = {
     "overconfident": lambda said: 0.4 * said,
     "timid": lambda said: said**0.6,

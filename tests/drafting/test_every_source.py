@@ -16,7 +16,7 @@ from drafters import drafted
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.apps.serve.request_sources import Prediction
+from hf_refspec.apps.serve.engine import Prediction
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 

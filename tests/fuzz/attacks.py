@@ -14,8 +14,7 @@ from pathlib import Path
 
 from hf_refspec.store.files import DatastoreError
 
-from .damage import Place
-from .formats import damage
+from .damage import Place, damage
 from .outcomes import (
     OTHER,
     REFUSED,

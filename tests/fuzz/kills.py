@@ -212,8 +212,20 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
         store = Datastore(path)
         for number in range(store.documents - 12, 6):
             document = [20 + number, 7, number, 7, number]
-            store = store.extend([document], known, **ALONE)
+            store = store.add([document], known, **ALONE)
             acknowledge()
+
+    def build_named(path: Path) -> None:
+        named = {str(number): text for number, text in enumerate(texts[:12])}
+        Datastore.build(named, known, path, shard_tokens=300, **ALONE)
+
+    def replace_often(path: Path, acknowledge: Acknowledge) -> None:
+        store = Datastore(path)
+        for number in range(6):
+            if str(number) in store.names:  # each step replaces two documents and adds one
+                changed: dict[str, Any] = {str(number): "", str(number + 6): [7, number, 7]}
+                store.add({**changed, f"new {number}": [20 + number, 7, number]}, known, **ALONE)
+                acknowledge()
 
     def compact(path: Path, _: Any) -> None:
         Datastore(path).compact(ngrams_per_order=11, progress=False)
@@ -230,8 +242,9 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
     both = stores.build_datastore
     return {
         "build": (nothing, build),
-        "extend": (both, lambda path, _: Datastore(path).extend(texts[12:], known, **ALONE)),
+        "extend": (both, lambda path, _: Datastore(path).add(texts[12:], known, **ALONE)),
         "extend often": (build, extend_often),
+        "replace often": (build_named, replace_often),
         "merge": (both, lambda path, _: Datastore(path).merge(**ALONE)),
         "compact": (both, compact),
         "compact elsewhere": (build_beside, compact_elsewhere),

@@ -110,7 +110,7 @@ ALONE: dict[str, Any] = {"num_proc": 1, "progress": False}
 def build_datastore(path: Path) -> None:
     store = Datastore.build(texts(), tokenizer(), path, shard_tokens=300, corpus="x", **ALONE)
     # So little that it stays a shard of its own.
-    store = store.extend([[5, 6, 7, 5, 6]], tokenizer(), **ALONE)
+    store = store.add({"name": [5, 6, 7, 5, 6]}, tokenizer(), **ALONE)
     assert len(store.shards) == 2
     store.compact(ngrams_per_order=20, progress=False)
 
@@ -141,7 +141,7 @@ def datastore() -> Kind:
         return trees(opened(folder).compact(ngrams_per_order=15, progress=False))
 
     def extended(folder: Path, spare: Path) -> Any:
-        return trees(opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE))
+        return trees(opened(folder).add({"name": [5, 6, 7, 5, 6, 8]}, tokenizer(), **ALONE))
 
     text = "the cat"
     readers: dict[str, Use] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import chain, combinations, zip_longest
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -54,9 +53,6 @@ class Copier(Drafter):
         return DraftTree.empty()
 
 
-row_calibrations: WeakKeyDictionary[Drafter, Calibration] = WeakKeyDictionary()
-
-
 class Text(SimpleNamespace):
     def __len__(self) -> int:
         return self.length
@@ -68,7 +64,6 @@ def rows_of(drafters, drafts, emitted=(), length=10) -> list[SimpleNamespace]:
         SimpleNamespace(
             row=Text(
                 drafter=drafter,
-                calibration=row_calibrations.setdefault(drafter, Calibration()),
                 seen=range(length),
                 length=length,
             ),
@@ -199,6 +194,27 @@ def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_r
     assert sizes[0] == 1 and sizes == sorted(sizes) and sizes[-1] == MOST_NODES
 
 
+def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
+    """The plain steps that wrong drafts cost a call of this number of tokens more than a hundredth
+    of its time, behind a number of `right` ones. Passes take twice as long from some pass on."""
+    costs, seconds, plain = PassCosts(), 0.0, 0.0
+    budget = OneRow(costs)
+    tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
+    for number in range(-right, tokens):
+        [row] = rows_of([budget.drafter], [tree], [[99]])
+        row.draft = row.draft if budget.budget.nodes([row]) else DraftTree.empty()
+        budget.drafter.calibration = Calibration()  # estimates that nothing corrects
+        [row.verified] = budget.budget.trim([row], 0.0)
+        slower = 1.0 if number < 10 * doubles else 2.0
+        taken = slower * np.interp(1 + len(row.verified), [1, 2, 64], [1.0, dear, 3 * dear])
+        if number < 0:
+            row.emitted = np.arange(1 + len(row.verified))
+        else:
+            seconds, plain = seconds + taken, plain + slower
+        budget.budget.record([row], 1 + len(row.verified), taken)
+    return seconds - 1.015 * plain
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.floats(1.05, 4.0),
@@ -210,21 +226,12 @@ def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_r
 def test_drafts_that_are_always_wrong_take_a_hundredth_of_the_time_and_little_more(
     dear, prob, nodes, tokens, doubles
 ):
-    """Whatever they promise; also where all passes take twice as long from some pass on."""
-    costs, seconds, plain = PassCosts(), 0.0, 0.0
-    budget = OneRow(costs)
-    tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
-    for number in range(tokens):
-        [row] = rows_of([budget.drafter], [tree], [[99]])
-        row.draft = row.draft if budget.budget.nodes([row]) else DraftTree.empty()
-        budget.drafter.calibration = Calibration()  # estimates that nothing corrects
-        [row.verified] = budget.budget.trim([row], 0.0)
-        slower = 1.0 if number < 10 * doubles else 2.0
-        taken = slower * np.interp(1 + len(row.verified), [1, 2, 64], [1.0, dear, 3 * dear])
-        seconds, plain = seconds + taken, plain + slower
-        budget.budget.record([row], 1 + len(row.verified), taken)
-    # And what was granted in advance; what a pass costs more than it was taken to is lost once.
-    assert seconds <= 1.015 * plain + 2 * 1.5 + 2 * dear
+    """And what was granted in advance; what a pass costs more than it was taken to is lost once."""
+    assert lost(dear, prob, nodes, tokens, doubles) <= 2 * 1.5 + 2 * dear
+
+
+def test_what_was_gained_long_ago_pays_for_few_wrong_drafts():
+    assert 50 < lost(1.5, 1.0, 63, tokens=200, doubles=99, right=300) <= 110
 
 
 def test_drafts_that_are_not_verified_are_learned_from_too():
@@ -265,31 +272,6 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
     while not step(tree):
         pass
     assert all(step(tree) for _ in range(20))
-
-
-def seconds_a_token(nodes: int, cost, prob: float, right: float, tokens: int = 800) -> float:
-    """The mean of a call whose nodes are right with one probability and promise another."""
-    random = np.random.default_rng(0)
-    budget = OneRow(PassCosts())
-    tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
-    seconds, count = 0.0, 0
-    while count < tokens:
-        draft = budget.trim(tree if budget.nodes else DraftTree.empty())
-        foreseen = int(np.argmin([*(random.random(nodes) < right), False]))
-        accepted = min(foreseen, len(draft))
-        emitted = [*range(accepted), accepted if accepted < foreseen else nodes]
-        seconds += cost(1 + len(draft))
-        budget.record(draft, emitted, cost(1 + len(draft)))
-        count += len(emitted)
-    return seconds / count
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 10, 64])
-def test_drafts_that_are_mostly_right_make_it_faster(nodes):
-    cost = {t: 1 + 0.03 * t for t in range(1, 66)}.__getitem__
-    seconds = seconds_a_token(nodes, cost, prob=0.5, right=0.8)
-    expected = sum(0.8**depth for depth in range(min(nodes, 8) + 1))
-    assert seconds < 1.25 * cost(1 + min(nodes, 8)) / expected
 
 
 def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
@@ -350,22 +332,6 @@ def test_each_row_learns_from_its_own_text():
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
 
 
-def test_of_rows_that_share_outcomes_the_one_whose_drafts_fail_is_trusted_less():
-    budget = rich(MadeUp(lambda tokens: 1 + 0.1 * tokens), packs=True)
-    drafters = [Copier(), Copier()]
-    drafters[1].calibration = drafters[0].calibration
-    tree = DraftTree.chain([4], [0.5])
-
-    def kept() -> list[int]:
-        return list(map(len, trimmed(budget, rows_of(drafters, [tree] * 2))))
-
-    for _ in range(10):
-        budget.record(rows_of(drafters, [tree] * 2, [[4], [9]]), 2, 1.0)
-    assert kept() == [1, 0]
-    row_calibrations.clear()  # the next texts have failed nowhere
-    assert kept() == [1, 1]
-
-
 # --- make_budget
 
 
@@ -375,7 +341,7 @@ def test_a_given_number_of_nodes_never_changes():
     for drafter in (Copier(), theirs):
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
-            assert type(budget) is Budget
+            assert type(budget) is Budget and budget.speed is None
             rows = rows_of([drafter], [tree], [[1]])
             assert budget.nodes(rows) == nodes
             [kept] = budget.trim(rows, 1.0)
@@ -404,7 +370,3 @@ def test_drafting_that_took_long_once_does_not_end_it():
     budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
     budget.record(DraftTree.empty(), [1], seconds=1.0)
     assert OneRow(budget.costs).nodes > 0
-
-
-def test_a_call_that_names_its_drafts_asks_for_no_speed():
-    assert Budget(8).speed is None

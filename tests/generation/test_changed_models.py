@@ -80,11 +80,6 @@ def test_a_number_that_forward_passes_change_is_no_setting_of_the_model(model):
     assert probing_passes == [10, 0, 0, 10, 0, 0]
 
 
-def test_a_hook_on_every_token_alike_lets_drafts_go_on(model):
-    model.model.layers[0].register_forward_hook(lambda module, args, output: output * 1.01)
-    assert check(model) > 1.5
-
-
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_layers_quantised_in_place_are_seen(model, use_cache):
     """Activations are scaled by all tokens of a pass, which differs from the last one's."""

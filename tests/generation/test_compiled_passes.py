@@ -12,7 +12,6 @@ from calls import GREEDY, Call, compiled_anywhere
 from calls import RANDOM_PROMPT as PROMPT
 from drafters import Prophet
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_refspec as rs
 from hf_refspec.verification.static import WIDTHS
@@ -118,32 +117,3 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(own, cap
     warnings = [record.message for record in caplog.records if "compiled" in record.message]
     assert len(warnings) == 1
     assert "cannot be compiled, and runs as it is" in warnings[0]
-
-
-class WrittenEntries(TorchDispatchMode):
-    """Counts the numbers that are written into the layers of a cache."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function in (torch.ops.aten.index_copy_.default, torch.ops.aten.scatter_.src):
-            self.count += args[3].numel()
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_pass_writes_its_own_tokens_and_no_more(llama):
-    """A path that stands in order does not move, and nothing else of the cache is copied."""
-    plain = generate(llama)
-    chain = Prophet(plain, accuracy=1.0, branches=0)
-    tokens: list[int] = []
-    hook = llama.register_forward_pre_hook(
-        lambda _, args, kwargs: tokens.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    generate(llama, chain, max_draft_tokens=7)  # what the probe writes is not counted
-    tokens.clear()
-    with hook, WrittenEntries() as written:
-        generate(llama, chain, max_draft_tokens=7)
-    assert set(tokens) <= {PROMPT.shape[1], 1, 8}
-    config = llama.config
-    entry = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert written.count == entry * sum(tokens)

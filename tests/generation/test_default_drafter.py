@@ -11,8 +11,6 @@ from calls import GREEDY, PROMPT, Call, assert_lossless
 from drafters import Noise
 
 import hf_refspec as rs
-from hf_refspec.drafting.candidates import default_sources
-from hf_refspec.generation import default_drafter as module
 from hf_refspec.generation.default_drafter import drafter_of_call
 
 OPTIONS = {**GREEDY, "max_new_tokens": 48}
@@ -98,8 +96,3 @@ def test_a_model_whose_vocabulary_changes_begins_anew(model):
 def test_a_small_vocabulary_will_do(model):
     model.resize_token_embeddings(6)
     assert_lossless(model, "auto", torch.tensor([[1, 2, 3, 4, 1, 2]]), max_draft_tokens="auto")
-
-
-def test_it_copies_and_recycles():
-    assert [type(source) for source in default_sources()] == [rs.ReferenceCopy, rs.TokenRecycling]
-    assert module.Blend(default_sources()).observed_top_k > 0

@@ -44,6 +44,49 @@ def test_several_rows(llama, blend, options, max_draft_tokens):
     assert stats.mat > 2 or max_draft_tokens == "auto"
 
 
+SAMPLED = {
+    "temperature": {"temperature": 1.7},
+    "top-k": {"top_k": 5},
+    "top-k and top-p": {"top_k": 30, "top_p": 0.6, "temperature": 0.7},
+    "top-p": {"top_p": 0.5},
+    "static": {"cache_implementation": "static"},
+    "reproducible": {"verification": "reproducible"},
+    "tree": {"verification": "tree"},
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("options", SAMPLED.values(), ids=SAMPLED)
+def test_the_target_itself_foresees_what_a_seed_draws(llama, options, rows):
+    """In two calls, one after the other; the random numbers are then where plain decoding's are."""
+    if rows > 1 and options.get("verification") == "reproducible":
+        pytest.skip("for one row alone")
+    options = {"do_sample": True, "top_k": 0, **options}
+    verification, drafter = options.pop("verification", "chain"), rs.DraftModel(llama)
+    call, drafting = Call(llama, rows), {"candidate_generator": drafter, "max_draft_tokens": 4}
+    if verification == "reproducible":
+        options |= {"verification": verification}
+    for seed in (0, 1, 2):
+        torch.manual_seed(seed)
+        plain = [call.generate(**options).tolist() for _ in range(2)]
+        after = torch.get_rng_state()
+        torch.manual_seed(seed)
+        for ids in plain:
+            drafted = call.generate(**{"verification": verification, **options, **drafting})
+            assert drafted.tolist() == ids
+            assert drafter.stats.accepted > 0.6 * drafter.stats.drafted or verification == "tree"
+            assert drafter.stats.mat > 1.9
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_random_numbers_that_a_processor_draws_change_no_id(llama):
+    def drawing(input_ids, scores):
+        return scores + torch.rand(())
+
+    options = {"do_sample": True, "temperature": 1.7, "logits_processor": [drawing]}
+    assert assert_lossless(llama, rs.DraftModel(llama), **options).drafted > 20
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reproducible_passes(blend, models_by_type, dtype):
     model, options = models_by_type("llama", dtype), {**GREEDY, "verification": "reproducible"}
@@ -66,19 +109,23 @@ def test_attached_and_called_in_several_threads(llama, blend, all_models):
     assert attachment.stats.sources[2].accepted > 0
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("max_draft_tokens", [6, "auto"])
-def test_a_running_batch(llama, max_draft_tokens):
+def test_a_running_batch(llama, max_draft_tokens, do_sample):
+    """Each text has its own random numbers."""
+    options = {**GREEDY, "do_sample": do_sample}
     batch = rs.RunningBatch(llama, max_draft_tokens=max_draft_tokens)
     prompts = [PROMPT, PROMPT[:, 3:], PROMPT[:, :7]]
     drafters = [rs.ReferenceCopy() | rs.DraftModel(llama) for _ in prompts]
     texts = [
-        batch.add(input_ids=prompt, candidate_generator=drafter, **GREEDY)
+        batch.add(input_ids=prompt, candidate_generator=drafter, seed=5, **options)
         for prompt, drafter in zip(prompts, drafters, strict=True)
     ]
     while len(batch):
         batch.step()
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text.sequences.tolist() == llama.generate(prompt, **GREEDY).tolist()
+        torch.manual_seed(5)
+        assert text.sequences.tolist() == llama.generate(prompt, **options).tolist()
         assert text.stats.mat > 2 or max_draft_tokens == "auto"
 
 

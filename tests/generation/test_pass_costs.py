@@ -31,6 +31,7 @@ def ratios(costs: PassCosts) -> list[float]:
 def test_one_pass_predicts_all_by_their_expected_growth(seconds):
     growth = (0.0, 0.0, 0.5, 0.0, 0.0, 0.5)
     costs = PassCosts(growth)
+    assert costs.plain_seconds(1, 0) == costs.plain_seconds(4, 900) == 0  # nothing is known
     costs.record(1, seconds)
     assert costs.plain_seconds(1, 0) == pytest.approx(seconds, rel=0.01)
     # The less is known about a number, the cheaper it is assumed to be.
@@ -39,10 +40,6 @@ def test_one_pass_predicts_all_by_their_expected_growth(seconds):
     taken = costs.seconds(np.array(PASS_TOKENS))
     assert (taken <= 1.01 * seconds * expected).all()
     assert (taken >= 0.7 * seconds * expected).all()
-
-
-def test_before_the_first_pass_nothing_is_known():
-    assert PassCosts().plain_seconds(1, 0) == PassCosts().plain_seconds(4, 900) == 0
 
 
 def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
@@ -107,19 +104,6 @@ def test_a_first_pass_that_sets_something_up_does_not_make_drafts_look_dear_for_
     set_up = recorded((2, 0.05 * times), *[(1, 0.05)] * 6)
     assert set_up.plain_seconds(1, 0) == pytest.approx(0.05, rel=0.1)
     assert ratios(set_up)[1] < 1.5  # a node that is accepted most often pays, and sets it right
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(1.0, 1e6), max_size=20))
-def test_a_few_quiet_passes_correct_any_number_of_disturbed_ones(disturbed):
-    costs = recorded(*[(1, 1.0)] * 4, *[(1, seconds) for seconds in disturbed], *[(1, 1.0)] * 40)
-    assert costs.plain_seconds(1, 0) == pytest.approx(1.0, rel=0.1)
-
-
-@pytest.mark.parametrize("now", [0.2, 5.0])
-def test_costs_follow_a_machine_that_becomes_faster_or_slower(now):
-    costs = recorded(*[(1, 1.0)] * 5, *[(1, now)] * 100)
-    assert costs.plain_seconds(1, 0) == pytest.approx(now, rel=0.05)
 
 
 def test_when_the_machine_becomes_slower_all_numbers_do():

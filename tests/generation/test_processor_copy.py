@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_refspec.generation.processor_copy import copied_processor
+from hf_refspec.generation.batch import copied_processor
 
 
 class Held:

@@ -345,29 +345,6 @@ def test_eager_attention_is_not_packed_and_right():
     run_schedule(model, 5)
 
 
-def test_drafters_begin_and_end_with_their_texts(llama):
-    class Counting(rs.Drafter):
-        running = 0
-
-        def begin(self, prompt_ids, vocab_size):
-            Counting.running += 1
-
-        def draft(self, budget):
-            return rs.DraftTree.empty()
-
-        def end(self):
-            Counting.running -= 1
-
-    batch = RunningBatch(llama, max_rows=2)
-    for n in range(4):
-        add(batch, ids(5, n), candidate_generator=Counting())
-    batch.step()
-    batch.step()
-    assert Counting.running == 2
-    finish(batch)
-    assert Counting.running == 0
-
-
 def test_prompts_at_other_positions_share_nothing(models_by_type):
     model = models_by_type("gpt2")
     batch = RunningBatch(model)

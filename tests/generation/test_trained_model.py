@@ -13,7 +13,6 @@ from functools import cache
 import pytest
 import torch
 from drafters import Noise, Prophet
-from transformers import DynamicCache
 
 import hf_refspec as rs
 
@@ -99,42 +98,16 @@ def drafted_as_plain(decode, plain):
     return drafted
 
 
-@pytest.fixture(scope="module")
-def store(tokenizer, tmp_path_factory) -> rs.Datastore:
-    """Texts like those that the model is to write."""
-    answers = [
-        "The sky is blue because the Earth's atmosphere scatters sunlight. When sunlight reaches",
-        "def volume(width, height, depth):\n    return width * height * depth\n",
-        "Here are three more: yellow, orange and purple. The capital of France is Paris.",
-    ]
-    path = tmp_path_factory.mktemp("store") / "store"
-    return rs.Datastore.build([DOCUMENT, FUNCTION, *answers], tokenizer, path)
-
-
 DRAFTERS = {
-    "the prompt": lambda tokenizer, store: rs.ReferenceCopy(),
-    "LLMA": lambda tokenizer, store: rs.ReferenceCopy(
-        [DOCUMENT, FUNCTION], tokenizer=tokenizer, mode="llma"
+    "LLMA": lambda tokenizer: rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer, mode="llma"),
+    "a blend": lambda tokenizer: (
+        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer) | rs.RetrievalCache(tokenizer)
     ),
-    "a datastore": lambda tokenizer, store: rs.DatastoreDrafts(store),
-    "REST": lambda tokenizer, store: rs.DatastoreDrafts(store, mode="rest"),
-    "a blend": lambda tokenizer, store: (
-        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer=tokenizer)
-        | rs.RetrievalCache(tokenizer)
-        | rs.DatastoreDrafts(store)
-    ),
-    "the model's own logits": lambda tokenizer, store: rs.TokenRecycling(),
-    "Token Recycling": lambda tokenizer, store: rs.TokenRecycling(mode="published"),
-    "noise": lambda tokenizer, store: Noise(),
+    "the model's own logits": lambda _: rs.TokenRecycling(),
+    "Token Recycling": lambda _: rs.TokenRecycling(mode="published"),
+    "noise": lambda _: Noise(),
 }
-
-
-WITH = {
-    "chat": list(DRAFTERS),
-    "code": ["LLMA", "REST"],
-    "edit": ["the prompt", "a datastore"],
-    "rag": ["LLMA", "a blend"],
-}
+WITH = {"chat": list(DRAFTERS), "code": ["LLMA"], "edit": ["a blend"], "rag": ["LLMA", "a blend"]}
 
 
 def test_the_model_answers(plain, prompts, tokenizer):
@@ -145,8 +118,8 @@ def test_the_model_answers(plain, prompts, tokenizer):
 @pytest.mark.parametrize(
     ("text", "drafter"), [(text, drafter) for text in WITH for drafter in WITH[text]]
 )
-def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, store, text, drafter):
-    stats = drafted_as_plain(text, DRAFTERS[drafter](tokenizer, store))
+def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, text, drafter):
+    stats = drafted_as_plain(text, DRAFTERS[drafter](tokenizer))
     assert stats.mat > 1.1 or text not in ("edit", "rag")
 
 
@@ -154,14 +127,6 @@ def test_no_drafter_changes_a_text(drafted_as_plain, tokenizer, store, text, dra
 def test_the_default_drafter_changes_no_text(drafted_as_plain, prompts, max_draft_tokens):
     for text in prompts if max_draft_tokens == "auto" else WITH:
         drafted_as_plain(text, "auto", max_draft_tokens=max_draft_tokens)
-
-
-@pytest.mark.parametrize("verification", ["tree", "chain"])
-def test_a_static_cache_changes_no_text(drafted_as_plain, verification):
-    options = {"cache_implementation": "static", "verification": verification}
-    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    text = "edit" if verification == "tree" else "chat"
-    drafted_as_plain(text, drafter, max_draft_tokens=31, **options)
 
 
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
@@ -187,34 +152,6 @@ def test_a_session_cache_drafts_what_it_has_seen(drafted_as_plain, tokenizer):
     for call in range(2):
         for text in ("chat", "third turn"):
             assert drafted_as_plain(text, cache).mat > (3 if call else 0)
-
-
-# Several turns
-
-
-def turns_of_a_chat(model, tokenizer, hand_on: bool, drafter: rs.Drafter | None) -> list[list[int]]:
-    """The ids of each turn; with `hand_on` each call goes on from the cache of the one before."""
-    cache = DynamicCache(config=model.config) if hand_on else None
-    text, turns = "", []
-    for question in (f"{FUNCTION}\nWhat does it return?", "Repeat the loop.", "And the last line."):
-        text += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        options = {"past_key_values": cache} if hand_on else {}
-        if drafter is not None:
-            options |= {"candidate_generator": drafter, "max_draft_tokens": 16}
-        ids = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
-        turns.append(ids[0].tolist())
-        text = tokenizer.decode(ids[0])
-        text += "\n" if text.endswith("<|im_end|>") else "<|im_end|>\n"
-    return turns
-
-
-def test_turns_are_equal_whether_the_cache_is_handed_on_or_not(model, tokenizer):
-    turns = turns_of_a_chat(model, tokenizer, True, None)
-    for hand_on in (True, False):
-        drafter = rs.ReferenceCopy() | rs.RetrievalCache(tokenizer)
-        assert turns_of_a_chat(model, tokenizer, hand_on, drafter) == turns
-        assert drafter.stats.mat > 1.1
 
 
 # Several rows
@@ -250,15 +187,3 @@ def test_samples_and_processed_logits_choose_the_same_tokens(decode, options):
     assert drafted.tolist() == expected.tolist()
     assert torch.equal(torch.get_rng_state(), state)
     assert drafter.stats.mat > 1.3
-
-
-def test_a_stop_string_ends_a_text_at_the_same_token(decode, plain, prompts, tokenizer):
-    new = plain("edit")[0, prompts["edit"].shape[1] :]
-    stop = tokenizer.decode(new[9:12])[1:]  # which begins inside of a token
-    options = {"stop_strings": [stop], "tokenizer": tokenizer}
-    expected = decode("edit", **options)
-    assert expected.shape[1] < plain("edit").shape[1]
-    drafter = Prophet(plain("edit"), accuracy=1.0, branches=0)
-    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16, **options)
-    assert drafted.tolist() == expected.tolist()
-    assert drafter.stats.mat > 2

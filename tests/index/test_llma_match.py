@@ -25,13 +25,13 @@ def spans_slowly(text: list[int], context: list[int], match_length: int, copy_le
 def test_the_span_follows_the_first_place_of_the_longest_suffix(text, context, n, k):
     buffer = TokenBuffer()
     buffer.extend(np.array(text, np.int64))
-    span = llma_span(buffer.text, np.array(context, np.int32), n, k)
-    assert span.tolist() == spans_slowly(text, context, n, k)
+    begin, span = llma_span(buffer.text, np.array(context, np.int32), n, k)
+    assert span.tolist() == text[begin : begin + len(span)] == spans_slowly(text, context, n, k)
 
 
 def test_a_span_outlives_the_buffer_that_it_is_of():
     buffer = TokenBuffer()
     buffer.extend(np.array([1, 2, 3]))
-    span = llma_span(buffer.text, np.array([1], np.int32), 1, 9)
+    _, span = llma_span(buffer.text, np.array([1], np.int32), 1, 9)
     buffer.extend(np.zeros(10_000, np.int64))
     assert span.tolist() == [2, 3]

@@ -133,14 +133,6 @@ def test_a_full_table_takes_no_more_memory_than_is_said():
     assert size < 25e6
 
 
-def test_a_smaller_table_takes_the_newest_of_a_larger_one():
-    table, smaller = NextTokens(1, 1, 10), NextTokens(1, 1, 3)
-    for token in range(6):
-        teach(table, ([token], [], [], [[token]], [[0.5]]))
-    smaller.enter(table.entries())
-    assert [context for context, _ in held_by(smaller)] == [(3,), (4,), (5,)]
-
-
 @given(st.lists(st.lists(st.integers(0, 30)), max_size=5))
 def test_the_commonest_tokens_are_those_that_came_most_often(texts):
     table = NextTokens(1, 1, 1)

@@ -11,6 +11,7 @@ from guarded import Guarded, guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_refspec.drafting.copied_spans import copied_spans
 from hf_refspec.index import suffix_array
 from hf_refspec.index.merge import merge_suffixes
 from hf_refspec.index.suffix_array import (
@@ -100,7 +101,6 @@ contexts = st.lists(tokens, min_size=1, max_size=12)
 @given(documents, contexts, types, st.integers(1, 6), st.lists(tokens, max_size=3))
 def test_all_places_of_every_length_are_found(documents, context, dtype, min_match, unfinished):
     text = text_of(documents, dtype, unfinished)
-    assert text.find(np.array(context, np.int32)) == find_slowly(text, context)
     found = find_suffixes(text, np.array(context, np.int32), min_match)
     lengths = range(min_match, len(context) + 1)
     expected = [find_slowly(text, context[-length:]) for length in lengths]
@@ -148,7 +148,7 @@ def test_sample_continuations_reads_on_until_the_document_ends(
     documents, pattern, dtype, count, longest, finished
 ):
     text = text_of(documents, dtype, () if finished else pattern)
-    low, high = text.find(np.array(pattern, np.int32))
+    low, high = find_slowly(text, pattern)
     count = min(count, high - low)
     if count:
         arguments = (text, low, high, len(pattern), count, longest)
@@ -218,7 +218,7 @@ def test_a_suffix_outside_of_the_text_is_refused(dtype, suffix):
     tokens = tokens_of([[1, 2], [1, 3]], dtype)
     text = IndexedText(tokens, np.full(len(tokens), suffix, np.int32), VOCAB_SIZE)
     with pytest.raises(ValueError, match=r"the datastore is damaged: .* Datastore.verify\(\)"):
-        text.find(np.array([1], np.int32))
+        find_suffixes(text, np.array([1], np.int32), 1)
     with pytest.raises(ValueError, match="the datastore is damaged"):
         sample(text, 0, 6, 1, 6, 3)
 
@@ -228,10 +228,10 @@ def test_a_token_outside_of_the_vocabulary_is_refused(dtype):
     tokens = tokens_of([[1, VOCAB_SIZE]], dtype)
     text = IndexedText(tokens, build_suffix_array(tokens), VOCAB_SIZE)
     with pytest.raises(ValueError, match="the datastore is damaged"):
-        sample(text, *text.find(np.array([1], np.int32)), 1, 1, 3)
+        sample(text, *find_suffixes(text, np.array([1], np.int32), 1)[0], 1, 1, 3)
 
 
-def test_a_text_holds_patterns_that_are_longer_than_it_is_sorted_by():
+def test_spans_are_found_that_are_longer_than_a_text_is_sorted_by():
     rng = np.random.default_rng(0)
     alike = rng.integers(0, 1000, 200)
     documents = [np.concatenate([alike, [last], rng.integers(0, 1000, 20)]) for last in (9, 5, 1)]
@@ -241,6 +241,8 @@ def test_a_text_holds_patterns_that_are_longer_than_it_is_sorted_by():
     merged = np.concatenate(list(merge_suffixes(tokens, runs)))
     text = IndexedText(tokens, merged, 1000)
     for document in documents:
-        assert text.holds(document.astype(np.int32))
+        [span] = copied_spans(0, document, [("store", [text])])
+        assert (span.start, span.end) == (0, len(document)) and span.offset == 0
         document[-1] = (document[-1] + 1) % 1000
-        assert not text.holds(document.astype(np.int32))
+        [span] = copied_spans(0, document, [("store", [text])])
+        assert (span.start, span.end) == (0, len(document) - 1)

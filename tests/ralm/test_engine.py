@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,6 @@ from hf_refspec.ralm import engine
 from hf_refspec.ralm.checked_search import RunningSearch
 from hf_refspec.ralm.engine import RequestCache, generate_speculatively
 from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.os3 import PublishedGamma
 from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
@@ -282,24 +280,6 @@ def test_the_request_cache_holds_what_was_added_last(additions, most):
         kept = sorted(last_added, key=lambda i: (-last_added[i], i))[: max(most, len(set(ids)))]
         last_added = {i: last_added[i] for i in kept}
     assert cache.ids.tolist() == sorted(last_added)
-
-
-def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(monkeypatch):
-    told, record = [], PublishedGamma.record
-
-    def recorded(self, lags, right):
-        told.append((lags, right == len(lags)))
-        record(self, lags, right)
-
-    monkeypatch.setattr(PublishedGamma, "record", recorded)
-    generated(Speculation(stride=4, asynchronous=False, max_gamma=0.6), Vectors())
-    assert told and all(lags == [1, 2, 3, 4][: len(lags)] for lags, _ in told)
-    told.clear()
-    generated(Speculation(stride=2, max_gamma=0.6), Slow(), length=40, jumpiness=1.0)
-    assert told[0][0] == [1, 2] and {all_right for _, all_right in told} == {True, False}
-    for (_, all_right), (lags, _) in pairwise(told):
-        # One step beside the verification of two, and one after it.
-        assert lags == ([3, 2] if all_right else [1, 2])[: len(lags)]
 
 
 @pytest.mark.parametrize("base", [list, type("Slotted", (), {"__slots__": ()})])

@@ -193,12 +193,6 @@ class TestOpening:
 
 
 class TestSearch:
-    def test_a_score_is_minus_the_squared_distance(self, store):
-        query = store.keys[3] + 1
-        ids = np.array([5, 3, 0])
-        expected = -((store.keys[ids].astype(np.float64) - query) ** 2).sum(axis=1)
-        assert np.allclose(store.score(query, ids), expected, rtol=1e-5)
-
     def test_queries_that_are_not_finite_or_of_another_size_are_refused(self, store):
         with pytest.raises(ValueError, match="NaN"):
             store.search([np.full(32, np.nan, dtype=np.float32)], 1)

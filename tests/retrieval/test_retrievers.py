@@ -54,15 +54,6 @@ def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(r
     assert retriever.search([], 3) == []
 
 
-@pytest.mark.parametrize("kind", ["flat", "bm25"])
-def test_of_equal_passages_the_lowest_ids_are_found(tmp_path, tokenizer, kind):
-    texts = ["river stone", "tree"] * 100
-    base = KnowledgeBase.build(texts, tokenizer, bag_of_words, tmp_path / "b", progress=False)
-    retriever = KINDS[kind](base)
-    (found,) = retriever.search(queries_of(retriever, ["tree"]), 5)
-    assert found.ids.tolist() == [1, 3, 5, 7, 9]
-
-
 @pytest.mark.parametrize(("kind", "library"), [("hnsw", "faiss"), ("bm25", "bm25s")])
 def test_without_its_library_the_error_names_the_extra(base, monkeypatch, kind, library):
     monkeypatch.setitem(sys.modules, library, None)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datastores import QUIET, drafts_of, some_documents, write_store
-from full_disk import full_disk
 from stored import content_of
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
@@ -106,21 +105,6 @@ def test_compacting_damaged_shards_raises_and_changes_nothing(full):
         assert content_of(full.path) == before
 
 
-@pytest.mark.parametrize("limit", [10, 500, 2000])
-def test_a_full_disk_is_an_oserror_and_the_datastore_is_as_it_was(both, tmp_path, limit):
-    before = content_of(both.path)
-    options = QUIET | {"ngrams_per_order": 100}
-    for function in (
-        lambda: both.compact(**options),
-        lambda: both.compact(tmp_path / "new", **options),
-        lambda: both.save_pretrained(tmp_path / "new"),
-    ):
-        with full_disk(limit), pytest.raises(OSError, match="File too large"):
-            function()
-        assert content_of(both.path) == before
-        assert os.listdir(tmp_path) == ["store"]
-
-
 SILENT = {"progress": False}
 TEXTS = [
     "to be or not to be, that is the question: " * 5,
@@ -160,7 +144,7 @@ def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, toke
     store.compact(**SILENT)
     assert caplog.text == ""
     before = store.tokens
-    extended = store.extend(["more text"], tokenizer, **SILENT)
+    extended = store.add(["more text"], tokenizer, **SILENT)
     stale = f"was made of {before} of its {extended.tokens} tokens; compact() it again"
     assert stale in caplog.text
     caplog.clear()

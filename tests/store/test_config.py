@@ -80,19 +80,10 @@ def test_config_comes_back_as_it_was_written(tmp_path, config):
     assert os.listdir(tmp_path) == ["config.json"]
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype", "separator"),
-    [
-        (1, np.uint16, 2**16 - 1),
-        (2**16 - 1, np.uint16, 2**16 - 1),
-        (2**16, np.uint32, 2**32 - 1),
-        (2**31 - 1, np.uint32, 2**32 - 1),
-    ],
-)
-def test_separator_is_no_token(vocab_size, dtype, separator):
-    config = StoreConfig("f", "t", vocab_size)
-    assert (config.token_dtype, config.separator) == (dtype, separator)
-    assert separator >= vocab_size
+def test_separator_is_no_token():
+    for vocab_size, bits in ((1, 16), (2**16 - 1, 16), (2**16, 32), (2**31 - 1, 32)):
+        config = StoreConfig("f", "t", vocab_size)
+        assert (config.token_dtype, config.separator) == (np.dtype(f"u{bits // 8}"), 2**bits - 1)
 
 
 NAMES = ["", "5", "..", "../tokens-00001.safetensors", "/etc/passwd", "tokens-00001.pickle"]
@@ -117,8 +108,9 @@ def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
     texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
     fine = [(place, value) for place in texts for value in NAMES]
     fine += [("source", {}), ("source", {"name": 1})]
-    fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
-    fine += [("tokenizer_file", None)]
+    fine += [("shards", []), ("shards.0", ...)]  # The other form is left.
+    optional = "ngrams", "tokenizer_file", "names_file"
+    fine += [(place, value) for place in optional for value in (None, ...)]
     fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
     assert sorted(map(str, accepted)) == sorted(map(str, fine))
 

@@ -80,7 +80,7 @@ def test_more_ids_than_the_tokenizer_has_are_refused(tmp_path, tokenizer):
     for use in (
         lambda: Datastore(store.path, tokenizer=tokenizer),
         lambda: Datastore(store.path).load_tokenizer(),
-        lambda: store.extend(["more"], tokenizer, progress=False),
+        lambda: store.add(["more"], tokenizer, progress=False),
     ):
         with pytest.raises(DatastoreError, match=message):
             use()

@@ -54,7 +54,7 @@ def test_it_is_not_changed_and_no_work_is_done(place, tokenizer):
 
     store = Datastore(place / "full")
     for change, path in (
-        (lambda: store.extend(unread(), tokenizer, **QUIET), store.path),
+        (lambda: store.add(unread(), tokenizer, **QUIET), store.path),
         (lambda: store.merge(**QUIET), store.path),
         (lambda: store.compact(**QUIET), store.path),
         (lambda: store.record({}), store.path),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from byte_model import word_tokenizer
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
@@ -129,10 +128,8 @@ def test_texts_without_tokens_are_refused(byte_llama, tokenizer):
 
 
 def test_another_tokenizer_and_another_vocabulary_are_refused(folder, tokenizer):
-    words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
-    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     with pytest.raises(rs.DatastoreError, match="was made for another tokenizer"):
-        rs.TokenRecycling.from_pretrained(folder, other)
+        rs.TokenRecycling.from_pretrained(folder, word_tokenizer(["<unk>", "the"]))
     opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
     message = rf"{folder} is from a model with a vocabulary of 259 tokens, but the target .* has 99"
     with pytest.raises(rs.DatastoreError, match=message):

@@ -12,10 +12,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from byte_model import word_tokenizer
 from full_disk import full_disk
 from stored import in_a_child
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import DatastoreError
 from hf_refspec.index.token_buffer import LARGEST_ID
@@ -253,15 +252,12 @@ def test_another_database_stays_as_it_is(tmp_path):
 
 
 def test_another_tokenizer(tmp_path, tokenizer):
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    )
     opened(tmp_path)
     opened(tmp_path, tokenizer=tokenizer)
     opened(tmp_path)  # remembers whose it is
     both = f"{tmp_path} was made for another tokenizer.*[0-9a-f]+, not .* with [0-9a-f]+"
     with pytest.raises(DatastoreError, match=both):
-        opened(tmp_path, tokenizer=other)
+        opened(tmp_path, tokenizer=word_tokenizer("ab"))
     opened(tmp_path, tokenizer=tokenizer)
 
 

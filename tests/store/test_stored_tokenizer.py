@@ -46,7 +46,7 @@ def assert_carries(store: Datastore) -> None:
 
 def test_it_is_found_without_a_name_and_the_store_can_be_extended(store):
     assert_carries(store)
-    more = store.extend(["more"], **OPTIONS)
+    more = store.add(["more"], **OPTIONS)
     carried = more.load_tokenizer()
     assert [carried.decode(ids) for ids in more.iter_documents()] == [*TEXTS, "more"]
     more.verify()
@@ -88,7 +88,7 @@ def test_a_damaged_one_is_refused_and_without_one_it_is_asked_for(store, content
 def test_of_chats_its_own_copy_adds_turns_and_a_chat_models_tokenizer_whole_chats(store, tokenizer):
     chats = Dataset.from_dict({"messages": [[{"role": "user", "content": "hello"}]]})
     for chosen, added in ((None, "hello"), (tokenizer, "user: hello\n")):
-        *_, last = Datastore(store.path).extend(chats, chosen, **OPTIONS).iter_documents()
+        *_, last = Datastore(store.path).add(chats, chosen, **OPTIONS).iter_documents()
         assert tokenizer.decode(last) == added
 
 
@@ -123,7 +123,7 @@ REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"
 def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
     store, text = damaged(store, pre_tokenizer=REGEX), "a" * 40 + "b"
     with pytest.raises(DatastoreError, match=r"^the tokenizer fails on a text, 'aaa.*: "):
-        store.extend([text], **OPTIONS)
+        store.add([text], **OPTIONS)
     assert len(StoreConfig.read(store.path).shards) == 1
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: "):
         searched(Namespace(store=str(store.path), text=text))

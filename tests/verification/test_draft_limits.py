@@ -5,6 +5,9 @@ They end before a length at which attention may change, and go on where a probe 
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from architectures import VOCAB_SIZE, WINDOW, small
@@ -14,7 +17,8 @@ from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
 from hf_refspec.verification.cache import find_cache
-from hf_refspec.verification.draft_limits import PositionLimits
+from hf_refspec.verification.draft_limits import DraftLimits
+from hf_refspec.verification.tree import TreeVerifier
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 LONG = {
@@ -153,21 +157,22 @@ def test_the_position_counts_and_not_the_length(models_by_type, case):
 
 
 @pytest.mark.parametrize(
-    ("rope", "length", "furthest"),
+    ("rope", "position", "depth"),
     [
-        (None, 50, 99),
-        (None, 100, None),  # past the table already
-        (DYNAMIC, 50, 99),
-        (DYNAMIC, 120, 120),
-        (LONG, 20, 31),
-        (LONG, 32, 32),
-        (LONG, 33, 99),
+        (None, 50, 49),
+        (None, 100, sys.maxsize),  # past the table already
+        (DYNAMIC, 50, 49),
+        (DYNAMIC, 120, 0),
+        (LONG, 20, 11),
+        (LONG, 32, 0),
+        (LONG, 33, 66),
     ],
 )
-def test_furthest_position(rope, length, furthest):
+def test_how_deep_a_draft_goes_behind_a_position(rope, position, depth):
     shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
     config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
-    assert PositionLimits.of(config).furthest(length) == furthest
+    limits = DraftLimits(TreeVerifier, SimpleNamespace(config=config), 1, {})
+    assert limits.depth(position + 1, position) == depth
 
 
 OPTIONS = {**GREEDY, "max_new_tokens": 40}

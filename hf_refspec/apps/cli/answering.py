@@ -49,8 +49,7 @@ _HELP = """\
 
 def add_generate(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")
-    add("--prompt-file", type=Path, metavar="FILE", help="a file with the prompt")
+    add("prompt", nargs="?", help="the prompt; without it the standard input")
     _add_answering(parser, max_new_tokens=256)
 
 
@@ -108,7 +107,7 @@ def add_sources(texts: _ArgumentGroup) -> None:
 def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
     """The default drafters, and those that the arguments name."""
     references = [read_text(path, "--reference") for path in args.reference or ()]
-    found = default_sources(references or None, tokenizer)
+    found: list[Drafter] = [*default_sources(references or None, tokenizer)]
     if args.datastore is not None:
         found.append(
             DatastoreDrafts(Datastore.from_pretrained(args.datastore, tokenizer=tokenizer))
@@ -166,17 +165,9 @@ def generate(args: Namespace) -> None:
 
 
 def _prompt(args: Namespace) -> str:
-    """The prompt, from the argument, its file or the standard input."""
-    if args.prompt is not None and args.prompt_file is not None:
-        raise ValueError(
-            f"give a prompt or --prompt-file, not both: {args.prompt!r} and {args.prompt_file}"
-        )
+    """The prompt, from the argument or the standard input."""
     if args.reference and args.prompt is not None and os.path.isfile(args.prompt):
-        raise ValueError(
-            f"the prompt {args.prompt!r} is a file: give --prompt-file or --reference before it"
-        )
-    if args.prompt_file is not None:
-        return read_text(args.prompt_file, "--prompt-file")
+        raise ValueError(f"the prompt {args.prompt!r} is a file: give '<' or --reference before it")
     if args.prompt is None and sys.stdin.isatty():
         print("Type the prompt, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
     try:
@@ -185,7 +176,7 @@ def _prompt(args: Namespace) -> str:
     except UnicodeError as error:
         raise ValueError(f"the prompt is not a text in UTF-8: {error}") from error
     if not prompt.strip():
-        raise ValueError("the prompt is empty; give one: an argument, --prompt-file or stdin")
+        raise ValueError("the prompt is empty; give one: an argument or stdin")
     return prompt
 
 

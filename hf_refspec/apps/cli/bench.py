@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
@@ -202,8 +203,19 @@ def evaluate(args: Namespace) -> int:
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
-    chats = _beginnings(args, tokenizer) if args.prompts is None else read_chats(args.prompts)
-    chats = chats[: args.limit]
+    if args.prompts is not None:
+        chats = read_chats(args.prompts)[: args.limit]
+    else:
+        vocabulary = vocabulary_size(tokenizer)
+        opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
+        first = islice(opened.documents, _MOST)
+        texts = [each[: 1 << 12] for each in first if isinstance(each, str)]
+        chosen = texts[:: max(len(texts) // args.limit, 1)][: args.limit]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in chosen]
+        begun = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
+        chats = [Chat([text], [], is_text=True) for text in begun]
+        if not chats:
+            raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
     print(
         f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
         f"with the default drafter, and with the {store.form} form of {args.store} too",
@@ -217,8 +229,10 @@ def evaluate(args: Namespace) -> int:
     comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
     ids = [np.array(prompt, np.int32) for prompt in comparison.prompts]
-    texts = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
-    if held := sum(any(shard.holds(text) for shard in store.shards) for text in texts):
+    searched = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
+    found = [copied_spans(0, text.tolist(), [(args.store, store.shards)]) for text in searched]
+    lengths = [[span.end - span.start for span in spans] for spans in found]
+    if held := sum(each == [len(text)] for each, text in zip(lengths, searched, strict=True)):
         print(f"{held} prompts are in the datastore itself: on other text it gains less")
     _record(args, store, comparison, held)
     return status
@@ -244,20 +258,6 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int
         print(f"written into {store.path / CONFIG}, for the card")
     except (DatastoreError, OSError) as error:
         print(f"not written: {error}")
-
-
-def _beginnings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Chat]:
-    """The beginnings of texts, which the model continues."""
-    vocabulary = vocabulary_size(tokenizer)
-    opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
-    first = islice(opened.documents, _MOST)
-    texts = [text[: 1 << 12] for text in first if isinstance(text, str)]
-    chosen = texts[:: max(len(texts) // args.limit, 1)][: args.limit]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in chosen]
-    beginnings = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
-    if not beginnings:
-        raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
-    return [Chat([text], [], is_text=True) for text in beginnings]
 
 
 def add_warmup(parser: ArgumentParser) -> None:

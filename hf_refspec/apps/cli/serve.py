@@ -12,7 +12,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ...drafting.compilation import drafting_kernels
+from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
+from ...store.datastore import Datastore
 from ...store.folder import new_folder
 from ...store.hub import RepoType, push_files
 from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
@@ -43,7 +45,10 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--api-key", nargs="+", metavar="KEY", help=keys)
     pages = "web pages that may ask, '[\"https://chat.example\"]' or '[\"*\"]' (none)"
     add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
-    add_sources(parser.add_argument_group("texts"))
+    texts = parser.add_argument_group("texts")
+    add_sources(texts)
+    help = "a datastore that clients change at /v1/stores/NAME/documents; can be repeated"
+    texts.add_argument("--store", type=_named, action="append", metavar="NAME=PATH", help=help)
     add(
         "--isolate",
         action="store_true",
@@ -70,6 +75,14 @@ def _origins(text: str) -> list[str]:
     raise ArgumentTypeError(f'must be as ["https://chat.example"], without a path, but is {text!r}')
 
 
+def _named(text: str) -> tuple[str, str]:
+    """Reads a name and a path."""
+    name, _, path = text.partition("=")
+    if not (re.fullmatch(r"[\w.-]+", name) and path):
+        raise ArgumentTypeError(f"must be as NAME=PATH, but is {text!r}")
+    return name, path
+
+
 def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
@@ -79,8 +92,8 @@ def serve(args: Namespace) -> int:
     from ..serve.served_model import ServedModel
     from ..serve.server import Limits, Server, url
 
-    if args.isolate and args.cache is not None:
-        raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
+    if args.isolate and (args.cache is not None or args.store):
+        raise ValueError("--cache and --store keep texts for later requests; leave out --isolate")
     of_environment = [os.environ[_KEY]] if _KEY in os.environ else []
     keys = [key.strip() for key in args.api_key or of_environment]
     if "" in keys:
@@ -89,18 +102,20 @@ def serve(args: Namespace) -> int:
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        drafters = sources(args, tokenizer)
+        stores = {n: Datastore(path, "full", tokenizer) for n, path in args.store or ()}
+        drafters = [*sources(args, tokenizer), *map(DatastoreDrafts, stores.values())]
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
         queue = args.max_seconds, args.max_waiting
-        engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows)
+        annotates = bool(args.reference or args.datastore or args.cache)
+        engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows, annotates)
         engine.start()
         names = args.served_model_name or [name_for_people(args.model)]
         served = ServedModel(names, tokenizer, model.config, args.max_new_tokens)
         is_local = ip_address(listening.getsockname()[0]).is_loopback
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
         limits = Limits(args.max_body_bytes, hosts=hosts, keys=keys, origins=args.allowed_origins)
-        server = Server(make_app(served, engine, limits), engine, limits)
+        server = Server(make_app(served, engine, limits, stores), engine, limits)
         logger.info("%s is served at %s; ctrl-C ends it", names[0], url(listening))
         if hosts is None and not keys:
             logger.warning("everyone who can reach %s can use it", url(listening))

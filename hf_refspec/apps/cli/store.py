@@ -68,7 +68,8 @@ def extend(args: Namespace) -> None:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
     documents, _, _ = load_corpus(args, args.streaming)
-    _print_info(store.extend(documents, tokenizer, **_options(args)))
+    store.add(documents, tokenizer, **_options(args))
+    _print_info(store)
 
 
 def add_merge(parser: ArgumentParser) -> None:
@@ -245,7 +246,7 @@ def _add_corpus(parser: ArgumentParser) -> None:
 
 
 def _options(args: Namespace) -> dict[str, Any]:
-    """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
+    """The keyword arguments of both `Datastore.build` and `Datastore.add`."""
     names = ("column", "pattern", "max_tokens", "deduplicate", "engine")
     return {name: getattr(args, name) for name in names}
 

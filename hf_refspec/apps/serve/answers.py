@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from starlette.responses import StreamingResponse
@@ -50,6 +51,7 @@ class Answer:
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
+        self._annotates = engine.annotates and self._is_chat
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
         self._logprobs = prepared.top_logprobs is not None
         options = request.stream_options
@@ -67,6 +69,8 @@ class Answer:
         while left:
             row, piece = await self._pieces.get()
             left -= piece is None
+            if piece is None and self._annotates:
+                await asyncio.to_thread(getattr, self._generations[row].stats, "copied")
             for event in self._ended(row) if piece is None else self._read(row, piece):
                 yield event
         if self._includes_usage:
@@ -80,7 +84,7 @@ class Answer:
         finally:
             self.cancel()
         choices = [
-            self._choice(row, self._message(choice), self._listed(choice.logprobs, 0))
+            self._choice(row, self._message(row, choice), self._listed(choice.logprobs, 0))
             for row, choice in enumerate(self._choices)
         ]
         return {**self._described(choices), **self._figures()}
@@ -113,7 +117,8 @@ class Answer:
         choice.finish_reason = "length"
         if generation.outcome == "stop":
             choice.finish_reason = "tool_calls" if choice.calls else "stop"
-        yield self._chunk(row, {"delta": {}} if self._is_chat else {"text": ""}, None)
+        delta = {"delta": self._annotations(row)} if self._is_chat else {"text": ""}
+        yield self._chunk(row, delta, None)
 
     def _add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> Event:
         """Adds a part to its choice; returns its event."""
@@ -143,10 +148,24 @@ class Answer:
         kind = f"chat.completion{kind}" if self._is_chat else "text_completion"
         return {**self._about, "object": kind, "choices": choices}
 
-    def _message(self, choice: Choice) -> Event:
+    def _annotations(self, row: int) -> Event:
+        """The parts of a text, by their characters, that stand in the sources or the prompt; of a
+        text that may have calls none."""
+        generation, choice, found = self._generations[row], self._choices[row], []
+        for span in generation.stats.copied if self._annotates and choice.reader is None else ():
+            begin = generation.ends[span.start]
+            end = min(generation.ends[span.end], len(choice.text))
+            if begin < end:  # not behind a stop string
+                about: Event = {"document": span.document, "offset": span.offset}
+                about |= {"source": Path(span.source).name, "start_index": begin, "end_index": end}
+                found.append({"type": "copied_span", "copied_span": about})
+        return {"annotations": found} if self._annotates else {}
+
+    def _message(self, row: int, choice: Choice) -> Event:
         if not self._is_chat:
             return {"text": choice.text}
         message: Event = {"role": "assistant", "content": choice.text, "refusal": None}
+        message |= self._annotations(row)
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": choice.calls}
         if reasoning := "".join(p.text for p in choice.parts if isinstance(p, Reasoning)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from hmac import compare_digest
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from ...store.datastore import Datastore
 from .answers import Answer, EventStream
 from .engine import Engine
 from .errors import ApiError, Places, answer_errors, not_json
@@ -27,6 +29,7 @@ from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .server import Limits
+from .stores import add_store_routes
 
 # Beyond the limit, a multiple of it is read and discarded: a client that is still sending would see
 # a broken connection instead of the answer.
@@ -35,8 +38,13 @@ _PLACE = "#/components/schemas/"
 _IGNORED = {"X-Ignored-Fields": "reasoning_effort"}
 
 
-def make_app(served: ServedModel, engine: Engine, limits: Limits) -> FastAPI:
-    """Answers requests with an engine."""
+def make_app(
+    served: ServedModel,
+    engine: Engine,
+    limits: Limits,
+    stores: Mapping[str, Datastore] | None = None,
+) -> FastAPI:
+    """Answers requests with an engine, and changes the documents of datastores."""
     checks = [Depends(_key_check(limits.keys))] if limits.keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
@@ -95,6 +103,7 @@ def make_app(served: ServedModel, engine: Engine, limits: Limits) -> FastAPI:
     async def metrics() -> Response:
         return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    add_store_routes(app, stores or {}, partial(read_body, limits=limits))
     _, bodies = models_json_schema(
         [(ChatRequest, "validation"), (CompletionRequest, "validation")],
         ref_template=_PLACE + "{model}",

@@ -13,21 +13,25 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.source import NO_PATH, Source
 from ...drafting.stats import SpeculationStats
+from ...drafting.tree import DraftTree
 from ...generation.default_drafter import DrafterPool
 from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
 from ..shared.prompts import text_inputs
 from .errors import ApiError, shutting_down, too_many
 from .generation import Generation, GenerationRequest, Piece
-from .request_sources import Grammar, Prediction
+from .grammars import GrammarBudget
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,8 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class Engine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
     while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` keep what they
-    learn for later ones, and the common beginning of two prompts is read once."""
+    learn for later ones, and the common beginning of two prompts is read once. Answers have
+    annotations if it `annotates`."""
 
     def __init__(
         self,
@@ -49,7 +54,9 @@ class Engine:
         max_waiting: int,
         isolates: bool = False,
         max_rows: int | None = None,
+        annotates: bool = False,
     ) -> None:
+        self.annotates = annotates
         self._model = model
         self._tokenizer = tokenizer
         self._drafter = Blend([Prediction(), Grammar(), *sources])
@@ -275,3 +282,51 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+class Prediction(Source):
+    """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
+    one request after another, so that a blend keeps what it has learned of its estimates."""
+
+    def __init__(self) -> None:
+        self.source = Source()  # which drafts nothing
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.prunes, self.source.call = self.source.prunes, self.call
+        self.source.begin(prompt_ids, vocab_size)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self.source.continue_path(path, budget)
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        return self.source.prune(tree, path)
+
+    def observe(self, observation: Observation) -> None:
+        self.source.observe(observation)
+
+    def end(self) -> None:
+        self.source.end()
+        self.source, self.prunes = Source(), False
+
+
+class Grammar(Prediction):
+    """As above, for the grammar of a request, as long as its `budget` allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = GrammarBudget()
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self._within_budget(DraftTree.empty(), super().continue_path, path, budget)
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        return self._within_budget(tree, super().prune, tree, path)
+
+    def observe(self, observation: Observation) -> None:
+        self._within_budget(None, super().observe, observation)
+
+    def _within_budget(self, otherwise: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.budget.ends_drafts():
+            return otherwise
+        with self.budget:
+            return call(*arguments)

@@ -88,6 +88,7 @@ class Generation(StoppingCriteria):
         self.cancelled = False
         self.outcome: Outcome | None = None
         self.tokens = 0
+        self.ends = [0]  # how many characters the text has before each token, and at its end
         self.stats = SpeculationStats()
         self.listener = listener
         self.session = ExitStack()  # holds its drafter while it is decoded
@@ -123,7 +124,9 @@ class Generation(StoppingCriteria):
         if not ended:
             if self.request.top_logprobs is not None:
                 self._logprobs.append(self._described(self._last_token, self.request.top_logprobs))
-            if text := self._stop.put(self._text.put(self._last_token)):
+            new = self._text.put(self._last_token)
+            self.ends.append(self.ends[-1] + len(new))
+            if text := self._stop.put(new):
                 self._pass_on(text)
             ended = self._stop.found or self.is_interrupted()
         return torch.full(input_ids.shape[:1], ended, device=input_ids.device)

@@ -221,9 +221,10 @@ class CompletionRequest(TextRequest):
 
 
 RequestT = TypeVar("RequestT", bound=TextRequest)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-def parsed(kind: type[RequestT], body: bytes) -> RequestT:
+def parsed(kind: type[BodyT], body: bytes) -> BodyT:
     """Reads a request from a body, or raises an `ApiError` that names the first mistake."""
     try:
         text = body.decode()

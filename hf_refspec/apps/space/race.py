@@ -17,6 +17,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import BaseStreamer
 
+from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import DraftTree
 from ...generation.speculate import speculate
 from ..shared.comparison import first_difference
@@ -54,6 +55,7 @@ class Race:
         self.steps: list[Step] = []
         self.sources = [type(source).__name__ for source in drafter.drafters]
         self.stopped = False
+        self.copied: list[CopiedSpan] = []  # of the drafted text, at its end
         self.drafter = drafter
         options = {**inputs.to(model.device), "max_new_tokens": max_new_tokens, "do_sample": False}
         decode = partial(model.generate, **options)
@@ -71,6 +73,8 @@ class Race:
         try:
             while not self.stopped and (going := [lane for lane in lanes if not lane.finished]):
                 min(going, key=lambda lane: lane.seconds).advance()
+                if self.drafted.completed:
+                    self.copied = self.drafter.stats.copied
                 yield
         finally:
             for lane in lanes:

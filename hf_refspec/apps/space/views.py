@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from html import escape
 from itertools import groupby
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
 from .conversation import Conversation
 from .race import Lane, Race, Step
@@ -38,7 +41,7 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
         if number < len(conversation.turns):  # an earlier answer: the drafted text alone
-            text = f'<div class="text">{_text(race.drafted)}</div>'
+            text = f'<div class="text">{_text(race.drafted, race.copied)}</div>'
             parts.append(f'<div class="lane drafted">{text}</div>{_verdict(race)}')
             continue
         lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
@@ -56,7 +59,7 @@ def _lane(title: str, lane: Lane, race: Race) -> str:
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
         f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
         f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
-        f'<div class="text">{_text(lane)}</div>'
+        f'<div class="text">{_text(lane, race.copied if lane is race.drafted else ())}</div>'
         f'<div class="figures">{figures}</div></div>'
     )
 
@@ -73,13 +76,18 @@ def _legend(race: Race) -> str:
     return f'<div class="legend">{"".join(parts)}{own}</div>'
 
 
-def _text(lane: Lane) -> str:
-    """The text, neighbouring tokens of one source in one span."""
-    parts = []
-    for owner, pieces in groupby(list(lane.pieces), key=lambda piece: piece[1]):
-        text = escape("".join(text for text, _ in pieces))
-        start = "" if owner is None else f'<span class="{source_class(owner)}">'
-        parts.append(f"{start}{text}{'</span>' if start else ''}")
+def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
+    """The text, neighbouring tokens of one source in one span, which says where they stand."""
+    parts: list[str] = []
+    places: dict[int, str] = {}
+    for each in copied:
+        place = f"{Path(each.source).name}, document {each.document}, from token {each.offset} on"
+        places |= dict.fromkeys(range(each.start, each.end), f' title="{escape(place)}"')
+    pieces = [(text, owner, places.get(i, "")) for i, (text, owner) in enumerate(lane.pieces)]
+    for (owner, title), group in groupby(pieces, key=lambda piece: piece[1:]):
+        text = escape("".join(text for text, *_ in group))
+        attributes = ("" if owner is None else f' class="{source_class(owner)}"') + title
+        parts.append(f"<span{attributes}>{text}</span>" if attributes else text)
     return "".join(parts)
 
 

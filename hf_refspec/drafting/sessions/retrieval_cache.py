@@ -129,6 +129,12 @@ class RetrievalCache(LookUp):
         super().observe(observation)
         self._output.append(observation.tokens)
 
+    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+        if (view := self._view) is None:
+            return []
+        forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
+        return [("sessions", [view.text.tokens[forgotten:]])]
+
     def end(self) -> None:
         prompt, output = self._prompt, self._output
         self._forget_call()

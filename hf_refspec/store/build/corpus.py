@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
 from ...version import __version__
-from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
+from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
+from ..document_names import DocumentNames, read_names, write_names
 from ..files import DatastoreError, write_bytes
 from ..folder import new_folder, only_writer, sweep, sync_folder
 from ..shards import (
@@ -31,11 +33,15 @@ from ..shards import (
     merge_shards,
     next_number,
     split_documents,
+    without_documents,
     write_part,
 )
 from ..stored_tokenizer import public_name, vocabulary_size
 from .engine import Engine, TokenBatch, open_engine, usable_cores
 from .source import Source, open_source
+
+# An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
+_MERGED = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ def build_store(
     Args:
         source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
             file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz too), a folder, or a
-            list of both; or an iterable of texts or of lists of ids.
+            list of both; an iterable of texts or of lists of ids; or a dict of these by their
+            names, see [`Datastore.add`].
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         path (`str` or `os.PathLike`): The folder to make.
         license (`str`, *optional*): Of the corpus. By default the dataset's.
@@ -119,7 +126,7 @@ def build_store(
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
-        shards = _add_shards(folder, config, opened, engine, chosen)
+        shards, names = _add_shards(folder, config, opened, engine, chosen)
         about = {
             "corpus": corpus or opened.name,
             "license": license or opened.license,
@@ -130,8 +137,9 @@ def build_store(
         content = tokenizer.backend_tokenizer.to_str().encode()
         tokenizer_file = write_bytes(folder / "tokenizer.json", content)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
+        config = replace(config, names_file=write_names(folder, names))
         config.write(folder)
-        sweep(folder, ARRAY_FILES, config.files())
+        sweep(folder, OWN_FILES, config.files())
     return Path(path)
 
 
@@ -139,21 +147,24 @@ def extend_store(
     folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> None:
     """Adds documents to a datastore in new shards, which are merged with older ones of about their
-    size, in new files; see [`Datastore.extend`]."""
+    size, and cuts out the documents that they replace, all in new files; see [`Datastore.add`]."""
     chosen = BuildOptions(**options)
     with changing(folder, "; extend the datastore that it was made from") as config:
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
         opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
         with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
-            shards = _add_shards(folder, config, opened, engine, chosen)
+            shards, names = _add_shards(folder, config, opened, engine, chosen)
+        if shards == config.shards:
+            return
         about = dict(config.source)
-        if opened.name not in str(about.get("corpus", "")):
+        if opened.names is None and opened.name not in str(about.get("corpus", "")):
             named = (about.get("corpus"), opened.name)
             about["corpus"] = ", ".join(str(name) for name in named if name)
         about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
         about["documents"] = sum(shard.documents for shard in shards)
-        replace(config, source=about, shards=shards).write(folder)
+        config = replace(config, source=about, shards=shards)
+        replace(config, names_file=write_names(folder, names)).write(folder)
 
 
 @contextmanager
@@ -163,32 +174,55 @@ def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
         config = StoreConfig.read(folder)
         if not config.shards:
             raise DatastoreError(f"{folder} has only the compact form{remedy}")
-        sweep(folder, ARRAY_FILES, config.files())
+        sweep(folder, OWN_FILES, config.files())
         try:
             yield config
         finally:
-            sweep(folder, ARRAY_FILES, StoreConfig.read(folder).files())
+            sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
 
 
 def _add_shards(
     folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
-) -> list[ShardEntry]:
-    """Writes a source's documents into new shards, and merges those that are due; returns all
-    shards. The config.json does not name the new ones yet."""
+) -> tuple[list[ShardEntry], DocumentNames]:
+    """Writes a source's documents into new shards, cuts out those that they replace, and merges
+    shards that are due; returns all shards and names. The config.json does not name these yet."""
     known = None
-    if options.deduplicate:
+    if options.deduplicate and source.names is None:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
         known = set(map(_digest, split_documents(stored, config.separator)))
-    hidden = not options.progress or None
+    old, first = read_names(folder, config.names_file), sum(s.documents for s in config.shards)
+    names, hidden = {**old}, not options.progress or None
     with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
         documents = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+        if source.names is not None:
+            documents = _named(documents, source.names, names, first)
         packed = _packed(documents, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
-    if not new:
+    if not new and (source.names is None or not config.shards):
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    groups, threads = grouped([*config.shards, *new]), options.num_proc or usable_cores()
-    return merge_shards(folder, config, groups, threads, options.progress)
+    gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
+    shards = [*without_documents(folder, config, gone), *new]
+    if not shards:
+        raise ValueError(f"{folder} would have no document any more; delete the folder instead")
+    most = max(_MERGED, 8 * sum(shard.tokens for shard in new))
+    groups, threads = grouped(shards, largest=most), options.num_proc or usable_cores()
+    moved = {name: (at - bisect(gone, at), digest) for name, (at, digest) in names.items()}
+    return merge_shards(folder, config, groups, threads, options.progress), moved
+
+
+def _named(
+    documents: Iterable[np.ndarray], given: Iterable[str], names: DocumentNames, number: int
+) -> Iterator[np.ndarray]:
+    """Gives documents, the first with this number, their names; yields those that are new."""
+    for name, document in zip(given, documents, strict=False):
+        digest = _digest(document[:-1]).hex()
+        if len(document) == 0:
+            names.pop(name, None)
+        elif name not in names or names[name][1] != digest:
+            names[name] = number, digest
+            number += 1
+            yield document
 
 
 def _documents(

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
@@ -43,6 +43,7 @@ class Source:
     name: str  # for people
     license: str | None = None
     total: int | None = None  # of documents
+    names: list[str] | None = None  # of documents that are given with them
 
 
 def open_source(
@@ -79,12 +80,15 @@ def open_source(
         return opened
     if column is not None:
         raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
+    names = None
+    if isinstance(source, Mapping) and all(isinstance(name, str) for name in source):
+        names, source = [*source], [*source.values()]
     if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
         raise ValueError(
             f"source must be a dataset, a file or folder, or texts or lists of ids, but is a {kind}"
         )
-    named = ((document, f"document {i}") for i, document in enumerate(source))
-    return Source(_checked(named, vocab_size), "unnamed", total=total)
+    named = zip(source, names or (f"document {i}" for i in count()), strict=False)
+    return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
 
 
 def batches(

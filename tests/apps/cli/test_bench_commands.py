@@ -152,5 +152,5 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     assert row in printed("store", "card", mine.path, "owner/store")
     mine.compact(progress=False)
     assert row in printed("store", "card", mine.path, "owner/store")
-    mine.extend(["another text"], progress=False)
+    mine.add(["another text"], progress=False)
     assert "Not measured." in printed("store", "card", mine.path, "owner/store")

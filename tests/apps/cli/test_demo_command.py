@@ -32,14 +32,6 @@ def test_the_default_model_answers_the_same_with_drafts_in_every_scene(capsys):
     assert "document: plain " in printed and "chat 2: plain " in printed
 
 
-def test_a_document_is_shown_and_colours_are_for_terminals(byte_llama, tokenizer):
-    scene = Scene("repeat", ("abcabcabc",), "a text of one line")
-    options = {"force_terminal": True, "color_system": "standard", "width": 80}
-    for terminal, colored in ((options, True), ({}, False)):
-        _, printed = shown(byte_llama, tokenizer, [scene], 40, **terminal)
-        assert "a text of one line" in printed and ("\x1b[32m" in printed) == colored
-
-
 def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
     chat = Scene("chat", ("one", "two"))
     calls, _ = shown(byte_llama, tokenizer, [chat], 8)
@@ -81,6 +73,7 @@ def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
     assert main(["demo", *arguments, "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert "An edit of area.py" in printed and printed.count("2 of 2") == 2
+    assert "def area(width, height):" in printed  # the document is shown
     assert "\x1b[" not in printed  # not a terminal
     drawn = picture.read_text(encoding="utf-8")
     assert drawn.startswith("<svg") and "area.py" in drawn and "ReferenceCopy" in drawn

@@ -9,6 +9,7 @@ import sys
 
 import openai
 import pytest
+import requests
 from running_server import server_process
 from texts import some_texts
 
@@ -28,10 +29,12 @@ def begun(address: str):
 
 def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer):
     Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
-    sources = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
+    sources = ["--store", f"mine={tmp_path / 'store'}", "--cache", tmp_path / "cache"]
     options = ["--model", folder, *sources, "--max-new-tokens", 400]
     with server_process(*options) as (child, address, log):
         assert "WARNING" not in "".join(log)
+        added = requests.post(f"{address}/stores/mine/documents", json={"documents": ["more"]})
+        assert added.json()["document_count"] == 5
         stream = begun(address)
         child.send_signal(signal.SIGINT)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
@@ -89,6 +92,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, c
 
 WRONG = [("--port", each, "0 to 65535") for each in ("-1", "65536", "http")]
 ORIGINS = ("https://a.b", '["https://a.b/"]', "[1]", "7")
+WRONG += [("--store", each, "as NAME=PATH") for each in ("store", "a/b=store", "name=")]
 WRONG += [("--allowed-origins", each, 'as ["https://') for each in ORIGINS]
 
 

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from byte_model import word_tokenizer
 from hub_server import TOKEN
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
@@ -29,9 +28,7 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def other_tokenizer(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("tokenizers") / "words"
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "cat": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+    word_tokenizer(["<unk>", "the", "cat"]).save_pretrained(folder)
     return str(folder)
 
 
@@ -134,7 +131,7 @@ def test_a_file_of_rows_is_read_and_never_asked_of_the_hub(built, option, tmp_pa
 def test_merges_all_shards_and_compacts_into_the_store_itself(built, run, corpus, tmp_path):
     built(corpus)
     store = tmp_path / "store"
-    Datastore(store).extend([[7]], progress=False)
+    Datastore(store).add([[7]], progress=False)
     assert "in 2 shards\n" in run("info", store)
     assert "in 1 shard\n" in run("merge", store)
     text = run("compact", store)

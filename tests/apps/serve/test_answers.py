@@ -18,7 +18,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from hf_refspec import RunningBatch, TokenRecycling
+from hf_refspec import ReferenceCopy, RunningBatch, TokenRecycling
 from hf_refspec.apps.serve import engine
 from hf_refspec.apps.serve.generation import StopStrings
 from hf_refspec.apps.serve.served_model import OutputPenalties
@@ -36,14 +36,6 @@ def test_a_chats_answer_is_the_text_of_plain_generate(server, plain, message):
     assert answer.usage.completion_tokens == 32
     assert answer.usage.prompt_tokens == len(f"user: {message}\nassistant: ".encode())
     assert (answer.object, answer.model) == ("chat.completion", NAME)
-
-
-def test_bytes_that_are_no_text_come_out_as_plain_generates(byte_llama, tokenizer, plain):
-    with serving(byte_llama, tokenizer) as server:
-        for message in MESSAGES:
-            expected = plain(message, model=byte_llama)
-            assert "\ufffd" in expected
-            assert streamed(server.chat(message, stream=True)) == expected
 
 
 @pytest.mark.parametrize("prompt", ["the cat", ["the cat"], [*b"the cat"]])
@@ -115,6 +107,25 @@ def test_a_prediction_of_parts_that_is_wrong_is_rejected(server, plain):
     assert answer.choices[0].message.content == plain("one")
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 7
     assert server.chat("one", **prediction("")).choices == answer.choices
+
+
+def test_annotations_say_where_characters_of_an_answer_stand(speller, tokenizer, plain):
+    whole = plain("one")
+    source = ReferenceCopy(["nothing", whole[6:30]], tokenizer, include_prompt=False)
+    with serving(speller, tokenizer, [source]) as server:
+        assert "annotations" not in server.chat("one").choices[0].message.model_extra
+        server.engine.annotates = True
+        for stop, end in ((None, 30), (whole[20:26], whole.find(whole[20:26]))):
+            message = server.chat("one", stop=stop).choices[0].message
+            place = {"source": "references", "document": 1, "offset": 0}
+            place |= {"start_index": 6, "end_index": end}
+            expected = [{"type": "copied_span", "copied_span": place}] if end > 6 else []
+            *_, last = server.chat("one", stop=stop, stream=True)
+            shown = message.to_dict()["annotations"], last.choices[0].delta.annotations
+            assert (
+                shown == (expected, expected)
+                and message.content == plain("one")[: len(message.content)]
+            )
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -14,9 +14,9 @@ import pytest
 from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
+from hf_refspec.apps.serve.engine import Grammar
 from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
-from hf_refspec.apps.serve.request_sources import Grammar
 from hf_refspec.drafting.calls import drafter_call
 
 pytest.importorskip("llguidance")

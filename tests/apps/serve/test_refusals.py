@@ -13,7 +13,7 @@ import pytest
 import requests
 from running_server import NAME, serving
 
-from hf_refspec.apps.serve.errors import ApiError, Places
+from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
 
 MESSAGES = [{"role": "user", "content": "one"}]
@@ -205,11 +205,6 @@ def test_a_prompt_that_cannot_be_continued_is_refused(server, prompt, message):
     assert message in error["message"] and error["param"].startswith("prompt")
 
 
-def test_another_model_is_not_found(server):
-    error = refused(server.post('{"model": "x", "prompt": "a"}', "/completions"), 404)
-    assert f"this server has {NAME}" in error["message"] and error["code"] == "model_not_found"
-
-
 LONG = "x" * 3000
 TOO_LONG = [
     {"messages": [{"role": "user", "content": LONG}]},
@@ -342,14 +337,3 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
     with pytest.raises(ApiError, match="is no field") as refusal:
         parsed(ChatRequest, json.dumps({"messages": [], name: 1}).encode())
     assert len(refusal.value.detail) < 120 and "\n" not in refusal.value.detail
-
-
-def test_when_too_many_wait_to_be_read_the_next_is_refused():
-    places = Places("requests wait to be read", most=2)
-    with places:
-        with places:
-            with pytest.raises(ApiError, match="2 requests wait to be read") as refusal, places:
-                pass
-            assert refusal.value.status_code == 429
-        with places:
-            pass  # a place is free again

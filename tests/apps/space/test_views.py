@@ -31,7 +31,10 @@ def test_both_columns_show_their_texts_and_only_drafts_are_coloured(run):
     html = conversation_html(conversation)
     assert texts(html) == [first.drafted.text, race.plain.text, race.drafted.text]
     _, plain, drafted = html.split('<div class="lane ')[1:]
-    assert '<span class="s' not in plain and '<span class="s0">' in drafted
+    assert '<span class="s' not in plain and '<span class="s0"' in drafted
+    assert "title=" not in plain
+    title = 'title="prompt, document 0, from token '
+    assert (title in drafted) == any(span.source == "prompt" for span in race.copied)
     assert "The same text: all 40 tokens are equal." in html
     assert f"MAT {race.drafted.mat:.2f}" in html
 

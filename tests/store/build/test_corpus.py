@@ -10,11 +10,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from byte_model import word_tokenizer
 from datastores import documents_of
 from full_disk import full_disk
 from stored import content_of, in_a_child
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
@@ -66,10 +65,11 @@ def test_documents_and_their_bounds_are_kept(store, tokenizer):
 
 
 def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
-    dataset = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    dataset = datasets.Dataset.from_dict({"text": ["one", "two"]}, split="train")
+    dataset.info.dataset_name, dataset.info.config_name = "poems", "long"
     dataset.info.license = "mit"
     for name, given, expected in (
-        ("a", {}, ("mit", "unnamed")),
+        ("a", {}, ("mit", "poems long train")),
         ("b", {"license": "cc0-1.0", "corpus": "Numbers"}, ("cc0-1.0", "Numbers")),
     ):
         path = build_store(dataset, tokenizer, tmp_path / name, **given, **QUIET)
@@ -117,9 +117,7 @@ def test_documents_end_before_at_or_after_the_end_of_a_shard(
 
 
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path):
-    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = word_tokenizer(f"w{i}" for i in range(70_000))
     path = build_store(["w5 w69999", [65535, 1], [7]], tokenizer, tmp_path / "store", **QUIET)
     assert documents_of(path) == [[5, 69999], [65535, 1], [7]]
     assert StoreConfig.read(path).token_dtype == np.uint32
@@ -169,6 +167,9 @@ def test_a_full_disk(tmp_path, tokenizer, store, limit):
         lambda: build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET),
         lambda: extend_store(store, TEXTS, tokenizer, **QUIET),
         lambda: Datastore(store).merge(progress=False),
+        lambda: Datastore(store).compact(progress=False),
+        lambda: Datastore(store).compact(tmp_path / "other", progress=False),
+        lambda: Datastore(store).save_pretrained(tmp_path / "other"),
     ):
         with full_disk(limit), pytest.raises(OSError, match="File too large"):
             run()
@@ -234,9 +235,7 @@ def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
 
 
 def test_an_extension_with_another_tokenizer_is_refused(tmp_path, store, tokenizer):
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    )
+    other = word_tokenizer("a")
     before = content_of(store)
     with pytest.raises(DatastoreError) as error:
         extend_store(store, TEXTS, other, **QUIET)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 
 import datasets
 import pytest
@@ -76,9 +75,6 @@ def test_a_column_of_something_else_than_chats_is_named(read):
     rows = dataset(chat=[[{"who": "me", "says": "hi"}]])
     with pytest.raises(ValueError, match="a chat: messages with role and content, or from"):
         read(rows, column="chat")
-    rows = dataset(prompt=[ASKED], completion=["hello"])
-    with pytest.raises(ValueError, match="completion are list and str"):
-        read(rows)
 
 
 def test_without_a_template_each_turn_is_a_document(without_template):
@@ -111,11 +107,3 @@ def test_a_streaming_dataset_that_does_not_know_its_columns(read):
     assert read(stream, column="body") == texts
     with pytest.raises(ValueError, match=r"it has \['body', 'length'\]"):
         read(stream, column="text")
-
-
-def test_what_is_read_is_said_before(read, caplog):
-    caplog.set_level(logging.INFO)
-    read(dataset(id=["0", "1"], data=[["hi", "hello"], ["a"]]))
-    read(dataset(prompt=["ab"], completion=["c"]))
-    said = ["reading the column 'data'", "reading the column 'prompt' and 'completion'"]
-    assert caplog.messages == said

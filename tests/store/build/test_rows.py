@@ -13,7 +13,6 @@ import pytest
 
 import hf_refspec as rs
 from hf_refspec.store.build.source import open_source
-from hf_refspec.store.files import DatastoreError
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 RENDERED = "user: hi\nassistant: hello\n"
@@ -73,7 +72,7 @@ def test_every_kind_is_read_with_long_rows_and_a_named_column(built, tmp_path, n
     rows = [{"text": f'{i}, "x"\r\n', "body": f"{i} {LONG}"} for i in range(3)]
     path = write(tmp_path / name, rows)
     assert built(path, column="body") == [row["body"] for row in rows]
-    extended = rs.Datastore(tmp_path / "store").extend(path, progress=False)
+    extended = rs.Datastore(tmp_path / "store").add(path, progress=False)
     assert extended.documents == 6
 
 
@@ -135,13 +134,12 @@ def test_what_cannot_be_read_is_named_with_its_row(built, tmp_path, name, conten
     assert not (tmp_path / "store").exists()
 
 
-def test_a_column_must_be_in_every_row_and_in_some_file(built, tmp_path):
+def test_a_column_must_be_in_every_row(built, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"body": "a"}, {"text": "b"}])
     with pytest.raises(ValueError, match=r"'body' is not in .*a\.jsonl, row 2; it has \['text'\]"):
         built(path, column="body")
-    (tmp_path / "b.txt").write_text("b")
-    with pytest.raises(ValueError, match=r"column='body' is for datasets and files of rows, not"):
-        built(tmp_path / "b.txt", column="body")
+    with pytest.raises(ValueError, match=r"'body' is for datasets .*, not for a list"):
+        built(["a"], column="body")
 
 
 def test_invalid_utf8_and_lone_surrogates_are_replaced_and_told(built, tmp_path, caplog):
@@ -187,9 +185,3 @@ def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
         for documents in (str(path), ["abcd", "efg"])
     ]
     assert len(tables[0]) == len(tables[1])
-
-
-def test_a_file_is_no_datastore(tmp_path):
-    path = write(tmp_path / "a.jsonl", DIFFERENT)
-    with pytest.raises((OSError, DatastoreError), match=r"a\.jsonl"):
-        rs.Datastore.from_pretrained(path)
