@@ -209,6 +209,7 @@ class WaitingScheduler:
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
         self._gammas = Gamma(), Gamma(prior_wrong=_PRIOR_RIGHT), Gamma()
+        self._kind = _USUAL
         self.measured = Measured(_EACH_IF_EXACT if exact else _EACH, _MOST_CONTENTION)
         self._asynchronous = asynchronous
 
