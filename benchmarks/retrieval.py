@@ -41,6 +41,7 @@ from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.generation.warmup import warmup
+from hf_refspec.ralm.engine import LEARNED
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
@@ -56,7 +57,7 @@ from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1; of its authors' code
-BASELINE, OURS, DRAFTS = "B", "ours", "ours+drafts"
+BASELINE, OURS, DRAFTS, EMPTY = "B", "ours", "ours+drafts", "ours, empty cache"
 LARGE, WARM_UP_TOKENS = 256, 8
 _published = Speculation.published
 # The paper's letters; its Table 5 has strides alone, of which 3 is RaLMSpec without any letter.
@@ -64,15 +65,17 @@ METHODS: dict[str, Speculation | None] = {BASELINE: None}
 METHODS |= {each: _published(each.lower()) for each in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
 METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
 METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
-METHODS |= {OURS: Speculation(), DRAFTS: Speculation()}
+METHODS |= {OURS: Speculation(), DRAFTS: Speculation(), EMPTY: Speculation()}
 DIMENSION, CHUNK_LENGTH = 768, 64
 FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
 NEAR = 16  # neighbours that the entries of a kNN-LM are drawn towards
 PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA, TEMPERATURE = 0.25, 10.0
+TURNS_APART = 4  # every fourth conversation: several categories
+OTHER_WORDS = "I would like to know more about this: {}? Please explain."
 BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
-FIGURES = "searches", "gamma", "seconds", "retrieval"  # that are recorded of each call
+FIGURES = "searches", "gamma", "seconds", "retrieval", "first"  # recorded of each call
 
 
 def fill_near(rows: np.ndarray, own: np.ndarray, passages: bool) -> None:
@@ -222,6 +225,9 @@ class Calls:
         self._methods = [BASELINE, *(name for name in args.methods if name != BASELINE)]
         self._seeds, self._prompts = range(args.seeds or 1), range(args.limit)
         self._sampled = {"do_sample": args.seeds is not None}
+        self._parts = [("", slice(None))]
+        if args.pairs:
+            self._parts = [(f", {args.pairs} {i + 1}", slice(i, None, 2)) for i in range(2)]
         if args.out.exists():
             self._made = {tuple(call.pop("key")): call for call in json_lines(args.out)}
 
@@ -255,7 +261,8 @@ class Calls:
 
     def table(self, setting: str) -> str:
         """A row for each method: means of a call, and the speed-up, with its deviation if there are
-        several seeds. Refuses other texts or passages than the baseline's."""
+        several seeds. Refuses other texts or passages than the baseline's. Of pairs, a table of the
+        first questions and one of the second."""
         figures = {}
         for method in self._methods:
             calls = np.empty((len(self._seeds), len(self._prompts), len(FIGURES)))
@@ -266,16 +273,25 @@ class Calls:
                     if made[what] != truth[what]:
                         raise SystemExit(f"{method} has other {what} than the baseline: {setting}")
                 calls[seed, prompt] = [made[name] for name in FIGURES]
-            figures[method] = calls.mean(axis=1)
+            figures[method] = calls
+        return "\n\n".join(
+            self._table(f"{setting}{which}", {m: all_[:, part] for m, all_ in figures.items()})
+            for which, part in self._parts
+        )
+
+    def _table(self, setting: str, figures: dict[str, np.ndarray]) -> str:
         rows = []
-        for method, by_seed in figures.items():
-            searches, gamma, whole, retrieval = by_seed.mean(axis=0)
-            gains = (figures[BASELINE][:, 2] / by_seed[:, 2]).tolist()
+        for method, calls in figures.items():
+            searches, gamma, whole, retrieval, first = calls.mean(axis=(0, 1))
+            by_seed = calls[..., 2].mean(axis=1)
+            gains = (figures[BASELINE][..., 2].mean(axis=1) / by_seed).tolist()
             spread = f" ± {stdev(gains):.2f}" if len(gains) > 1 else ""
             model = whole - retrieval
-            cells = f"{gamma:.2f}", f"{model:.3g}", f"{retrieval:.3g}", f"{retrieval / model:.2f}"
-            rows.append([method, f"{searches:.1f}", *cells, f"{fmean(gains):.2f}x{spread}"])
-        return table([setting, "searches", "gamma", "G, s", "R, s", "R:G", "speed-up"], rows)
+            cells = f"{searches:.1f}", f"{first:.2f}", f"{gamma:.2f}", f"{model:.3g}"
+            ratio, gain = f"{retrieval / model:.2f}", f"{fmean(gains):.2f}x{spread}"
+            rows.append([method, *cells, f"{retrieval:.3g}", ratio, gain])
+        columns = "searches", "first guessed", "gamma", "G, s", "R, s", "R:G", "speed-up"
+        return table([setting, *columns], rows)
 
 
 def _call(
@@ -287,13 +303,17 @@ def _call(
     given["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
     if method == DRAFTS:
         given["drafter"] = ReferenceCopy()
+    learned = vars(retriever).get(LEARNED, {}) if method == EMPTY else {}
+    for setting, (scheduler, cache) in learned.items():
+        learned[setting] = scheduler, cache[:0]
     torch.manual_seed(seed)
     inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     decoded = decode(model, inputs, **given)
     retrieval = stats.waiting_seconds + stats.cache_seconds
     if options["custom_generate"] is not knn_lm:  # whose queries generation computes
         retrieval += stats.query_seconds
-    figures = stats.searches, stats.gamma, decoded.seconds, retrieval
+    first = float(stats.speculation_was_right[0])
+    figures = stats.searches, stats.gamma, decoded.seconds, retrieval, first
     made = dict(zip(FIGURES, figures, strict=True))
     return {"ids": decoded.ids, "passages": stats.best_ids, **made}
 
@@ -322,10 +342,32 @@ def _of_knn(args: argparse.Namespace, _: PreTrainedTokenizerBase) -> Settings:
             yield name, partial(store, index, entries), {"custom_generate": knn_lm, **options}
 
 
+def _pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[list[int]]:
+    """Questions of which each second one follows the one before it, others have nothing to do with
+    that."""
+    if args.pairs == "turns":
+        rows = json_lines(args.data / "spec_bench_questions.jsonl")
+        for first, second in (
+            row["turns"] for row in rows[::TURNS_APART] if len(row["turns"]) == 2
+        ):
+            prompt = chat_ids([user(first)], tokenizer)
+            ids = torch.tensor([prompt], device=model.device)
+            output = model.generate(ids, max_new_tokens=args.max_new_tokens, do_sample=False)
+            answer = tokenizer.decode(output[0, len(prompt) :], skip_special_tokens=True)
+            told = {"role": "assistant", "content": answer}
+            yield from (prompt, chat_ids([user(first), told, user(second)], tokenizer))
+    else:
+        for row in json_lines(args.data / "llma_rag.jsonl"):
+            again = row["query"] if args.pairs == "same" else OTHER_WORDS.format(row["query"])
+            yield from (chat_ids([user(each)], tokenizer) for each in (row["query"], again))
+
+
 def _measure(args: argparse.Namespace) -> None:
     tokenizer, calls = load_tokenizer(args.model), Calls(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    if args.measured == "ralm":
+    if args.pairs:
+        prompts = list(islice(_pairs(args, model, tokenizer), args.limit))
+    elif args.measured == "ralm":
         asked = [row["query"] for row in json_lines(args.data / "llma_rag.jsonl")[: args.limit]]
         prompts = [chat_ids([user(query)], tokenizer) for query in asked]
     else:
@@ -336,7 +378,7 @@ def _measure(args: argparse.Namespace) -> None:
     settings = _of_ralm if args.measured == "ralm" else _of_knn
     for name, new_retriever, options in settings(args, tokenizer):
         how = "greedy" if args.seeds is None else "sampled"
-        setting = f"{name}, {args.max_new_tokens} tokens, {how}"
+        setting = f"{name}, {args.max_new_tokens} tokens, {how}{args.pairs and f', {args.pairs}'}"
         if calls.missing(setting):
             calls.measure(setting, model, prompts, new_retriever(), options)
         print(calls.table(setting), flush=True)
@@ -378,6 +420,8 @@ def main(arguments: list[str] | None = None) -> int:
     beside = f"beside the baseline: {', '.join(METHODS)}"
     add("--methods", nargs="+", choices=METHODS, default=["PSA", OURS], metavar="M", help=beside)
     add("--k", nargs="+", type=positive, default=[1, 1024], help="knn: neighbours")
+    pairs = "ralm: a question, the next one; other questions follow"
+    add("--pairs", choices=("same", "rephrased", "turns"), default="", help=pairs)
     add("--limit", type=positive, default=10, metavar="N", help="only the first N prompts")
     add("--seeds", type=positive, metavar="N", help="sample N times; greedy by default")
     add("--max-new-tokens", type=positive, default=48, metavar="N")

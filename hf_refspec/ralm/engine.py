@@ -35,9 +35,12 @@ from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
 from .stats import RetrievalStats
 
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
-_LEARNED = "_learned_by_speculation"
+LEARNED = "_learned_by_speculation"
 # The most ids of a request cache. Scoring more would take longer than the search that it saves.
 _MOST_HELD = 1 << 14
+# What scoring the ids of earlier requests may take, of the time of a search and of a step.
+_EARLIER_COST = 0.05
+_NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class RetrievalAugmentedGeneration(Protocol):
@@ -92,23 +95,37 @@ def generate_speculatively(
             _Request(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned: dict[tuple, Scheduler] = {}  # as published: of this request alone
+        learned = _Learned()  # as published: of this request alone
         if speculation.max_gamma is None and hasattr(retriever, "__dict__"):
-            learned = vars(retriever).setdefault(_LEARNED, {})
+            learned = vars(retriever).setdefault(LEARNED, learned)
         setting = (k, speculation.prefetch, speculation.asynchronous)
-        scheduler: Scheduler | None = deepcopy(learned.get(setting))
-        if scheduler is None:
-            exact = getattr(retriever, "index", None) == "flat"
-            scheduler = WaitingScheduler(speculation.asynchronous, exact)
-            if speculation.max_gamma is not None:
-                gamma = PublishedGamma(speculation.max_gamma)
-                scheduler = StrideScheduler(gamma, int(speculation.asynchronous))
-        scheduler.measured.begin_request()
-        _SpeculativeRequest(
-            *(text, checked, k, stats, clock, speculation, scheduler, neighbours)
-        ).run()
-        learned[setting] = scheduler
+        kept, earlier = learned.get(setting, (None, _NO_IDS))
+        scheduler = deepcopy(kept) or _new_scheduler(retriever, speculation)
+        request = _SpeculativeRequest(
+            *(text, checked, k, stats, clock, speculation, scheduler, neighbours, earlier)
+        )
+        request.run()
+        _, now = learned.get(setting, (None, _NO_IDS))
+        others = now[~np.isin(now, earlier)]  # of calls that have ended meanwhile
+        learned[setting] = scheduler, request.ids_to_keep(others)
     return stats
+
+
+class _Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
+    """What the calls of a retriever have learned, by setting: the scheduler, and the ids they
+    retrieved, the newest first. An entry is replaced, never changed, so that threads can share it.
+    A copy of the retriever, which may get another knowledge base, begins with nothing."""
+
+    def __reduce__(self) -> tuple[type[_Learned], tuple]:
+        return _Learned, ()
+
+
+def _new_scheduler(retriever: Retriever, speculation: Speculation) -> Scheduler:
+    if speculation.max_gamma is not None:
+        gamma = PublishedGamma(speculation.max_gamma)
+        return StrideScheduler(gamma, int(speculation.asynchronous))
+    exact = getattr(retriever, "index", None) == "flat"
+    return WaitingScheduler(speculation.asynchronous, exact)
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
@@ -174,19 +191,20 @@ class _Request:
 
 
 class RequestCache:
-    """The ids (int64, ascending) that one request retrieved, from which it speculates (section 3).
-    Beyond `most` the oldest are dropped, but none of those added last."""
+    """The ids (int64, ascending) from which a request speculates (section 3): those that it
+    retrieved, and `earlier` ones. Beyond `most` the oldest are dropped, but none of those added
+    last."""
 
-    def __init__(self, most: int = _MOST_HELD) -> None:
+    def __init__(self, most: int = _MOST_HELD, earlier: np.ndarray = _NO_IDS) -> None:
         self._most = most
-        self.ids = self._newest_first = np.empty(0, dtype=np.int64)
+        self.newest_first, self.ids = earlier, np.sort(earlier)
 
     def add(self, ids: np.ndarray) -> None:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
         added = np.unique(ids)
-        older = self._newest_first[~np.isin(self._newest_first, added, assume_unique=True)]
-        self._newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
-        self.ids = np.sort(self._newest_first)
+        older = self.newest_first[~np.isin(self.newest_first, added, assume_unique=True)]
+        self.newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
+        self.ids = np.sort(self.newest_first)
 
 
 @dataclass(slots=True)
@@ -204,10 +222,12 @@ class _SpeculativeRequest(_Request):
     _speculation: Speculation
     _scheduler: Scheduler
     _neighbours: Callable[[np.ndarray], np.ndarray] | None
+    _earlier: np.ndarray  # ids that earlier requests retrieved, the newest first
 
     def __post_init__(self) -> None:
         self._count = max(self._k, self._speculation.prefetch)  # passages of each search
-        self._cache = RequestCache()
+        self._cache = RequestCache(earlier=self._earlier)
+        self._guessing = False  # or verifying
         # Steps in the order of the text: those that a search is verifying, then those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -217,12 +237,15 @@ class _SpeculativeRequest(_Request):
 
     def run(self) -> None:
         try:
-            if not self._text.finished:  # the initial retrieval fills the cache
+            warm = self._may_wait and len(self._earlier) > 0
+            self._scheduler.begin_request(warm)
+            if not (warm or self._text.finished):  # the initial retrieval fills the cache
                 truth, seconds = self._retrieve(self._count)
                 self._scheduler.measured.record_search(1, seconds, 0.0)
                 self._fill_cache([truth])
                 self._take(truth)
             while self._pending or not self._text.finished:
+                self._guessing = True
                 stride = self._stride()
                 while len(self._pending) < stride - self._may_wait and not self._text.finished:
                     self._pending.append(self._speculate(self._query()))
@@ -231,7 +254,19 @@ class _SpeculativeRequest(_Request):
             unverified = [*self._in_flight, *self._pending]
             if unverified:
                 self._text.roll_back(unverified[0].step)
-            raise
+            if not self._guessing or not len(self._earlier):
+                raise
+            # The knowledge base may lack some of the earlier ids by now: go on without them.
+            self._earlier = _NO_IDS
+            self.__post_init__()
+            self.run()
+
+    def ids_to_keep(self, others: np.ndarray) -> np.ndarray:
+        """The ids for the next request, the newest first, with `others` that are unknown here."""
+        own, measured = self._cache.newest_first, self._scheduler.measured
+        seconds = _EARLIER_COST * min(measured.search(1), measured.step)
+        most = min(_MOST_HELD, int(len(own) * seconds / max(measured.guess, 1e-9)))
+        return np.concatenate([own, others[~np.isin(others, own)]])[:most]
 
     def _stride(self) -> int:
         if self._speculation.stride == "os3":
@@ -239,10 +274,11 @@ class _SpeculativeRequest(_Request):
         return max(self._speculation.stride, len(self._pending))
 
     def _step(self, found: Retrieved, beside: bool = False) -> Any:
-        before = self._stats.model_seconds
+        before, stats = self._stats.model_seconds, self._stats
+        first = not (stats.best_ids or self._in_flight or self._pending)
         step = super()._step(found)
-        seconds = self._stats.model_seconds - before + self._query_seconds
-        self._scheduler.measured.record_step(seconds, beside)
+        seconds = stats.model_seconds - before + self._query_seconds
+        self._scheduler.measured.record_step(seconds, beside, first)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -281,7 +317,7 @@ class _SpeculativeRequest(_Request):
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
         guess = self._work_beside(search, waits)
-        went_on = self._clock() - began
+        self._guessing, went_on = False, self._clock() - began
         truths, search_seconds = self._finish(search)
         self._scheduler.measured.record_search(len(queries), search_seconds, went_on)
         self._fill_cache(truths)
@@ -293,7 +329,7 @@ class _SpeculativeRequest(_Request):
                 reached += 1
                 right += self._text.agrees(step, guess)
         if reached:
-            self._scheduler.gamma.record(right, right < reached)
+            self._scheduler.record(right, right < reached)
 
     def _work_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
         """Speculates the steps that pay beside a search, the first of which `waits` for it. If not

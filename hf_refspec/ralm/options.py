@@ -32,8 +32,9 @@ class Speculation:
             call, at most one step is speculated beside an asynchronous verification, and the
             request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
             (`None`) gamma may come close to 1, all steps that pay are speculated beside a
-            verification, and the next call of a retriever begins with these estimates, but an empty
-            request cache; a kNN-LM then takes the next entries with at most 128 neighbours.
+            verification, and the next call of a retriever begins with these estimates and the ids
+            retrieved last, so that it may guess its first search; a kNN-LM then takes the next
+            entries with at most 128 neighbours.
 
     Raises:
         TypeError: If an argument has the wrong type.

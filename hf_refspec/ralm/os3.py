@@ -24,6 +24,9 @@ _ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
 # Pseudo-counts of right and wrong steps. With every verification earlier counts shrink.
 _PRIOR_RIGHT, _PRIOR_WRONG, _FADING = 3.0, 0.3, 0.95
 _DEVIATIONS = 3  # by which gamma is taken lower where a wrong guess costs time
+# Each has a gamma: usual guesses, the first guess of a request from the ids of earlier ones, and
+# those after it while all have been right.
+_USUAL, _FIRST, _ALL_RIGHT = range(3)
 # What a further query is taken to add, in searches for one query, until batches of two sizes were
 # measured: an exact search reads its vectors for several queries at once.
 _EACH, _EACH_IF_EXACT = 0.75, 0.25
@@ -52,8 +55,9 @@ class PublishedGamma:
 class Gamma:
     """Ours, of all verifications of a retriever, the last of which count most."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior_wrong: float = _PRIOR_WRONG) -> None:
         self._right, self._steps = 0.0, 0.0
+        self._prior_wrong = prior_wrong
 
     def record(self, right: int, wrong: bool) -> None:
         self._right = _FADING * self._right + right
@@ -61,12 +65,12 @@ class Gamma:
 
     @property
     def likely(self) -> float:
-        return (self._right + _PRIOR_RIGHT) / (self._steps + _PRIOR_RIGHT + _PRIOR_WRONG)
+        return (self._right + _PRIOR_RIGHT) / (self._steps + _PRIOR_RIGHT + self._prior_wrong)
 
     @property
     def at_least(self) -> float:
         """As `likely`, but lower by what is uncertain."""
-        steps = self._steps + _PRIOR_RIGHT + _PRIOR_WRONG + 1
+        steps = self._steps + _PRIOR_RIGHT + self._prior_wrong + 1
         deviation = (self.likely * (1 - self.likely) / steps) ** 0.5
         return max(self.likely - _DEVIATIONS * deviation, 0.0)
 
@@ -128,29 +132,30 @@ class Measured:
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # How many times as long a step takes while a search runs, which takes longer as well.
         self.contention, self._most_contention = 1.0, most_contention
+        self._with_prompt = 0.0  # the last request's first step
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._alone.clear()
         self._beside.clear()
-        self._first = True
         self.contention = (1 + self.contention) / 2  # it may have been other work
 
     @property
     def step(self) -> float:
         """Mean seconds of a step that runs alone, 0 before the first one."""
         steps = [*self._alone, *(seconds / self.contention for seconds in self._beside)]
-        return fmean(steps or [0.0])
+        return fmean(steps or [self._with_prompt])
 
     @property
     def guess(self) -> float:
         return median(self.guesses or [0.0])
 
-    def record_step(self, seconds: float, beside: bool) -> None:
-        """Adds a step, its guess not counted, and whether a search ran beside it."""
-        if self._first and self._alone:  # it included the prompt
-            self._alone.clear()
-            self._first = False
+    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
+        """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
+        the first of the text."""
+        if first:
+            self._with_prompt = seconds / (self.contention if beside else 1.0)
+            return
         (self._beside if beside else self._alone).append(seconds)
         if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
             # A ratio of medians, since a step that begins with another passage takes far longer.
@@ -172,6 +177,12 @@ class StrideScheduler:
     def __init__(self, gamma: PublishedGamma, steps_ahead: int) -> None:
         self.gamma, self.measured = gamma, Measured()
         self._steps_ahead = steps_ahead
+
+    def begin_request(self, warm: bool) -> None:
+        self.measured.begin_request()
+
+    def record(self, right: int, wrong: bool) -> None:
+        self.gamma.record(right, wrong)
 
     def stride(self, speculated: int) -> int:
         """The next stride, given how many steps were speculated beside the last search, all of
@@ -197,9 +208,24 @@ class WaitingScheduler:
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        self.gamma = Gamma()
+        self._gammas = Gamma(), Gamma(prior_wrong=_PRIOR_RIGHT), Gamma()
+        self._kind = _USUAL
         self.measured = Measured(_EACH_IF_EXACT if exact else _EACH, _MOST_CONTENTION)
         self._asynchronous = asynchronous
+
+    def begin_request(self, warm: bool) -> None:
+        """Begins another request, `warm` if the request cache has ids of earlier ones."""
+        self.measured.begin_request()
+        self._kind = _FIRST if warm else _USUAL
+
+    @property
+    def gamma(self) -> Gamma:
+        return self._gammas[self._kind]
+
+    def record(self, right: int, wrong: bool) -> None:
+        """Adds a verification: how many steps were right, and whether the next one was wrong."""
+        self.gamma.record(right, wrong)
+        self._kind = _USUAL if wrong or self._kind == _USUAL else _ALL_RIGHT
 
     @property
     def learning_pays(self) -> bool:
@@ -211,7 +237,7 @@ class WaitingScheduler:
         """The queries of the next search, given how many steps await verification; it may leave
         some of them for later. More is speculated only if that pays at the lower end of gamma too:
         a few right steps may be chance."""
-        if not self.measured.step:
+        if self._kind == _FIRST or not self.measured.step:
             return 1
         best = int(np.argmax(self._rates(self.gamma.likely, speculated)))
         if best > speculated:
@@ -242,7 +268,8 @@ class WaitingScheduler:
         measured = self.measured
         step = measured.step * measured.contention
         remaining = measured.search(batch) - elapsed - measured.guess
-        gamma = self.gamma.likely if remaining >= step else self.gamma.at_least
+        sure = remaining >= step or self._kind == _FIRST
+        gamma = self.gamma.likely if sure else self.gamma.at_least
         saved = (2 - measured.contention) * min(measured.step, remaining)
         return gamma ** (unverified + 1) * saved > (1 - gamma**batch) * max(step - remaining, 0.0)
 

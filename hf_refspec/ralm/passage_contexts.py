@@ -100,7 +100,9 @@ class PassageContexts:
         kept = self._kept.copy()
         context = self._kept.pop(key, None)
         mark = None if context is None else context.verifier.mark()
-        self._kept[key] = context or self._prefixes.pop(key, None) or self._new(passage)
+        if context is None and self._row.output:  # a first step needs the logits of the prefix
+            context = self._prefixes.pop(key, None)
+        self._kept[key] = context or self._new(passage)
         if len(self._kept) > _PASSAGES:
             self._kept.popitem(last=False)
         return self._kept[key], ContextChange(kept, key, mark)

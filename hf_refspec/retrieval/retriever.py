@@ -50,8 +50,8 @@ class Retriever(Protocol):
     else is in the batch, since the request cache uses `score` to predict what `search` would find
     (RaLMSpec, arXiv 2401.14021, section 3).
 
-    The time of searches and how often guesses were right are kept in the retriever's `__dict__` for
-    the next call; if it has none, each call learns them again.
+    The time of searches, how often guesses were right and the ids retrieved last are kept in the
+    retriever's `__dict__` for the next call; if it has none, each call learns them again.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +30,14 @@ speculations = st.builds(
 )
 
 
+@contextmanager
+def all_ids_are_kept():
+    """As where steps take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_EARLIER_COST", 1e9)
+        yield
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     speculation=speculations,
@@ -36,17 +49,20 @@ speculations = st.builds(
 )
 def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby):
     retriever = Vectors(seed)
-    args = (length, seed, jumpiness, k)
-    plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    steps, stats = generated(speculation, retriever, *args, neighbours=neighbours)
-    assert steps == plain
-    assert stats.best_ids == plain_stats.best_ids == [ids[0] for ids in plain]
-    assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
-    assert sum(stats.speculation_was_right) == stats.verified
-    assert sum(stats.strides) + bool(length) == stats.retrievals
-    assert len(stats.strides) + bool(length) == stats.searches
-    assert plain_stats.retrievals == plain_stats.searches == len(plain)
+    for request in (seed, seed, seed + 1):
+        args = (length, request, jumpiness, k)
+        plain, plain_stats = generated(None, retriever, *args)
+        with all_ids_are_kept():
+            steps, stats = generated(speculation, retriever, *args, neighbours=neighbours)
+        assert steps == plain
+        assert stats.best_ids == plain_stats.best_ids == [ids[0] for ids in plain]
+        assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
+        assert sum(stats.speculation_was_right) == stats.verified
+        initial = stats.searches - len(stats.strides)  # the search that no verification is
+        assert sum(stats.strides) + initial == stats.retrievals and initial <= bool(length)
+        assert initial == bool(length) or speculation.max_gamma is None
+        assert plain_stats.retrievals == plain_stats.searches == len(plain)
 
 
 def test_while_a_search_runs_speculation_goes_on():
@@ -98,8 +114,11 @@ class Timed:
 
     now = 0.0
 
-    def __init__(self, search_seconds=50.0, right=True, per_query=0.0):
+    topic = 0  # other topics need other passages
+
+    def __init__(self, search_seconds=50.0, right=True, per_query=0.0, per_id=0.0):
         self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
+        self.per_id = per_id
 
     def generated(self, speculation, length=100):
         self.length, self.steps = length, []
@@ -120,10 +139,11 @@ class Timed:
         return [Retrieved(ids, np.zeros(len(ids))) for ids in found], seconds
 
     def first(self, query):
-        return 0 if self.right else 100 * query
+        return 10_000 * self.topic + (0 if self.right else 100 * query)
 
     def score(self, query, ids):
-        return np.zeros(len(ids), np.float32)
+        self.now += self.per_id * len(ids)
+        return -np.abs(ids - self.first(query)).astype(np.float32)
 
     def close(self):
         pass
@@ -169,6 +189,56 @@ def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
     assert retriever.generated(published).strides == first.strides
 
 
+def test_the_first_search_of_a_request_is_guessed_from_earlier_ones():
+    for search_seconds in (0.5, 20.0):
+        retriever = Timed(search_seconds)
+        requests = [retriever.generated(Speculation(), length=9) for _ in range(4)]
+        assert not requests[0].speculation_was_right[0] and requests[-1].speculation_was_right[0]
+        assert requests[-1].waiting_seconds < requests[0].waiting_seconds
+        retriever.topic = 1
+        assert not retriever.generated(Speculation(), length=9).speculation_was_right[0]
+        for copied in (deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+            strides = copied.generated(Speculation(), length=9).strides
+            assert strides == Timed(search_seconds).generated(Speculation(), length=9).strides
+
+
+def test_no_more_ids_are_kept_than_can_be_scored_in_a_twentieth_of_a_search_or_step():
+    for search_seconds, most in ((0.3, 15), (20.0, 50)):
+        retriever = Timed(search_seconds, per_id=0.001)
+        for retriever.topic in range(20):
+            retriever.generated(Speculation(), length=4)
+        ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+        assert 0.6 * most <= len(ids) <= 2 * most and ids[0] >= 190_000
+
+
+@all_ids_are_kept()
+def test_calls_of_several_threads_share_what_they_retrieve():
+    retriever, plain = Slow(), [generated(None, Vectors(), 20, seed)[0] for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            found = threads.map(partial(generated, Speculation(), retriever, 20), range(4))
+            assert [steps for steps, _ in found] == plain
+    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    assert {i for steps in plain for step in steps for i in step} <= set(ids.tolist())
+
+
+@pytest.mark.parametrize("speculation", [Speculation(), PS])
+@all_ids_are_kept()
+def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
+    class Shrinking(Slow):
+        def score(self, query, ids):
+            return self.vectors[ids] @ query  # an IndexError
+
+    retriever = Shrinking(entries=ENTRIES)
+    generated(speculation, retriever)
+    retriever.vectors = retriever.vectors[:10]
+    plain, _ = generated(None, retriever, seed=1)
+    for _ in range(2):
+        assert generated(speculation, retriever, seed=1)[0] == plain
+    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    assert ids.max() < 10
+
+
 def test_all_is_measured_by_the_clock_that_is_given():
     stats = Timed().generated(None, length=10)
     assert (stats.model_seconds, stats.verification_seconds) == (10, 500)
@@ -182,7 +252,7 @@ def test_all_is_measured_by_the_clock_that_is_given():
 def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, right, search_seconds):
     for per_query in (0.0, search_seconds):
         retriever = Timed(search_seconds, right, per_query)
-        for _ in range(3):
+        for retriever.topic in (0, 0, 0, 0, 1, 2, 3, 3):
             began = retriever.now
             retriever.generated(Speculation.parse(letters), steps)
             seconds = retriever.now - began

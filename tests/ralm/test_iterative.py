@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -233,6 +234,24 @@ def test_an_error_of_the_retriever_carries_the_text_so_far(llama, method):
     assert PROMPT.shape[1] <= len(text_ids) < len(plain)
     assert text_ids == plain[: len(text_ids)]
     assert_no_search_goes_on()
+
+
+def test_a_text_begins_anew_if_ids_of_earlier_calls_are_known_no_more(llama):
+    retriever, scored = BagOfTokens(), []
+
+    def score(query, ids):
+        if not threading.current_thread().name.startswith("retrieval"):
+            scored.append(len(ids))
+            if len(scored) == 2:  # the first step was guessed
+                raise KeyError(ids[0])
+        return BagOfTokens.score(retriever, query, ids)
+
+    plain = generate(llama, retriever, max_new_tokens=20, speculation=None, **GREEDY).tolist()
+    retriever.search = lambda *args: time.sleep(0.1) or BagOfTokens.search(retriever, *args)
+    for _ in range(2):
+        assert generate(llama, retriever, max_new_tokens=20, **GREEDY).tolist() == plain
+        retriever.score = score
+    assert len(scored) > 2
 
 
 def test_tokens_outside_of_the_vocabulary_are_named(llama):

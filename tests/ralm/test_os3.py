@@ -51,7 +51,7 @@ def taught(scheduler, a, b0, b1, right, wrong):
     """The scheduler after a verification of `right` right steps and `wrong` (0 or 1) wrong ones."""
     measured = scheduler.measured
     measured.begin_request()
-    measured.record_step(100 * a, beside=False)  # with the prompt
+    measured.record_step(100 * a, beside=False, first=True)  # with the prompt
     measured.record_step(a, beside=False)
     measured.record_search(1, b0 + b1, 0.0)
     measured.record_search(4, b0 + b1 * 4, 0.0)
