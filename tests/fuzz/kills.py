@@ -226,6 +226,8 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
                 changed: dict[str, Any] = {str(number): "", str(number + 6): [7, number, 7]}
                 store.add({**changed, f"new {number}": [20 + number, 7, number]}, known, **ALONE)
                 acknowledge()
+        # Changes nothing, but deletes what a kill after the last step has left.
+        store.add({"new 5": [25, 7, 5]}, known, **ALONE)
 
     def compact(path: Path, _: Any) -> None:
         Datastore(path).compact(ngrams_per_order=11, progress=False)
