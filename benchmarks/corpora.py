@@ -37,7 +37,7 @@ def main() -> None:
                 drafts.append(time.perf_counter() - begun)
 
         def found(text: str) -> bool:
-            """Whether the datastore drafts how a text goes on after its first line."""
+            """Whether the datastore holds the beginning of a text."""
             begun = np.array(tokenizer(text.split(";")[0])["input_ids"])
             return any(shard.holds(begun.astype(np.int32)) for shard in store.shards)
 

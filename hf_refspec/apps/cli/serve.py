@@ -75,12 +75,11 @@ def _origins(text: str) -> list[str]:
     raise ArgumentTypeError(f'must be as ["https://chat.example"], without a path, but is {text!r}')
 
 
-def _named(text: str) -> tuple[str, str]:
-    """Reads a name and a path."""
-    name, _, path = text.partition("=")
-    if not (re.fullmatch(r"[\w.-]+", name) and path):
-        raise ArgumentTypeError(f"must be as NAME=PATH, but is {text!r}")
-    return name, path
+def _named(text: str) -> str:
+    """Checks a name with a path."""
+    if re.fullmatch(r"[\w.-]+=.+", text):
+        return text
+    raise ArgumentTypeError(f"must be as NAME=PATH, but is {text!r}")
 
 
 def serve(args: Namespace) -> int:
@@ -102,7 +101,8 @@ def serve(args: Namespace) -> int:
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        stores = {n: Datastore(path, "full", tokenizer) for n, path in args.store or ()}
+        named = (each.split("=", 1) for each in args.store or ())
+        stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
         drafters = [*sources(args, tokenizer), *map(DatastoreDrafts, stores.values())]
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
