@@ -85,6 +85,10 @@ class DatastoreDrafts(LookUp):
                 f"tokenizer ({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
             )
 
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.store.refresh()
+        super().begin(prompt_ids, vocab_size)
+
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
         # No match contains a token beyond the vocabulary of the datastore's tokenizer.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,7 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        self._written = _when_written(Path(path))
         super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
@@ -154,8 +155,8 @@ class Datastore(StoredFolder[StoreConfig]):
         """Adds documents, replaces those of the same names, and merges shards of about one size.
 
         From then on this object drafts from them; calls that draft from it meanwhile do not wait.
-        Other objects keep what they opened. If it fails or is killed, the datastore is unchanged;
-        what it has returned from, no kill loses.
+        Other objects and processes do from their next call on, see [`~Datastore.refresh`]. If it
+        fails or is killed, the datastore is unchanged; what it has returned from, no kill loses.
 
         Args:
             documents: As `source` in [`build_store`]. Of a dict, `{name: document}`, each replaces
@@ -176,11 +177,22 @@ class Datastore(StoredFolder[StoreConfig]):
         if tokenizer is None:
             tokenizer = self._tokenizer
         extend_store(self.path, documents, tokenizer, **options)
-        opened = Datastore(self.path, self.form)
-        opened._warn_if_stale()
-        # A call that drafts meanwhile sees either the old or the new shards.
-        self.shards, self.config = opened.shards, opened.config
+        self.refresh()
+        self._warn_if_stale()
         return self
+
+    def refresh(self) -> None:
+        """Takes what has been written since it was opened, as calls that draft from it do when they
+        begin. What cannot be opened, or is for another tokenizer, it leaves alone."""
+        written = _when_written(self.path)
+        if written in (None, self._written):
+            return
+        with suppress(DatastoreError, OSError):
+            opened = Datastore(self.path, self.form)
+            if opened.config.fingerprint == self.config.fingerprint:
+                # A call that drafts meanwhile sees either the old or the new ones.
+                self.shards, self.ngrams = opened.shards, opened.ngrams
+                self.config, self._written = opened.config, written
 
     def remove(self, *names: str) -> None:
         """Removes documents by their names, as [`~Datastore.add`] does.
@@ -368,3 +380,11 @@ class Datastore(StoredFolder[StoreConfig]):
         )
         self.check_tokenizer(tokenizer)
         return tokenizer
+
+
+def _when_written(folder: Path) -> tuple[int, int] | None:
+    """What changes when a config.json is replaced; `None` if there is none."""
+    with suppress(OSError, ValueError):
+        found = os.stat(folder / "config.json")
+        return found.st_mtime_ns, found.st_ino
+    return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from byte_model import word_tokenizer
 from datastores import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,10 +65,21 @@ def test_drafts_come_from_the_new_documents_in_forks_too_and_not_from_the_old(st
     assert {*drafted(fork, 1, 2)} == {3, 4, 5, 6}
     store.add({"first": [1, 2, 7], "third": [1, 2, 8]}, **QUIET)
     assert {*drafted(fork, 1, 2)} == {5, 6, 7, 8}
-    assert {*drafted(other, 1, 2)} == {3, 4, 5, 6}  # which keeps what it opened
+    assert {*drafted(other, 1, 2)} == {5, 6, 7, 8} == {*drafted(Datastore(store.path), 1, 2)}
     store.remove("second", "third")
     assert drafted(fork, 1, 2) == [7]
     store.verify()
+
+
+def test_a_store_for_another_tokenizer_or_none_in_its_place_is_not_taken(store, tmp_path):
+    other = Datastore(store.path)
+    words = word_tokenizer(["<unk>", "a"])
+    Datastore.build(["a a"], words, tmp_path / "words", **QUIET)
+    for place in (tmp_path / "words", tmp_path / "none"):
+        shutil.rmtree(store.path)
+        if place.exists():
+            shutil.copytree(place, store.path)
+        assert {*drafted(other, 1, 2)} == {3, 4, 5, 6}
 
 
 def test_what_is_as_before_is_not_written_again(store):

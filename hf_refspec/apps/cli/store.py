@@ -24,6 +24,7 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
+from .watch import watch
 
 if TYPE_CHECKING:
     from ...drafting.tree import DraftTree
@@ -39,24 +40,24 @@ def add_build(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="of a shard")
     add("--license", help="of the corpus, for the card; by default what the corpus states")
+    add("--watch", action="store_true", help="follow the folder: replace files that change")
 
 
 def build(args: Namespace) -> None:
     documents, corpus, license = load_corpus(args, args.streaming)
+    if args.watch and not (isinstance(documents, Path) and documents.is_dir()):
+        raise ValueError("--watch follows one folder; give one, and no other source")
     if args.tokenizer is None:
         from ...smollm2 import default_model  # which loads torch
 
         args.tokenizer = default_model()
-    store = Datastore.build(
-        documents,
-        load_tokenizer(args.tokenizer),
-        args.out,
-        shard_tokens=args.shard_tokens,
-        license=args.license or license,
-        corpus=corpus,
-        **_options(args),
-    )
-    _print_info(store)
+    tokenizer = load_tokenizer(args.tokenizer)
+    options = {"shard_tokens": args.shard_tokens, "license": args.license or license}
+    if args.watch:
+        for _ in watch(documents, args.pattern, tokenizer, args.out, **options):
+            pass
+    options |= {"corpus": corpus, **_options(args)}
+    _print_info(Datastore.build(documents, tokenizer, args.out, **options))
 
 
 def add_extend(parser: ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from byte_model import word_tokenizer
 from hub_server import TOKEN
 
 from hf_refspec import smollm2
-from hf_refspec.apps.cli import arguments
+from hf_refspec.apps.cli import arguments, watch
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
 
@@ -83,6 +84,29 @@ def texts_of(folder, tokenizer) -> list[str]:
 
 
 # --- build
+
+
+def test_a_datastore_follows_a_folder(corpus, tokenizer, tmp_path, capsys):
+    folder, out = tmp_path / "work", tmp_path / "store"
+    shutil.copytree(corpus, folder)
+    stores = watch.watch(folder, "*.py", tokenizer, out)
+    assert next(stores).names == ["a.py", "b.py"]
+    (folder / "a.py").unlink()
+    (folder / "b.py").write_text("import re\n")
+    (folder / "more").mkdir()
+    (folder / "more" / "d.py").write_text("import sys\n")
+    assert next(stores).names == ["b.py", "more/d.py"]
+    assert "3 changed, " in capsys.readouterr().out
+    assert [*map(tokenizer.decode, Datastore(out).iter_documents())] == [
+        "import re\n",
+        "import sys\n",
+    ]
+    (folder / "b.py").unlink()
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    (folder / ".gitignore").write_text("more\n")
+    (folder / "e.py").write_text("import ast\n")
+    stores = watch.watch(folder, "*.py", tokenizer, out)  # of another process, which goes on
+    assert next(stores).names == ["e.py"]
 
 
 def test_builds_from_files_in_their_order(built, corpus):
