@@ -125,7 +125,7 @@ REFUSED = [
     ("store search store ''", "text has no tokens"),
     ("serve --port 0 --host 192.0.2.1", "--host 192.0.2.1"),
     ("serve --port 0 --host no.such.host.invalid", "--host no.such.host.invalid"),
-    ("serve --port 0 --isolate --cache new", "--cache keeps answers"),
+    ("serve --port 0 --isolate --cache new", "--cache and --store keep texts"),
     ("serve --port 0 --reference nothing", "nothing"),
     ("serve --port 0 --datastore ./nothing", "./nothing"),
     ("serve --port 0 --cache empty.md", "empty.md"),
