@@ -52,12 +52,12 @@ def build(args: Namespace) -> None:
 
         args.tokenizer = default_model()
     tokenizer = load_tokenizer(args.tokenizer)
-    options = {"shard_tokens": args.shard_tokens, "license": args.license or license}
+    options = {**_options(args), "shard_tokens": args.shard_tokens}
+    options["license"] = args.license or license
     if args.watch:
-        for _ in watch(documents, args.pattern, tokenizer, args.out, **options):
+        for _ in watch(documents, tokenizer, args.out, **options):
             pass
-    options |= {"corpus": corpus, **_options(args)}
-    _print_info(Datastore.build(documents, tokenizer, args.out, **options))
+    _print_info(Datastore.build(documents, tokenizer, args.out, corpus=corpus, **options))
 
 
 def add_extend(parser: ArgumentParser) -> None:

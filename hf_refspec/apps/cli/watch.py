@@ -21,10 +21,12 @@ _SECONDS = 0.5  # between two looks at the folder
 
 
 def watch(
-    folder: Path, pattern: str, tokenizer: PreTrainedTokenizerBase, out: Path, **options: Any
+    folder: Path, tokenizer: PreTrainedTokenizerBase, out: Path, *, pattern: str, **options: Any
 ) -> Iterator[Datastore]:
     """Builds a datastore of a folder's texts, named by their paths, or goes on with one; then adds,
-    replaces and removes what has changed, without an end. Yields it after each change."""
+    replaces and removes what has changed, without an end. Yields it after each change.
+
+    `options` are those of [`Datastore.build`]."""
     store = Datastore(out, "full", tokenizer) if out.exists() else None
     before: dict[str, Any] = dict.fromkeys(store.names if store else (), "unknown")
     while True:

@@ -89,7 +89,7 @@ def texts_of(folder, tokenizer) -> list[str]:
 def test_a_datastore_follows_a_folder(corpus, tokenizer, tmp_path, capsys):
     folder, out = tmp_path / "work", tmp_path / "store"
     shutil.copytree(corpus, folder)
-    stores = watch.watch(folder, "*.py", tokenizer, out)
+    stores = watch.watch(folder, tokenizer, out, pattern="*.py")
     assert next(stores).names == ["a.py", "b.py"]
     (folder / "a.py").unlink()
     (folder / "b.py").write_text("import re\n")
@@ -105,7 +105,9 @@ def test_a_datastore_follows_a_folder(corpus, tokenizer, tmp_path, capsys):
     subprocess.run(["git", "init", "-q", folder], check=True)
     (folder / ".gitignore").write_text("more\n")
     (folder / "e.py").write_text("import ast\n")
-    stores = watch.watch(folder, "*.py", tokenizer, out)  # of another process, which goes on
+    stores = watch.watch(
+        folder, tokenizer, out, pattern="*.py"
+    )  # of another process, which goes on
     assert next(stores).names == ["e.py"]
 
 
