@@ -323,6 +323,8 @@ class _SpeculativeRequest(_Request):
         self._fill_cache(truths)
         truths = [truth.first(self._k) for truth in truths]
         reached, right = len(self._in_flight), self._keep_right(truths)
+        overhead = self._clock() - began - max(went_on, search_seconds)
+        self._scheduler.measured.overheads.append(max(overhead, 0.0))
         if right < len(truths):
             step = self._take(truths[right])
             if guess is not None and right == reached:

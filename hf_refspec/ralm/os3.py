@@ -121,12 +121,14 @@ class SearchSeconds:
 
 
 class Measured:
-    """What steps, guesses and searches take. A step and a search slow each other down at most
+    """What steps, guesses and verifications take. A step and a search slow each other down at most
     `most_contention` times; not at all in the paper (1)."""
 
     def __init__(self, each: float = 0.0, most_contention: float = 1.0) -> None:
         self.search = SearchSeconds(each)
         self.guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # Of verifications, besides their searches and the steps beside these.
+        self.overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # Steps that ran alone, and those that ran beside a search.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
@@ -138,6 +140,7 @@ class Measured:
         """Begins another request of the same retriever, perhaps with another model."""
         self._alone.clear()
         self._beside.clear()
+        self.overheads.clear()
         self.contention = (1 + self.contention) / 2  # it may have been other work
 
     @property
@@ -149,6 +152,10 @@ class Measured:
     @property
     def guess(self) -> float:
         return median(self.guesses or [0.0])
+
+    def verification(self, batch: Any) -> Any:
+        """The expected seconds of a search for `batch` queries and of all that follows it."""
+        return self.search(batch) + median(self.overheads or [0.0])
 
     def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
         """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
@@ -190,7 +197,8 @@ class StrideScheduler:
         gamma, a = self.gamma.likely, self.measured.step + self.measured.guess
         b = self.measured.search(_STRIDES)
         saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, b)
-        return max(int(np.argmax(expected_rates(gamma, a, b, saved))) + 1, speculated)
+        rates = expected_rates(gamma, a, self.measured.verification(_STRIDES), saved)
+        return max(int(np.argmax(rates)) + 1, speculated)
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
@@ -258,7 +266,8 @@ class WaitingScheduler:
             beside = np.minimum(searched / (step + measured.guess), _STRIDES)
             right = gamma**_STRIDES * (1 - gamma**beside) / (1 - gamma)
             saved = saved + step * (2 - measured.contention) * right
-        return expected_rates(gamma, step, searched + guesses * measured.guess, saved)
+        taken = measured.verification(_STRIDES) + guesses * measured.guess
+        return expected_rates(gamma, step, taken, saved)
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """As above. If all is right, the step saves waiting time; if one that is being verified is
