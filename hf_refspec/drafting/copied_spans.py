@@ -97,16 +97,25 @@ def copied_spans(row: int, output: Sequence[int], sources: Sequence[Any]) -> lis
     """A row's spans: the longest run, of equal ones that of the first source (its name and parts),
     and the same of what is before and behind it."""
     tokens, texts, spans = np.array(output, np.int32), [_SourceText(*each) for each in sources], []
-    runs = [(*run, number) for number, text in enumerate(texts) for run in text.runs(tokens)]
-    pieces = [(0, len(tokens))]
+    runs: list[tuple[int, int, int, int]] = []
+    for number, text in enumerate(texts):
+        reached = 0
+        for start, stop, place in sorted(text.runs(tokens), key=lambda run: (run[0], -run[1])):
+            if stop > reached:  # not inside of another run of this source
+                runs.append((start, stop, place, number))
+                reached = stop
+    pieces = [(0, len(tokens), runs)]
     while pieces:
-        begin, end = pieces.pop()
-        cut = [(max(run[0], begin), min(run[1], end), *run) for run in runs]
-        start, stop, run_start, _, place, number = max(
-            cut, key=lambda run: (run[1] - run[0], -run[-1], -run[0]), default=(0,) * 6
-        )
-        if stop - start >= SHORTEST:
-            found = texts[number].document_at(place + start - run_start)
+        begin, end, runs = pieces.pop()
+        runs = [
+            (max(start, begin), min(stop, end), place + max(begin - start, 0), number)
+            for start, stop, place, number in runs
+            if min(stop, end) - max(start, begin) >= SHORTEST
+        ]
+        if runs:
+            best = max(runs, key=lambda run: (run[1] - run[0], -run[3], -run[0]))
+            start, stop, place, number = best
+            found = texts[number].document_at(place)
             spans.append(CopiedSpan(start, stop, texts[number].source, *found, row))
-            pieces += [(begin, start), (stop, end)]
+            pieces += [(begin, start, runs), (stop, end, runs)]
     return sorted(spans, key=lambda span: span.start)

@@ -89,6 +89,9 @@ class SpeculationStats:
         self._copied: list[CopiedSpan] = []
         self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []  # to be searched in texts
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_copied": self.copied, "outputs": []}  # no text goes along
+
     @property
     def copied(self) -> list[CopiedSpan]:
         """The new tokens, at least 5 together, that stand in what the drafter copies from, drafted

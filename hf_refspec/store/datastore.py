@@ -93,7 +93,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def _warn_if_stale(self) -> None:
         entry, tokens = self.config.ngrams, sum(shard.tokens for shard in self.config.shards)
-        if entry is not None and 0 < entry.corpus_tokens < tokens:
+        if entry is not None and tokens and entry.corpus_tokens not in (0, tokens):
             logger.warning(
                 "the compact form of %s was made of %s of its %s tokens; compact() it again",
                 self.path,
@@ -184,15 +184,13 @@ class Datastore(StoredFolder[StoreConfig]):
     def refresh(self) -> None:
         """Takes what has been written since it was opened, as calls that draft from it do when they
         begin. What cannot be opened, or is for another tokenizer, it leaves alone."""
-        written = _when_written(self.path)
-        if written in (None, self._written):
+        if _when_written(self.path) in (None, self._written):
             return
         with suppress(DatastoreError, OSError):
             opened = Datastore(self.path, self.form)
             if opened.config.fingerprint == self.config.fingerprint:
-                # A call that drafts meanwhile sees either the old or the new ones.
-                self.shards, self.ngrams = opened.shards, opened.ngrams
-                self.config, self._written = opened.config, written
+                # At once: a call that drafts, or another refresh, sees the old or the new ones.
+                vars(self).update(vars(opened))
 
     def remove(self, *names: str) -> None:
         """Removes documents by their names, as [`~Datastore.add`] does.
@@ -207,6 +205,7 @@ class Datastore(StoredFolder[StoreConfig]):
     @property
     def names(self) -> list[str]:
         """The names of the documents that have one, sorted."""
+        self.refresh()
         return sorted(read_names(self.path, self.config.names_file))
 
     def __deepcopy__(self, _: Any) -> Datastore:
@@ -215,8 +214,7 @@ class Datastore(StoredFolder[StoreConfig]):
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
 
-        A single shard is searched the fastest, but all tokens are written again. Open datastores,
-        this object among them, keep what they opened.
+        A single shard is searched the fastest, but all tokens are written again.
 
         Args:
             num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
@@ -330,9 +328,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def record(self, mat: dict[str, Any]) -> None:
         """Writes the MAT that was measured of the form that is open into config.json, for the card;
-        raises as [`~Datastore.add`], and an OSError for a folder in the Hub's cache."""
-        if self.path.resolve().match("datasets--*/snapshots/*"):
-            raise PermissionError(f"{self.path} is in the Hub's cache; evaluate a copy to push it")
+        raises as [`~Datastore.add`]."""
         measured = {"state": self.config.state(self.form), **mat}
         with only_writer(self.path):
             config = StoreConfig.read(self.path)

@@ -56,13 +56,16 @@ def _check_free(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a PermissionError, before there is work to lose, if a folder cannot be written."""
-    as_effective_user = os.access in os.supports_effective_ids
+    """Raises a PermissionError, before there is work to lose, if a folder cannot be written, or is
+    in the Hub's cache, for all that open that commit."""
+    as_effective_user, why = os.access in os.supports_effective_ids, None
     if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
-        raise PermissionError(
-            f"{folder} cannot be changed: you may not write into it; change a copy, which "
-            "save_pretrained() makes"
-        )
+        why = "you may not write into it"
+    if folder.resolve().match("datasets--*/snapshots/*"):
+        why = "it is in the Hub's cache"
+    if why is not None:
+        remedy = "change a copy, which save_pretrained() makes"
+        raise PermissionError(f"{folder} cannot be changed: {why}; {remedy}")
 
 
 @contextmanager

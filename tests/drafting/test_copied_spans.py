@@ -94,6 +94,7 @@ def test_statistics_tell_of_their_own_call_whenever_they_are_read(llama):
     expected = copied(rs.ReferenceCopy(), output, prompt[0].tolist())
     llama.generate(torch.full((1, 60), 7), candidate_generator=drafter, **GREEDY)
     for stats in (pickle.loads(pickle.dumps(text.stats)), text.stats):
+        assert not stats.outputs  # no text goes along
         assert [(s.start, s.end, s.source, s.document, s.offset) for s in stats.copied] == expected
         assert expected or longest(output, [prompt[0].tolist()]) < SHORTEST
 

@@ -94,6 +94,10 @@ def test_what_cannot_be_changed_is_named_and_left(store):
         store.remove("first", "third")
     with pytest.raises(ValueError, match="would have no document any more; delete the folder"):
         store.remove("first", "second")
+    snapshot = store.path.parent / "datasets--a--b" / "snapshots" / "ab"
+    store.save_pretrained(snapshot)
+    with pytest.raises(PermissionError, match="it is in the Hub's cache; change a copy"):
+        Datastore(snapshot).remove("first")
     with pytest.raises(ValueError, match="third has the id 259"):
         store.add({"first": [1], "third": [259]}, **QUIET)
     assert content_of(store.path) == before and {*drafted(store, 1, 2)} == {3, 4, 5, 6}

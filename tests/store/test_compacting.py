@@ -151,6 +151,9 @@ def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, toke
     Datastore(store.path, form="compact")
     assert stale in caplog.text
     caplog.clear()
-    extended.compact(**SILENT)
+    extended.add({"name": "a text"}, **SILENT).compact(**SILENT)
+    caplog.clear()
     Datastore(store.path, form="compact")
     assert caplog.text == ""
+    extended.remove("name")  # whose n-grams are left
+    assert f"of its {extended.tokens} tokens; compact() it again" in caplog.text

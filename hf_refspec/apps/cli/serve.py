@@ -107,7 +107,7 @@ def serve(args: Namespace) -> int:
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
         queue = args.max_seconds, args.max_waiting
-        annotates = bool(args.reference or args.datastore or args.cache)
+        annotates = bool(args.reference or args.datastore or args.cache or args.store)
         engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows, annotates)
         engine.start()
         names = args.served_model_name or [name_for_people(args.model)]

@@ -29,18 +29,31 @@ def watch(
     `options` are those of [`Datastore.build`]."""
     store = Datastore(out, "full", tokenizer) if out.exists() else None
     before: dict[str, Any] = dict.fromkeys(store.names if store else (), "unknown")
+    own, trouble = Path(os.path.relpath(out, folder)).as_posix() + "/", ""
     while True:
-        began, now = perf_counter(), dict(_files(folder, pattern))
+        try:
+            now = {name: at for name, at in _files(folder, pattern) if not name.startswith(own)}
+        except (FileNotFoundError, NotADirectoryError):
+            if not folder.is_dir():
+                raise
+            continue  # a folder in it was deleted while it was listed
+        began = perf_counter()
         names = sorted(name for name in before.keys() | now if now.get(name) != before.get(name))
         texts = {name: _text(folder / name) if name in now else "" for name in names}
-        if texts:
-            if store is None:
-                store = Datastore.build(texts, tokenizer, out, corpus=folder.name, **options)
-            else:
+        try:
+            if store is not None and texts:
                 store.add(texts, tokenizer, progress=False)
+        except ValueError as error:  # another process is writing, or no text is left
+            if str(error) != trouble:
+                print(f"{error}; trying again", flush=True)
+            now, texts, trouble = before, {}, str(error)
+        if store is None and any(texts.values()):
+            store = Datastore.build(texts, tokenizer, out, corpus=folder.name, **options)
+        if store is not None and texts:
             listed = ", ".join(map(printable, names[:3])) + (", ..." if len(names) > 3 else "")
             seconds = perf_counter() - began
             print(f"{len(names):,} changed, {seconds:.2f} s: {listed}", flush=True)
+            trouble = ""
             yield store
         before = now
         sleep(_SECONDS)
@@ -56,12 +69,12 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, tuple[int, int]]]:
     for file in files_of(folder, pattern):
         name = file.relative_to(folder).as_posix()
         if listed.returncode or name in kept:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 yield name, (file.stat().st_mtime_ns, file.stat().st_size)
 
 
 def _text(file: Path) -> str:
     """A file's text; none of a file that is gone, or is no text."""
-    with suppress(FileNotFoundError, UnicodeDecodeError):
-        return file.read_text(encoding="utf-8")
+    with suppress(OSError, UnicodeDecodeError):
+        return file.read_bytes().decode()  # with its ends of lines
     return ""

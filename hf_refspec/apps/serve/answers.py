@@ -153,8 +153,10 @@ class Answer:
         text that may have calls none."""
         generation, choice, found = self._generations[row], self._choices[row], []
         for span in generation.stats.copied if self._annotates and choice.reader is None else ():
-            begin = generation.ends[span.start]
-            end = min(generation.ends[span.end], len(choice.text))
+            ends, begin = generation.ends, generation.ends[span.start]
+            if begin in ends[: span.start]:  # the first tokens complete another character
+                begin = min((each for each in ends if each > begin), default=begin)
+            end = min(ends[span.end], len(choice.text))
             if begin < end:  # not behind a stop string
                 about: Event = {"document": span.document, "offset": span.offset}
                 about |= {"source": Path(span.source).name, "start_index": begin, "end_index": end}

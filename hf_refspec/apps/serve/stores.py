@@ -51,8 +51,14 @@ def add_store_routes(
 
     @app.post("/v1/stores/{store}/documents")
     async def add(store: str, http: Request) -> dict[str, Any]:
-        request = parsed(DocumentsRequest, await read(http))
-        return await answered(store, lambda opened: opened.add(request.documents) and None)
+        body = await read(http)
+
+        def change(opened: Datastore) -> None:
+            given = parsed(DocumentsRequest, body).documents
+            # In a list texts that name files of this machine would be paths.
+            opened.add(given if isinstance(given, dict) else iter(given), progress=False)
+
+        return await answered(store, change)
 
     @app.delete("/v1/stores/{store}/documents/{name:path}")
     async def remove(store: str, name: str) -> dict[str, Any]:

@@ -29,12 +29,14 @@ def begun(address: str):
 
 def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer):
     Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
-    sources = ["--store", f"mine={tmp_path / 'store'}", "--cache", tmp_path / "cache"]
-    options = ["--model", folder, *sources, "--max-new-tokens", 400]
+    options = ["--store", f"mine={tmp_path / 'store'}", "--model", folder, "--max-new-tokens", 400]
     with server_process(*options) as (child, address, log):
         assert "WARNING" not in "".join(log)
         added = requests.post(f"{address}/stores/mine/documents", json={"documents": ["more"]})
         assert added.json()["document_count"] == 5
+        body = {"model": "bytes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        chat = requests.post(f"{address}/chat/completions", json=body).json()
+        assert chat["choices"][0]["message"]["annotations"] == []
         stream = begun(address)
         child.send_signal(signal.SIGINT)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
@@ -43,8 +45,9 @@ def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokeniz
     assert re.search(r"length: 3 \+ 400 tokens, .* MAT \d", error)
 
 
-def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder):
+def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder, tmp_path):
     options = ["--model", folder, "--host", "0.0.0.0", "--max-new-tokens", 2000]
+    options += ["--cache", tmp_path / "cache"]
     with server_process(*options) as (child, address, _):
         assert "WARNING everyone who can reach" in child.stderr.readline()
         stream = begun(address)

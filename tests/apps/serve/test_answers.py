@@ -128,6 +128,18 @@ def test_annotations_say_where_characters_of_an_answer_stand(speller, tokenizer,
             )
 
 
+def test_an_annotation_has_no_character_that_began_before_its_tokens(byte_llama, tokenizer):
+    pytest.importorskip("llguidance")
+    source = ReferenceCopy(tokenizer("é01234567")["input_ids"][1:], include_prompt=False)
+    schema = {"name": "x", "schema": {"const": "aé01234567"}}
+    with serving(byte_llama, tokenizer, [source]) as server:
+        server.engine.annotates = True
+        form = {"type": "json_schema", "json_schema": schema}
+        message = server.chat("one", response_format=form).choices[0].message
+    [place] = [each["copied_span"] for each in message.to_dict()["annotations"]]
+    assert message.content[place["start_index"] : place["end_index"]] == "01234567"
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_text_ends_before_its_first_stop_string(server, plain, count):
     whole = plain("one", max_new_tokens=64)
