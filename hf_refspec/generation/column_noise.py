@@ -28,16 +28,19 @@ class ColumnNoise:
         state = random_numbers(device).get_rng_state if generator is None else generator.get_state
         self._states = [state()]  # before each column
         self._kept: dict[int, torch.Tensor] = {}
+        self._vocab_size = 0  # of the logits, which may be more than a drafter knows of
 
     def of(self, row: int, column: int, vocab_size: int) -> torch.Tensor:
-        """A row's noise `(vocab_size,)`, float32, for its new token number `column`."""
+        """A row's noise `(vocab_size,)`, float32, for its new token number `column`. The first call
+        decides the size of all."""
+        self._vocab_size = self._vocab_size or vocab_size
         for missing in (*range(len(self._states) - 1, column), column):
             if missing not in self._kept:
-                self._draw(missing, vocab_size)
+                self._draw(missing)
         return self._kept[column][row]
 
-    def _draw(self, column: int, vocab_size: int) -> None:
-        noise = torch.empty((self._rows, vocab_size), device=self._device)
+    def _draw(self, column: int) -> None:
+        noise = torch.empty((self._rows, self._vocab_size), device=self._device)
         if len(self._kept) >= max(1, _KEPT_BYTES // noise.nbytes):
             del self._kept[min(self._kept)]
         self._generator.set_state(self._states[column])

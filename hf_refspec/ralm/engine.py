@@ -114,7 +114,7 @@ def generate_speculatively(
 class _Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     """What the calls of a retriever have learned, by setting: the scheduler, and the ids they
     retrieved, the newest first. An entry is replaced, never changed, so that threads can share it.
-    A copy of the retriever, which may get another knowledge base, begins with nothing."""
+    A deep copy or pickle of the retriever begins with nothing."""
 
     def __reduce__(self) -> tuple[type[_Learned], tuple]:
         return _Learned, ()
@@ -254,6 +254,7 @@ class _SpeculativeRequest(_Request):
             unverified = [*self._in_flight, *self._pending]
             if unverified:
                 self._text.roll_back(unverified[0].step)
+                self._stats.discarded += len(unverified)
             if not self._guessing or not len(self._earlier):
                 raise
             # The knowledge base may lack some of the earlier ids by now: go on without them.
@@ -315,10 +316,10 @@ class _SpeculativeRequest(_Request):
         if waits:
             queries.append(self._query())
         search = self._retriever.begin(queries, self._count)
-        self._stats.strides.append(len(queries))
         guess = self._work_beside(search, waits)
         self._guessing, went_on = False, self._clock() - began
         truths, search_seconds = self._finish(search)
+        self._stats.strides.append(len(queries))
         self._scheduler.measured.record_search(len(queries), search_seconds, went_on)
         self._fill_cache(truths)
         truths = [truth.first(self._k) for truth in truths]

@@ -19,7 +19,8 @@ class RetrievalStats:
         speculated (`int`): Steps that were generated with a guess of a search's result.
         verified (`int`): Speculated steps that were found right.
         mismatched (`int`): Speculated steps that were found wrong and repeated with the truth.
-        discarded (`int`): Speculated steps that came after a wrong one.
+        discarded (`int`): Speculated steps that came after a wrong one, or were undone when the
+            retriever failed.
         strides (`list[int]`): The number of steps of each verification.
         best_ids (`list[int]`): The retriever's best passage for each step of the text.
         speculation_was_right (`list[bool]`): Whether each step of the text was speculated and found

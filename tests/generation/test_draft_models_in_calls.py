@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from architectures import small
-from calls import GREEDY, Call, assert_lossless
+from calls import GREEDY, Call, assert_lossless, padded_prompts
 from calls import RANDOM_PROMPT as PROMPT
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
@@ -77,6 +77,14 @@ def test_the_target_itself_foresees_what_a_seed_draws(llama, options, rows):
             assert drafter.stats.accepted > 0.6 * drafter.stats.drafted or verification == "tree"
             assert drafter.stats.mat > 1.9
         assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_output_layer_may_be_larger_than_the_vocabulary(fresh_llama, llama, rows):
+    own = llama.lm_head.weight.data
+    fresh_llama.lm_head.weight = torch.nn.Parameter(torch.cat([own, 0 * own[:7]]))
+    drafter, inputs = rs.DraftModel(llama), padded_prompts(rows)
+    assert assert_lossless(fresh_llama, drafter, inputs, do_sample=True, top_k=5).mat > 1.5
 
 
 def test_random_numbers_that_a_processor_draws_change_no_id(llama):

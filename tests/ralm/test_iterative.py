@@ -249,9 +249,12 @@ def test_a_text_begins_anew_if_ids_of_earlier_calls_are_known_no_more(llama):
     plain = generate(llama, retriever, max_new_tokens=20, speculation=None, **GREEDY).tolist()
     retriever.search = lambda *args: time.sleep(0.1) or BagOfTokens.search(retriever, *args)
     for _ in range(2):
-        assert generate(llama, retriever, max_new_tokens=20, **GREEDY).tolist() == plain
+        options = {"max_new_tokens": 20, "retrieval_stats": (stats := RetrievalStats()), **GREEDY}
+        assert generate(llama, retriever, **options).tolist() == plain
+        assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
+        assert stats.searches == 1 + len(stats.strides)  # the initial retrieval
         retriever.score = score
-    assert len(scored) > 2
+    assert len(scored) > 2 and stats.discarded > 0
 
 
 def test_tokens_outside_of_the_vocabulary_are_named(llama):
