@@ -29,18 +29,18 @@ def test_compacting_in_place_again_removes_the_older_form(full):
         }
 
 
-def test_who_has_the_older_compact_form_open_goes_on(full, tmp_path):
+def test_who_has_the_older_compact_form_open_takes_the_new_one_when_a_call_begins(full, tmp_path):
     reader = full.compact(**QUIET)
-    wanted = drafts_of(reader)
+    before = drafts_of(reader)
     other = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
     assert not (full.path / reader.config.ngrams.file.name).exists()
-    assert drafts_of(reader) == wanted != drafts_of(other)
     for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
         with pytest.raises(
             DatastoreError, match=r"missing, .* changed the folder since, open it again"
         ):
             use()
     assert os.listdir(tmp_path) == ["store"]
+    assert drafts_of(reader) == drafts_of(other) != before
 
 
 def test_compacting_keeps_shards_that_were_added_meanwhile(full, tmp_path):
