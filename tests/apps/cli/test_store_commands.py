@@ -107,9 +107,7 @@ def test_a_datastore_follows_a_folder(corpus, tokenizer, tmp_path, capsys):
     subprocess.run(["git", "init", "-q", folder], check=True)
     (folder / ".gitignore").write_text("more\n")
     (folder / "e.py").write_text("import ast\n")
-    stores = watch.watch(
-        folder, tokenizer, out, pattern="*.py"
-    )  # of another process, which goes on
+    stores = watch.watch(folder, tokenizer, out, pattern="*.py")  # another process goes on
     assert next(stores).names == ["e.py"]
 
 
@@ -138,7 +136,7 @@ def test_a_follower_waits_for_a_text_and_for_another_writer(
     steps = iter([write, (folder / "a.py").unlink, lock, held.close])
     monkeypatch.setattr(watch, "files_of", files_of)
     monkeypatch.setattr(watch, "sleep", lambda _: next(steps)())
-    stores = watch.watch(folder, "*", tokenizer, out)
+    stores = watch.watch(folder, tokenizer, out, pattern="*")
     assert next(stores).names == ["a.py"] and texts_of(out, tokenizer) == ["import os\r\n"]
     assert next(stores).names == ["c.py"]
     text = capsys.readouterr().out
