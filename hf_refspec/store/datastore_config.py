@@ -104,9 +104,10 @@ class StoreConfig(FolderConfig):
         return replace(self, shards=[], names_file=None) if form == "compact" else self
 
     def state(self, form: Any) -> str | None:
-        """Changes when documents are added, or when the compact form is replaced."""
+        """Changes when documents are added or replaced, or when the compact form is replaced."""
         if form == "full":
-            return f"{sum(shard.tokens for shard in self.shards)} tokens"
+            names = f", {self.names_file.name}" if self.names_file else ""
+            return f"{sum(shard.tokens for shard in self.shards)} tokens{names}"
         return self.ngrams.file.sha256 if self.ngrams else None
 
     @property

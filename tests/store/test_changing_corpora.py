@@ -82,6 +82,13 @@ def test_a_store_for_another_tokenizer_or_none_in_its_place_is_not_taken(store, 
         assert {*drafted(other, 1, 2)} == {3, 4, 5, 6}
 
 
+def test_what_was_measured_is_dropped_with_a_document_of_the_same_length(store):
+    store.record({"form": "full", "MAT": 2.0})
+    store.refresh()
+    assert store.config.measured
+    assert not store.add({"first": [1, 2, 3, 5]}, **QUIET).config.measured
+
+
 def test_what_is_as_before_is_not_written_again(store):
     before = content_of(store.path)
     store.add({"second": [1, 2, 5, 6], "first": [1, 2, 3, 4], "none": []}, **QUIET)

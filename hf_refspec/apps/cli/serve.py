@@ -93,6 +93,9 @@ def serve(args: Namespace) -> int:
 
     if args.isolate and (args.cache is not None or args.store):
         raise ValueError("--cache and --store keep texts for later requests; leave out --isolate")
+    named = [each.split("=", 1) for each in args.store or ()]
+    if len(named) > len({name for name, _ in named}):
+        raise ValueError(f"--store {' --store '.join(args.store)} has one name twice")
     of_environment = [os.environ[_KEY]] if _KEY in os.environ else []
     keys = [key.strip() for key in args.api_key or of_environment]
     if "" in keys:
@@ -101,7 +104,6 @@ def serve(args: Namespace) -> int:
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        named = (each.split("=", 1) for each in args.store or ())
         stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
         drafters = [*sources(args, tokenizer), *map(DatastoreDrafts, stores.values())]
         drafting_kernels.ready()  # or they are compiled while the model is loaded

@@ -126,6 +126,7 @@ REFUSED = [
     ("serve --port 0 --host 192.0.2.1", "--host 192.0.2.1"),
     ("serve --port 0 --host no.such.host.invalid", "--host no.such.host.invalid"),
     ("serve --port 0 --isolate --cache new", "--cache and --store keep texts"),
+    ("serve --port 0 --store a=x --store a=y", "a=x --store a=y has one name twice"),
     ("serve --port 0 --reference nothing", "nothing"),
     ("serve --port 0 --datastore ./nothing", "./nothing"),
     ("serve --port 0 --cache empty.md", "empty.md"),
