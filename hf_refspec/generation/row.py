@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,8 +160,9 @@ class Row:
         if (noise := self.noise) is not None:
             length = len(self.output)
             return lambda place: noise(length + place, vocab_size)
-        ahead = ColumnNoise(1, self._ids.device, self.generator)
-        return lambda place: ahead.of(0, place, vocab_size)
+        source = 1, self._ids.device, self.generator
+        ahead = cache(lambda: ColumnNoise(*source))  # look-up drafters never ask
+        return lambda place: ahead().of(0, place, vocab_size)
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
