@@ -13,10 +13,10 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
-from torch import nn
 
 from ..drafting.drafter import Drafter, Speed
 from ..drafting.tree import DraftTree
+from ..verification.verifier import Verifier
 from .pass_costs import ADVANCE, PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .step import Step
 
@@ -232,22 +232,18 @@ class AutoBudget(Budget):
 
 
 def make_budget(
-    max_draft_tokens: int | str,
-    drafter: Drafter,
-    model: nn.Module,
-    kind_of_pass: str,
-    widths: tuple[int, ...] | None = None,
-    packs: bool = False,
-    waits: bool = False,
+    max_draft_tokens: int | str, drafter: Drafter, verifier: Verifier, waits: bool = False
 ) -> Budget:
-    """The budget that a call asks for, where a verifier runs passes of this kind, padded to these
-    `widths`, or `packs` rows, for all of which the call `waits`. `"auto"` does not cut a drafter
-    that decides itself how long its drafts are."""
+    """The budget that a call asks for, whose passes this verifier runs; whether one call `waits`
+    for all rows. `"auto"` does not cut a drafter that decides itself how long its drafts are."""
     if isinstance(max_draft_tokens, int):
         return Budget(max_draft_tokens)
     if drafter.decides_length:
         return Budget(np.iinfo(np.int32).max)
-    return AutoBudget(pass_costs(model, kind_of_pass), widths, packs, waits)
+    kind = verifier.kind
+    entries = verifier.entries
+    costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")
+    return AutoBudget(costs, kind.widths, entries.packs, waits)
 
 
 def _best_first(gains: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..drafting.compilation import drafting_kernels
 from ..drafting.observation import Observation
 from ..drafting.tree import DraftTree
 from ..text_config import context_length, text_config
-from ..verification.cache import new_cache
+from ..verification.caches import new_cache
 from .warmup import AllWidths, WhenAllHaveRun
 
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from ..verification.probe_state import random_numbers
+from ..verification.random_state import random_numbers
 
 # The noise that is kept. Where rows are further apart, a slow one draws its columns again.
 _KEPT_BYTES = 1 << 26

@@ -14,18 +14,19 @@ from time import perf_counter
 
 import torch
 
-from ..drafting.drafter import checked_draft
+from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
-from ..verification.cache import FixedTokens
+from ..text_config import text_config
 from ..verification.draft_limits import DraftLimits
-from ..verification.prompt_states import prompt_top_tokens
+from ..verification.passes import AllButLast, FixedTokens, PassResult
+from ..verification.prompt_logits import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
-from .budget import Budget
+from .budget import Budget, make_budget
 from .row import Row, longest_row
 from .step import Step, accept
 
@@ -42,11 +43,49 @@ class Loop:
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
     offered: bool = False  # whether any draft had a node, verified or not
-    # Inputs of the output layer in the prompts, see `Verifier.prompt_states`.
+    # Inputs of the output layer in the prompts, see `PassResult.states`.
     _states: list[torch.Tensor] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.verifier.padded_size = self.budget.padded_size
+    @classmethod
+    def over(
+        cls,
+        verifier: Verifier,
+        drafter: Drafter,
+        stats: SpeculationStats,
+        *,
+        max_draft_tokens: int | str,
+        rows: int = 1,
+        chains: bool = False,
+        is_probed: bool = True,
+        waits: bool = False,
+        reads_prompts: bool = True,
+        ranks: Ranks | None = None,
+    ) -> Loop:
+        """The loop of a call whose passes this verifier runs.
+
+        Args:
+            drafter: Drafts for the rows, or stands for several that each decide for themselves.
+            rows: How many rows a pass has: one, or several.
+            chains: Whether drafts must not branch, whatever the verifier takes.
+            is_probed: Whether the verifier has been found exact; otherwise it is probed first.
+            waits: Whether one call waits for all rows.
+            reads_prompts: Whether drafters may learn what the target expects in prompts.
+            ranks: The processes that decode one text together, by default this one alone.
+        """
+        limits = DraftLimits(
+            verifier.kind, verifier.model, rows, verifier.model_kwargs, is_probed, stats
+        )
+        loop = cls(
+            verifier=verifier,
+            budget=make_budget(max_draft_tokens, drafter, verifier, waits),
+            limits=limits,
+            stats=stats,
+            chains=chains or not verifier.kind.takes_trees,
+            reads_prompts=reads_prompts,
+        )
+        if ranks is None or ranks.alone:
+            return loop
+        return RankedLoop(**vars(loop), ranks=ranks)
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -78,33 +117,30 @@ class Loop:
         """The first forward pass, over the prompts or what `read_ahead` has left of them. It yields
         a token for each row."""
         with self._timed("prefill_seconds"):
-            fraction = self._record_prompts(rows)
-            states, steps = self._states, [Step(row) for row in rows]
-            logits = self._forward(steps)  # (R, vocab_size)
-            self.verifier.prompt_states, self._states = None, []
-            top = self._accept(steps, logits)
+            fraction = self._prompt_fraction(rows) if self.reads_prompts else 0.0
+            steps = [Step(row) for row in rows]
+            result = self._forward(steps, records=fraction > 0)
+            top = self._accept(steps, result.logits)
             self.verifier.keep([step.path for step in steps])
-            if states:
-                self._observe_prompts(rows, states, logits, fraction)
-            self._observe(steps, logits, top)
+            if states := [*self._states, *result.states]:
+                self._observe_prompts(rows, result, states, fraction)
+            self._states = []
+            self._observe(steps, result.logits, top)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
         """Runs the prompts up to this length, so that `prefill` runs the rest."""
         with self._timed("prefill_seconds"):
-            self._record_prompts(rows)
+            records = self.reads_prompts and self._prompt_fraction(rows) > 0
             pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
-            self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
+            drafts = [DraftTree.empty()] * len(rows)
+            result = self.verifier.forward(pieces, drafts, records=records)
+            self._states = [*self._states, *result.states]
             self.verifier.keep([[]] * len(rows))
 
-    def _record_prompts(self, rows: Sequence[Row]) -> float:
-        """Lets the verifier record what drafters may learn from; returns what that may cost."""
-        fraction = self._prompt_fraction(rows) if self.reads_prompts else 0.0
-        self.verifier.prompt_states = self._states if fraction > 0 else None
-        return fraction
-
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
+        """What reading the prompts may cost, as a part of the prefill."""
         drafters = [row.drafter for row in rows]
-        return max(each.prompt_fraction if each.observed_top_k else 0.0 for each in drafters)
+        return max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
 
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
@@ -115,30 +151,32 @@ class Loop:
             self._draft(steps)
             self._choose_nodes(steps, drafting_seconds())
         with self._timed("verifying_seconds") as verifying_seconds:
-            logits = self._forward(steps)  # (N, vocab_size)
-            top = self._accept(steps, logits)
+            result = self._forward(steps)
+            top = self._accept(steps, result.logits)
         with self._timed("other_seconds"):
             self.verifier.keep([step.path for step in steps])
-            if self.verifier.in_step:
-                self.budget.record(steps, self.verifier.pass_tokens, verifying_seconds())
+            if result.is_step:
+                self.budget.record(steps, result.pass_tokens, verifying_seconds())
         with self._timed("learning_seconds"):
-            self._observe(steps, logits, top)
+            self._observe(steps, result.logits, top)
 
     def _draft(self, steps: Sequence[Step]) -> None:
-        most = min(self.budget.nodes(steps), self.verifier.most_nodes)
+        verifier = self.verifier
+        max_nodes = min(self.budget.nodes(steps), verifier.entries.room(verifier.cached))
+        vocab_size = text_config(verifier.model).vocab_size
         for i, step in enumerate(steps):
             row = step.row
-            if most <= 0 or step.is_idle:
+            if max_nodes <= 0 or step.is_idle:
                 continue
-            depth = self.limits.depth(len(row.seen), self.verifier.last_position(i, row.seen))
+            depth = self.limits.depth(len(row.seen), self._last_position(i, row))
             if row.draft_end is not None:
                 depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
             if depth > 0:
                 call = row.drafter.call
-                vocab_size = self.verifier.vocab_size
-                call.chain, call.speed = self.chains, self.budget.speed
+                call.chain = self.chains
+                call.speed = self.budget.speed
                 call.noise = row.noise_ahead(vocab_size) if row.do_sample else None
-                drafted = checked_draft(row.drafter, most, vocab_size)
+                drafted = checked_draft(row.drafter, max_nodes, vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 
@@ -146,17 +184,24 @@ class Loop:
         for step, verified in zip(steps, self.budget.trim(steps, drafting_seconds), strict=True):
             step.verified = verified
 
-    def _forward(self, steps: Sequence[Step]) -> torch.Tensor:
-        """The logits `(N, vocab_size)` of a pass, from each step's `root` on those of its nodes."""
+    def _last_position(self, index: int, row: Row) -> int:
+        """The position of the last token of the row with this index."""
+        assert self.verifier.inputs is not None
+        return len(row.seen) - 1 + self.verifier.inputs.offsets[index]
+
+    def _forward(self, steps: Sequence[Step], records: bool = False) -> PassResult:
+        """A pass over the rows; its logits `(N, vocab_size)` are from each step's `root` on those
+        of its nodes."""
         # The last token of an idle row must not run: the model may have no position for it.
-        seen = [
-            FixedTokens(step.row.seen.ids[:, :-1]) if step.is_idle else step.row.seen
-            for step in steps
-        ]
-        logits, roots = self.verifier.forward(seen, [step.verified for step in steps])
-        for step, root in zip(steps, roots, strict=True):
+        seen = [AllButLast(step.row.seen) if step.is_idle else step.row.seen for step in steps]
+        drafts = [step.verified for step in steps]
+        result = self.verifier.forward(seen, drafts, self._padded_size, records)
+        for step, root in zip(steps, result.roots, strict=True):
             step.root = root
-        return logits
+        return result
+
+    def _padded_size(self, tokens: int) -> int:
+        return self.budget.padded_size(tokens)
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses. Returns the best next tokens at each
@@ -167,19 +212,23 @@ class Loop:
         return top
 
     def _observe_prompts(
-        self, rows: Sequence[Row], states: list[torch.Tensor], logits: torch.Tensor, fraction: float
+        self,
+        rows: Sequence[Row],
+        result: PassResult,
+        states: list[torch.Tensor],
+        fraction: float,
     ) -> None:
         """Shows the drafters what the target expects inside the prompts; by now each row is one
         token longer."""
         k = max(row.drafter.observed_top_k for row in rows)
-        prompts = self.verifier.prompts
-        last = logits[[prompts.index(prompt) for prompt in range(max(prompts) + 1)], None]
+        prompts = result.prompts or [*range(len(rows))]
+        last = result.logits[[prompts.index(prompt) for prompt in range(max(prompts) + 1)], None]
         # All prompts together cost no more than one would: drafts of several rows pay less.
         top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
         if top is None:
             return
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
+            length = self._last_position(i, row)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
             if count > 0 and row.drafter.prompt_fraction > 0:
@@ -215,8 +264,9 @@ class RankedLoop(Loop):
 
     ranks: Ranks = field(default_factory=Ranks)
 
-    def __post_init__(self) -> None:
+    def _padded_size(self, tokens: int) -> int:
         """Passes are not padded: each rank has measured other costs."""
+        return tokens
 
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
         return self.ranks.agree(super()._prompt_fraction(rows))  # the output layer may be split

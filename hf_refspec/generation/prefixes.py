@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..drafting.token_ids import common_length
-from ..verification.cache import LayerEntries
+from ..verification.caches import LayerEntries
 from ..verification.model_memo import memo_of_state
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from ..drafting.drafter import Drafter, Noise
-from ..verification.cache import TokenSequence
-from ..verification.probe_state import random_numbers
+from ..verification.passes import TokenSequence
+from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise
 
 if TYPE_CHECKING:

@@ -23,13 +23,10 @@ from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
-from ..verification.chain import PlainVerifier
-from ..verification.draft_limits import DraftLimits
+from ..verification.in_place import InPlaceEntries
 from ..verification.ranks import Ranks
-from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from ..version import untested_transformers
-from .budget import make_budget
 from .loop import Loop
 from .prefixes import CachedText, Prefixes, state_of
 from .running_text import RunningText, prepare_text
@@ -263,7 +260,7 @@ class RunningBatch:
             running = [cached for _, cached in self._cached()]
             entries, text._read = self._prefixes.longest(text._ids, text._state, running)
             text.shared_tokens = text._read
-            for layer, states in zip(verifier.cache.layers, entries, strict=False):
+            for layer, states in zip(verifier.entries.cache.layers, entries, strict=False):
                 layer.update(*states)
             # The first piece is a prompt of its own. The length of its mask says that its ids hold
             # what is cached as well.
@@ -280,7 +277,7 @@ class RunningBatch:
             self._alone.append(text)
             return
         loop, text._loop = text._loop, None
-        assert loop is not None and isinstance(loop.verifier, TreeVerifier)
+        assert loop is not None
         if (shared := self._packed_verifier) is None:
             self._packed_loop = self._new_loop(loop.verifier, self.stats, rows=2)
         else:
@@ -288,9 +285,8 @@ class RunningBatch:
         self._packed.append(text)
 
     @property
-    def _packed_verifier(self) -> TreeVerifier | None:
-        verifier = None if self._packed_loop is None else self._packed_loop.verifier
-        return verifier if isinstance(verifier, TreeVerifier) else None
+    def _packed_verifier(self) -> Verifier | None:
+        return None if self._packed_loop is None else self._packed_loop.verifier
 
     def _cached(self) -> list[tuple[RunningText, CachedText]]:
         """The texts that others may share something with, as far as they are cached, until the next
@@ -300,18 +296,16 @@ class RunningBatch:
             verifier = self._packed_verifier
             if not text._in_pieces or verifier is None:
                 continue
-            if entries := verifier.cached_entries(i):
+            assert isinstance(verifier.entries, InPlaceEntries)
+            if entries := verifier.entries.cached_row(i, verifier.cached[i]):
                 ids = text._ids[: entries[0][0].shape[2]]
                 found.append((text, CachedText(ids, entries, text._state)))
         return found
 
     def _new_loop(self, verifier: Verifier, stats: SpeculationStats, rows: int = 1) -> Loop:
         """A loop over texts whose drafters each decide for themselves, of one row or of several."""
-        most = 0 if isinstance(verifier, PlainVerifier) else self._max_draft_tokens
-        kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-        budget = make_budget(most, Drafter(), self._model, *kind)
-        limits = DraftLimits(type(verifier), self._model, rows, verifier.model_kwargs, stats=stats)
-        return Loop(verifier, budget, limits, stats, chains=not verifier.takes_trees)
+        nodes = self._max_draft_tokens if verifier.kind.takes_several_tokens else 0
+        return Loop.over(verifier, Drafter(), stats, max_draft_tokens=nodes, rows=rows)
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""

@@ -24,10 +24,9 @@ from ..drafting.drafter import Drafter, Sampling, check_sources
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
-from ..verification.cache import find_cache, is_padded, new_cache
-from ..verification.chain import PlainVerifier
+from ..verification.caches import find_cache, is_padded, new_cache
 from ..verification.choice import known_finding, select_verifier
-from ..verification.tree import TreeVerifier
+from ..verification.kinds import PLAIN, TREE
 from ..verification.verifier import Verifier
 from .default_drafter import drafter_of_call
 from .loop import Loop
@@ -129,7 +128,7 @@ class RunningText:
         return self._row.tail(len(self._row))
 
     def _begin(self, model: PreTrainedModel) -> None:
-        vocab_size = self._verifier.vocab_size
+        vocab_size = text_config(model).vocab_size
         drafter = self._session.enter_context(drafter_of_call(model, self._drafter))
         prompts = prompt_tokens(self.input_ids, self._verifier.model_kwargs, vocab_size)
         drafters = drafter_call(drafter, prompts, vocab_size, self._sampling)
@@ -149,7 +148,7 @@ class RunningText:
             self._session.close()
         finally:
             if loop is not None:
-                loop.verifier.release()
+                loop.verifier.entries.release()
 
 
 def _verifier(
@@ -160,9 +159,9 @@ def _verifier(
     if isinstance(find_cache(model_kwargs), StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
         kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
-    if TreeVerifier.supports(model, kwargs) and known_finding(TreeVerifier, model, 2, kwargs).exact:
-        verifier, _ = select_verifier(model, "auto", 1, config, kwargs)
-        if isinstance(verifier, TreeVerifier) and verifier.joins:
+    if TREE.supports(model, kwargs) and known_finding(TREE, model, 2, kwargs).exact:
+        verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
+        if verifier is not None and verifier.entries.joins:
             return verifier, True
-    verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
-    return verifier or PlainVerifier(model, config, model_kwargs), False
+    verifier = select_verifier(model, "auto", 1, config, model_kwargs).verifier
+    return verifier or Verifier(PLAIN, model, config, model_kwargs), False

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,14 +36,12 @@ from ..transformers_names import (
     is_synced,
 )
 from ..verification.choice import select_verifier
-from ..verification.draft_limits import DraftLimits
-from ..verification.probe_state import random_numbers
+from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
 from .batch import BatchCriteria, processor_of_row
-from .budget import make_budget
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
-from .loop import Loop, RankedLoop
+from .loop import Loop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
@@ -169,7 +166,7 @@ class _Call:
         asked = sampling, self.logits_processor
         with drafter_call(drafter, prompts, vocab_size, *asked) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
-            verifier, why = select_verifier(
+            choice = select_verifier(
                 model,
                 verification,
                 len(rows),
@@ -181,24 +178,23 @@ class _Call:
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
-            if verifier is None:
-                return self._decode_plainly(drafters, drafter.stats, why)
-            kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-            ranked = partial(RankedLoop, ranks=self.ranks)
-            make_loop: Callable[..., Loop] = Loop if self.ranks.alone else ranked
-            loop = make_loop(
-                verifier,
-                make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
-                DraftLimits(
-                    type(verifier), model, len(rows), kwargs, verifier.probed, drafter.stats
-                ),
+            if choice.verifier is None:
+                return self._decode_plainly(drafters, drafter.stats, choice.why)
+            loop = Loop.over(
+                choice.verifier,
+                drafter,
                 drafter.stats,
-                chains=verification == "chain" or not verifier.takes_trees,
+                max_draft_tokens=max_draft_tokens,
+                rows=len(rows),
+                chains=verification == "chain",
+                is_probed=choice.is_probed,
+                waits=True,
                 reads_prompts=not self.synced,
+                ranks=self.ranks,
             )
             for row, each in zip(rows, drafters, strict=True):
                 row.drafter = each
-            drafter.stats.verification = verifier.name
+            drafter.stats.verification = choice.verifier.kind.name
             output = self._run(loop, rows, criteria)
             prompt_length, pads = self.input_ids.shape[1], self._pads
             outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
@@ -210,21 +206,22 @@ class _Call:
         return output
 
     def _run(self, loop: Loop, rows: list[Row], criteria: BatchCriteria | None) -> Output:
-        verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
-        keeps_cache = bool(returned or belongs_to_caller(verifier.cache))
+        verifier = loop.verifier
+        returned = self.generation_config.return_dict_in_generate
+        keeps_cache = bool(returned or belongs_to_caller(verifier.entries.cache))
         pads, noise = self._pads, None
         if len(rows) > 1 and self.generation_config.do_sample:
             noise = ColumnNoise(len(rows), self.input_ids.device)
             for i, row in enumerate(rows):
                 row.noise = partial(noise.of, i)
         try:
-            loop.run(rows, pads, keeps_cache or not verifier.drops_rows, criteria)
+            loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
             ids = padded(rows, longest_row(rows), pads, self._pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])
             else:
-                verifier.release()
+                verifier.entries.release()
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise
@@ -233,7 +230,7 @@ class _Call:
                 noise.end(longest_row(rows) - self.input_ids.shape[1])
         if not returned:
             return ids
-        return decoder_output(ids, verifier.cache, rows[0].scores, rows[0].logits)
+        return decoder_output(ids, verifier.entries.cache, rows[0].scores, rows[0].logits)
 
     @staticmethod
     def _why_undrafted(loop: Loop, rows: list[Row]) -> str:

@@ -22,13 +22,13 @@ from ..transformers_names import (
     is_synced,
     mask_length,
 )
-from ..verification.cache import find_cache, has_static_layers
+from ..verification.caches import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
+from ..verification.kinds import REPRODUCIBLE as _REPRODUCIBLE
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
-from ..verification.static import ReproducibleVerifier
 
-REPRODUCIBLE = ReproducibleVerifier.name
+REPRODUCIBLE = _REPRODUCIBLE.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
 # Asks a forward pass for more than logits, which is for the caller alone.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, StoppingCriteria
 from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter
 from ..drafting.tree import ROOT, DraftTree
-from ..verification.static import WIDTHS
+from ..verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
 _SHORTEST = 63

@@ -24,14 +24,12 @@ from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..generation.budget import Budget, make_budget
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
-from ..verification.cache import find_cache
-from ..verification.draft_limits import DraftLimits
+from ..verification.caches import find_cache
 from .engine import check_call, decode
 from .iterative_text import IterativeText, Passages
 from .options import Speculation
@@ -116,13 +114,16 @@ def iterative_ralm(
     contexts = PassageContexts(
         model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
     )
-    kind, budget = contexts.kind, Budget(0)
-    if drafts and kind.takes_several_tokens:
-        budget = make_budget("auto", drafter, model, kind.name)
-    limits = DraftLimits(kind, model, 1, model_kwargs)
     text = IterativeText(
-        *(row, contexts, passages, limits, budget, drafter),
-        *(prompt, generation_stride, query_length, streamer),
+        row=row,
+        contexts=contexts,
+        passages=passages,
+        drafter=drafter,
+        max_draft_tokens="auto" if drafts and contexts.kind.takes_several_tokens else 0,
+        prompt=prompt,
+        stride=generation_stride,
+        query_length=query_length,
+        streamer=streamer,
     )
     with drafter_call(drafter, [prompt], vocab_size, Sampling.of(generation_config)):
         decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from transformers.generation import BaseStreamer
 
 from ..drafting.drafter import Drafter
-from ..generation.budget import Budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..generation.step import Step
 from ..retrieval.retriever import Retrieved, Retriever
-from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call
 from .passage_contexts import Context, ContextChange, PassageContexts
 
@@ -68,13 +66,13 @@ class IterativeText:
     row: Row
     contexts: PassageContexts
     passages: Passages
-    limits: DraftLimits
-    budget: Budget
     drafter: Drafter
+    max_draft_tokens: int | str
     prompt: np.ndarray  # without padding, int64
     stride: int  # the tokens of a step
     query_length: int
     streamer: BaseStreamer | None  # receives each token once it is verified
+    _loop: Loop | None = None  # the first context's
     _unverified: list[IterativeStep] = field(default_factory=list)
     # The context that the drafter has observed, and the text's length by then. It begins anew where
     # the text goes on behind another passage, or was rolled back.
@@ -101,7 +99,10 @@ class IterativeText:
         if self._observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             drafter.begin(ids, self.passages.vocab_size)
-        loop = Loop(verifier, self.budget, self.limits, drafter.stats, not verifier.takes_trees)
+        if self._loop is None:
+            nodes = self.max_draft_tokens
+            self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
+        loop = replace(self._loop, verifier=verifier)  # what it has learned stays
         while not row.finished and len(row) < end:
             if verifier.cached:
                 loop.step([Step(row)])

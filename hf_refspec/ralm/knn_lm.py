@@ -8,7 +8,7 @@ Verification therefore compares tokens, not neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,19 +25,19 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
+from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
-from ..generation.budget import Budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..generation.step import Step
 from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
-from ..verification.cache import TokenSequence, find_cache
-from ..verification.chain import PlainVerifier
-from ..verification.draft_limits import DraftLimits
-from ..verification.verifier import CacheMark, PassLogits
+from ..verification.caches import find_cache
+from ..verification.kinds import PLAIN
+from ..verification.passes import PassResult, TokenSequence
+from ..verification.verifier import Verifier
 from .engine import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
@@ -107,13 +107,12 @@ def knn_lm(
     neighbours = store.next_entries if few else None
     with recorded(model, store.config.layer) as hidden:
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
-        limits = DraftLimits(PlainVerifier, model, 1, model_kwargs)
-        loop = Loop(verifier, Budget(0), limits, SpeculationStats(), chains=True)
+        loop = Loop.over(verifier, Drafter(), SpeculationStats(), max_draft_tokens=0)
         text = KnnText(row, verifier, loop, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
-    return decoder_output(row.ids, verifier.cache)
+    return decoder_output(row.ids, verifier.entries.cache)
 
 
 class Mixture:
@@ -163,10 +162,10 @@ class _Step:
     logits: torch.Tensor
     query: np.ndarray
     before: RowMark
-    cache: CacheMark
+    restore_cache: Callable[[], None]
 
 
-class MixingVerifier(PlainVerifier):
+class MixingVerifier(Verifier):
     """Plain decoding by the mixture of the model's logits and the neighbours in `found`."""
 
     found: Retrieved
@@ -179,7 +178,7 @@ class MixingVerifier(PlainVerifier):
         hidden: HiddenStates,  # of the last pass: the query
         mixture: Mixture,
     ) -> None:
-        super().__init__(model, generation_config, model_kwargs)
+        super().__init__(PLAIN, model, generation_config, model_kwargs)
         self._hidden, self.mixture = hidden, mixture
         # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
         self.after: tuple[torch.Tensor, np.ndarray] | None = None
@@ -187,15 +186,21 @@ class MixingVerifier(PlainVerifier):
     def run(self, row: TokenSequence) -> tuple[torch.Tensor, np.ndarray]:
         """The logits and the query after the row, which a search needs before they are mixed."""
         if self.after is None:
-            logits, _ = super().forward([row], [DraftTree.empty()])
+            result = super().forward([row], [DraftTree.empty()])
             super().keep([[]])
-            self.after = (logits[-1], self._hidden.last())
+            self.after = (result.logits[-1], self._hidden.last())
         return self.after
 
-    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> PassLogits:
+    def forward(
+        self,
+        rows: Sequence[TokenSequence],
+        drafts: Sequence[DraftTree],
+        padded_size: Callable[[int], int] = int,
+        records: bool = False,
+    ) -> PassResult:
         logits, _ = self.run(rows[0])
         self.after = None
-        return self.mixture.log_probs(logits, self.found)[None], [0]
+        return PassResult(self.mixture.log_probs(logits, self.found)[None], [0], 1)
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """`run` has kept the tokens already."""
@@ -219,10 +224,11 @@ class KnnText:
 
     def step(self, found: Retrieved) -> _Step:
         logits, query = self.verifier.run(self.row)
-        before, cache = self.row.mark(), self.verifier.mark()
+        before = self.row.mark()
+        restore_cache = self.verifier.mark()
         self.verifier.found = found
         self.loop.step([Step(self.row)])
-        return _Step(self.row.output[-1], found, logits, query, before, cache)
+        return _Step(self.row.output[-1], found, logits, query, before, restore_cache)
 
     def agrees(self, step: _Step, truth: Retrieved) -> bool:
         """Whether these neighbours give the same token, by the same random number."""
@@ -233,7 +239,7 @@ class KnnText:
 
     def roll_back(self, step: _Step) -> None:
         self.row.roll_back(step.before)
-        self.verifier.roll_back(step.cache)
+        step.restore_cache()
         self.verifier.after = (step.logits, step.query)
 
     def commit(self, steps: Sequence[_Step]) -> None:

@@ -9,6 +9,7 @@ every cache.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import DraftTree
 from ..generation.row import Row
 from ..text_config import length_dependent_rope, text_config
-from ..verification.cache import FixedTokens, find_cache, fresh_kwargs
-from ..verification.chain import PlainVerifier
+from ..verification.caches import find_cache, fresh_kwargs
 from ..verification.choice import select_verifier
-from ..verification.verifier import CacheMark, Verifier
+from ..verification.kinds import PLAIN, Kind
+from ..verification.passes import FixedTokens
+from ..verification.verifier import Verifier
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
 _PASSAGES = 4
@@ -54,7 +56,7 @@ class Context:
         """Runs passage and prompt in a pass of their own if output follows them already."""
         if self.verifier.cached or not self._row.output:
             return
-        if isinstance(self.verifier, PlainVerifier):  # runs all at once
+        if not self.verifier.kind.takes_several_tokens:  # runs all at once
             self.verifier.begin_again(self)
         else:
             self.verifier.forward([FixedTokens(self.prefix)], [DraftTree.empty()])
@@ -62,12 +64,12 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ContextChange:
-    """What a step has changed: the contexts kept before it, and a snapshot of the one it entered if
+    """What a step has changed: the contexts kept before it, and how to undo the one it entered if
     that was among them."""
 
     kept: OrderedDict[bytes, Context]
     entered: bytes
-    mark: CacheMark | None
+    go_back: Callable[[], None] | None
 
 
 @dataclass
@@ -82,14 +84,14 @@ class PassageContexts:
     _prompt: np.ndarray  # behind it, int64: the rest of the prompt
 
     def __post_init__(self) -> None:
-        self.kind: type[Verifier] = PlainVerifier
+        self.kind: Kind = PLAIN
         config = text_config(self._model)
         if find_cache(self._model_kwargs) is not None and not length_dependent_rope(config):
-            verifier, _ = select_verifier(
+            choice = select_verifier(
                 self._model, "auto", 1, self._generation_config, self._model_kwargs
             )
-            if verifier is not None:
-                self.kind = type(verifier)
+            if choice.verifier is not None:
+                self.kind = choice.verifier.kind
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
         # Contexts of undone steps only: without any output.
         self._prefixes: OrderedDict[bytes, Context] = OrderedDict()
@@ -99,21 +101,21 @@ class PassageContexts:
         key = passage.tobytes()
         kept = self._kept.copy()
         context = self._kept.pop(key, None)
-        mark = None if context is None else context.verifier.mark()
+        go_back = None if context is None else context.verifier.mark()
         if context is None and self._row.output:  # a first step needs the logits of the prefix
             context = self._prefixes.pop(key, None)
         self._kept[key] = context or self._new(passage)
         if len(self._kept) > _PASSAGES:
             self._kept.popitem(last=False)
-        return self._kept[key], ContextChange(kept, key, mark)
+        return self._kept[key], ContextChange(kept, key, go_back)
 
     def undo(self, change: ContextChange) -> None:
         """Undoes the last step."""
         context = self._kept[change.entered]
         self._kept = change.kept.copy()
-        if change.mark is not None:
-            context.verifier.roll_back(change.mark)
-        elif context.verifier.takes_several_tokens and context.verifier.crop(
+        if change.go_back is not None:
+            change.go_back()
+        elif context.verifier.kind.takes_several_tokens and context.verifier.crop(
             context.prefix.shape[1]
         ):
             self._prefixes[change.entered] = context
@@ -126,4 +128,5 @@ class PassageContexts:
         kwargs = self._model_kwargs
         if find_cache(kwargs) is not None:
             kwargs = fresh_kwargs(self._model, kwargs, torch.ones_like(prefix))
-        return Context(prefix, self.kind(self._model, self._generation_config, kwargs), self._row)
+        verifier = Verifier(self.kind, self._model, self._generation_config, kwargs)
+        return Context(prefix, verifier, self._row)

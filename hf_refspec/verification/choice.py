@@ -6,6 +6,7 @@ changed, see `model_memo.py`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
@@ -13,13 +14,11 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 from ..drafting.stats import SpeculationStats
 from ..text_config import attends_locally, text_config
 from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
-from .cache import call_device, find_cache, is_padded
-from .chain import ChainVerifier, RecurrentVerifier
+from .caches import call_device, find_cache, is_padded
+from .kinds import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind
 from .model_memo import memo_of_state
 from .probe import Finding, probe
 from .ranks import Ranks
-from .static import ReproducibleVerifier, StaticVerifier
-from .tree import TreeVerifier
 from .verifier import Verifier
 
 _CHECKPOINTING = (
@@ -32,6 +31,22 @@ class RefusedCallError(ValueError):
     """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How a call is verified.
+
+    Attributes:
+        verifier ([`Verifier`], *optional*): `None` where drafts cannot be verified exactly: the
+            caller should then decode plainly.
+        why (`str`): Why that is so.
+        is_probed (`bool`): Whether it has been found exact; until then nothing may be drafted.
+    """
+
+    verifier: Verifier | None
+    why: str = ""
+    is_probed: bool = True
+
+
 def select_verifier(
     model: PreTrainedModel,
     requested: str,
@@ -41,38 +56,43 @@ def select_verifier(
     drafts: bool = True,
     probes_later: bool = False,
     stats: SpeculationStats | None = None,
-) -> tuple[Verifier | None, str]:
-    """The first verifier that suits this call's rows and cache and that the probe finds exact.
+) -> Choice:
+    """The first kind of verifier that suits this call's rows and cache and that the probe finds
+    exact.
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
     `probes_later` the tree of a model that takes the usual steps is probed after the first token,
     by [`~draft_limits.DraftLimits`]. `stats` count the passes of probes.
-
-    Returns:
-        [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly. And why that is so.
     """
-    findings: dict[str, Finding] = {}
-    usual = model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
+    findings: dict[Kind, Finding] = {}
     for kind in _candidates(requested, rows, find_cache(model_kwargs)):
         if not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if kind.same_bits else None
-        probed = (kind, model, rows, model_kwargs)
-        plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
-        plain = plain and not drops_cache(model)
-        # A model may apply windows in its own manner (Dory): chains are then tried in this call.
-        locally = attends_locally(text_config(model))
-        later = probes_later and kind is TreeVerifier and usual and not locally
-        untried = plain and (not drafts or (later and _key(*probed) not in memo_of_state(model)))
-        finding = Finding(True) if untried else known_finding(*probed, config=config, stats=stats)
+        takes_plain_steps = (
+            rows == 1
+            and kind.widths is None
+            and not is_padded(model_kwargs)
+            and not drops_cache(model)
+        )
+        can_wait = (
+            probes_later
+            and kind is TREE
+            and model_kwargs.keys() <= USUAL_ARGUMENTS
+            and takes_usual_steps(model)
+            # A model may apply windows in its own manner (Dory): chains are then tried in this
+            # call.
+            and not attends_locally(text_config(model))
+            and _key(kind, model, rows, model_kwargs) not in memo_of_state(model)
+        )
+        if takes_plain_steps and (not drafts or can_wait):
+            return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)
+        finding = known_finding(kind, model, rows, model_kwargs, config=config, stats=stats)
         if finding.exact:
-            verifier = kind(model, generation_config, model_kwargs)
-            verifier.probed = not untried
-            return verifier, ""
-        findings[kind.name] = finding
+            return Choice(Verifier(kind, model, generation_config, model_kwargs))
+        findings[kind] = finding
     why = _why_plain(findings, rows, find_cache(model_kwargs))
     if requested != "auto":
         several = f" with {rows} rows" if rows > 1 else ""
@@ -81,29 +101,29 @@ def select_verifier(
             f"this cache and attention implementation ({why}). Pass `verification='auto'` to let "
             "the model decide."
         )
-    return None, why
+    return Choice(None, why)
 
 
-def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[type[Verifier]]:
+def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind]:
     """The kinds of verifiers that may be tried, the best first. In a static cache, and with several
     rows, a chain is verified as a tree."""
-    if requested == ReproducibleVerifier.name:
-        return (ReproducibleVerifier,)
+    if requested == REPRODUCIBLE.name:
+        return (REPRODUCIBLE,)
     if isinstance(cache, StaticCache):
-        return (StaticVerifier,)
+        return (STATIC,)
     if rows > 1:
-        return (TreeVerifier,)
-    chains = ChainVerifier, RecurrentVerifier
-    return {"auto": (TreeVerifier, *chains), "tree": (TreeVerifier,), "chain": chains}[requested]
+        return (TREE,)
+    kinds = {"auto": (TREE, CHAIN, RECURRENT), "tree": (TREE,), "chain": (CHAIN, RECURRENT)}
+    return kinds[requested]
 
 
-def _why_plain(findings: dict[str, Finding], rows: int, cache: Cache | None) -> str:
+def _why_plain(findings: dict[Kind, Finding], rows: int, cache: Cache | None) -> str:
     """Why a call decodes plainly, by what the probe has found of each verifier, and what to do."""
     failures = {finding.failure for finding in findings.values()}
     if len(failures) == 1 and (failure := failures.pop()) is not None:
         return failure
     if findings:
-        found = "; ".join(f"{name}: {finding}" for name, finding in findings.items())
+        found = "; ".join(f"{kind.name}: {finding}" for kind, finding in findings.items())
         return f"several tokens in one pass have other logits than one after another ({found})"
     if cache is None:
         return "it keeps its cache in a form of its own, which drafts cannot be taken out of"
@@ -118,7 +138,7 @@ def _why_plain(findings: dict[str, Finding], rows: int, cache: Cache | None) -> 
 
 
 def known_finding(
-    kind: type[Verifier],
+    kind: Kind,
     model: PreTrainedModel,
     rows: int,
     model_kwargs: dict[str, Any],
@@ -147,7 +167,7 @@ def known_finding(
 
 
 def _key(
-    kind: type[Verifier],
+    kind: Kind,
     model: PreTrainedModel,
     rows: int,
     model_kwargs: dict[str, Any],
@@ -155,13 +175,17 @@ def _key(
     config: GenerationConfig | None = None,
 ) -> tuple[Any, ...]:
     """All that a finding depends on, apart from the state of the model."""
-    compiled = "" if config is None or config.disable_compile else repr(config.compile_config)
-    padded = rows > 1 or is_padded(model_kwargs)
-    typed = model_kwargs.get("token_type_ids") is not None
-    device = call_device(model, model_kwargs)
-    usual = model_kwargs.keys() <= USUAL_ARGUMENTS  # others do not let rows be packed
-    of_call = kind, min(rows, 2), padded, typed, usual
-    return ("exact", *of_call, device, boundary, compiled)
+    return (
+        "exact",
+        kind,
+        min(rows, 2),
+        rows > 1 or is_padded(model_kwargs),
+        model_kwargs.get("token_type_ids") is not None,
+        model_kwargs.keys() <= USUAL_ARGUMENTS,  # others do not let rows be packed
+        call_device(model, model_kwargs),
+        boundary,
+        "" if config is None or config.disable_compile else repr(config.compile_config),
+    )
 
 
 def drops_cache(model: PreTrainedModel) -> bool:

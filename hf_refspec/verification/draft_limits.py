@@ -13,8 +13,8 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from ..drafting.stats import SpeculationStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
+from .kinds import Kind
 from .probe import Finding
-from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")
 
@@ -35,7 +35,7 @@ class DraftLimits:
 
     def __init__(
         self,
-        kind: type[Verifier],
+        kind: Kind,
         model: PreTrainedModel,
         rows: int,
         model_kwargs: dict[str, Any],

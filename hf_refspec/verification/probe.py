@@ -22,9 +22,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
-from .cache import FixedTokens, call_device, fresh_kwargs, is_padded
+from .caches import call_device, fresh_kwargs, is_padded
+from .kinds import Kind
 from .model_memo import probing
-from .probe_state import random_state, set_random_state
+from .passes import FixedTokens
+from .random_state import random_state, set_random_state
 from .ranks import Ranks
 from .verifier import Verifier
 
@@ -69,7 +71,7 @@ class Finding:
 
 
 def probe(
-    kind: type[Verifier],
+    kind: Kind,
     model: PreTrainedModel,
     rows: int,
     model_kwargs: dict[str, Any],
@@ -86,7 +88,7 @@ def probe(
     for seed in range(_TEXTS):
         text = (min(rows, 2), model_kwargs, boundary, config, seed)
         finding: Finding = ranks.agree(_found(kind, model, device, *text))
-        logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
+        logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
         if exact == needed or seed + 1 - exact == 2 or not finding.same_bits:
@@ -94,9 +96,7 @@ def probe(
     return replace(finding, passes=passes)
 
 
-def _found(
-    kind: type[Verifier], model: PreTrainedModel, device: torch.device, *text: Any
-) -> Finding:
+def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any) -> Finding:
     before = random_state(device)
     texts: _Texts | None = None
     try:
@@ -163,7 +163,7 @@ class _Texts:
             self.mask[-1, :_PADDING] = 0
         self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 
-    def finding(self, kind: type[Verifier]) -> Finding:
+    def finding(self, kind: Kind) -> Finding:
         reference = self._one_after_another()  # (R, 5, vocab_size)
         verified = self._verified(kind, self.distractors)
         # The second row is verified from its second token on once more.
@@ -242,44 +242,45 @@ class _Texts:
         self.passes += 1
         return self.model(self.text, use_cache=False, **kwargs).logits[:, -1 - _PATH :]
 
-    def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
+    def _verified(self, kind: Kind, distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over the rest: `(5 R + 1, vocab_size)`, with a second row 3 more."""
         verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
         draft, path = self._draft(kind, distractors)
-        first, roots = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
+        first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
         kept = [_PATH - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
-        second, roots_after = verifier.forward(self._rows(lengths), rest)
+        second = verifier.forward(self._rows(lengths), rest)
         self.passes += 3
-        verified = [root + node for root in roots for node in (0, *(1 + node for node in path))]
+        nodes = (0, *(1 + node for node in path))
+        verified = [root + node for root in first.roots for node in nodes]
         after = [
-            second[root : root + 1 + len(draft)]
-            for root, draft in zip(roots_after, rest, strict=True)
+            second.logits[root : root + 1 + len(draft)]
+            for root, draft in zip(second.roots, rest, strict=True)
         ]
-        return torch.cat([first[verified], *after])
+        return torch.cat([first.logits[verified], *after])
 
-    def _verifier(self, kind: type[Verifier]) -> Verifier:
+    def _verifier(self, kind: Kind) -> Verifier:
         """A verifier with its own cache of the call's length."""
         config = copy(self.config)
         config.max_length = max(config.max_length or 0, self.text.shape[1])
         config.cache_implementation, config.return_dict_in_generate = "static", True
-        return kind(self.model, config, self._kwargs())
+        return Verifier(kind, self.model, config, self._kwargs())
 
-    def _has_same_bits(self, kind: type[Verifier], verified: torch.Tensor) -> bool:
+    def _has_same_bits(self, kind: Kind, verified: torch.Tensor) -> bool:
         """Whether the same verifier returns the same bits without drafts."""
         verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         steps = []
         for length in range(self.prompt - 1, self.prompt + _PATH + 1):
-            logits, roots = verifier.forward(self._rows([length] * self.rows), none)
+            result = verifier.forward(self._rows([length] * self.rows), none)
             verifier.keep([[]] * self.rows)
             self.passes += 1
-            steps.append(logits[roots])
+            steps.append(result.logits[result.roots])
         expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
         after = [expected[0, -1:], *expected[1:, -3:]]
         return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
@@ -289,7 +290,7 @@ class _Texts:
             FixedTokens(row[None, :length]) for row, length in zip(self.text, lengths, strict=True)
         ]
 
-    def _draft(self, kind: type[Verifier], distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
+    def _draft(self, kind: Kind, distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
         """The path as a chain, or in a tree with all distractors before its first node and one
         before each other node; and the nodes of the path."""
         if not kind.takes_trees:

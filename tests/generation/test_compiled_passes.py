@@ -14,7 +14,7 @@ from drafters import Prophet
 from torch._dynamo.utils import counters
 
 import hf_refspec as rs
-from hf_refspec.verification.static import WIDTHS
+from hf_refspec.verification.slots import WIDTHS
 
 HAS_COMPILER = any(map(shutil.which, ("g++", "clang++", "c++")))
 

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec import TokenRecycling
-from hf_refspec.verification.prompt_states import last_token, prompt_top_tokens, records_prompt
+from hf_refspec.verification.prompt_logits import last_token, prompt_top_tokens, records_prompt
 
 ALL = float("inf")
 

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.verification.cache import find_cache
+from hf_refspec.verification.caches import find_cache
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from drafters import Noise, Prophet
 from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
-from hf_refspec.verification.cache import find_cache
+from hf_refspec.verification.caches import find_cache
 from hf_refspec.verification.draft_limits import DraftLimits
-from hf_refspec.verification.tree import TreeVerifier
+from hf_refspec.verification.kinds import TREE
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 LONG = {
@@ -172,7 +172,7 @@ def test_the_position_counts_and_not_the_length(models_by_type, case):
 def test_how_deep_a_draft_goes_behind_a_position(rope, position, depth):
     shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
     config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
-    limits = DraftLimits(TreeVerifier, SimpleNamespace(config=config), 1, {})
+    limits = DraftLimits(TREE, SimpleNamespace(config=config), 1, {})
     assert limits.depth(position + 1, position) == depth
 
 

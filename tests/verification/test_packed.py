@@ -8,43 +8,58 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.verification.packed_attention import PackedMask, PackedPass, UnpackableError
-from hf_refspec.verification.row_blocks import RowBlocks, RowEntries
-from hf_refspec.verification.row_pass import RowPass
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.verification.attention import PackedAttention, PackedMask, UnpackableError
+from hf_refspec.verification.in_place import Block, RowEntries, block_size
+from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
 
-ONE = np.ones((1, 1), dtype=np.bool_)
-CHAIN = np.tri(3, dtype=np.bool_)
-TREE = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)
-NOTHING = np.empty((0, 0), dtype=np.bool_)
+CPU = torch.device("cpu")
+# What a row has in a pass: nothing, or a root with no node, a chain, two branches, a long chain.
+NOTHING = None
+ONE = DraftTree.empty()
+CHAIN = DraftTree.chain([1, 2])
+TREE = DraftTree(np.array([1, 2]), np.array([-1, -1], dtype=np.int32), np.ones(2, np.float32))
+LARGE = DraftTree.chain([*range(39)])
 
 
-def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> list[RowPass]:
-    """Rows with entries of these lengths in one layer, in the order of their blocks; `hidden` of
-    the first entries of the first row are not seen."""
-    blocks, rows = RowBlocks(), []
-    for i, (length, each) in enumerate(zip(lengths, visible, strict=True)):
+def rows_of(
+    lengths: list[int], drafts: list[DraftTree | None], hidden: int = 0
+) -> tuple[Pass, list[RowEntries], list[int]]:
+    """A pass over rows with entries of these lengths in one layer, and its order, that of their
+    blocks; `hidden` of the first entries of the first row are not seen."""
+    blocks: dict[int, Block] = {}
+    rows = []
+    for i, (length, draft) in enumerate(zip(lengths, drafts, strict=True)):
         row = RowEntries(0, length)
         states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
-        blocks.add(row, states, room=len(each), capacity=len(lengths))
+        slots = block_size(length + (0 if draft is None else 1 + len(draft)))
+        blocks.setdefault(slots, Block(slots)).add(row, states, capacity=len(lengths))
         row.hidden = np.arange(length) < hidden if hidden and i == 0 else None
-        places = each.sum(axis=1) - 1
-        rows.append(RowPass(row, places, places, each))
-    blocks_of_rows = [id(block) for block in blocks.blocks()]
-    return sorted(rows, key=lambda row: blocks_of_rows.index(id(row.entries.block)))
+        rows.append(row)
+    ends = [n + (draft is not None) for n, draft in zip(lengths, drafts, strict=True)]
+    texts = [FixedTokens(torch.zeros((1, end), dtype=torch.int64)) for end in ends]
+    now = Pass(texts, [draft or ONE for draft in drafts], lengths)
+    order = [rows.index(row) for block in blocks.values() for row in block.rows]
+    return now, rows, order
 
 
 def alone(
-    row: RowPass, query: torch.Tensor, keys: torch.Tensor, window: int | None
+    now: Pass,
+    i: int,
+    row: RowEntries,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    window: int | None,
 ) -> torch.Tensor:
     """Attention of the tokens of a row to its entries, and to each other by what they see."""
-    [(own_keys, own_values)] = row.entries.first(row.entries.length)
-    mask = torch.ones(row.size, row.end, dtype=torch.bool)
-    mask[:, row.entries.length :] = torch.from_numpy(row.visible)
-    if row.entries.hidden is not None:
-        mask[:, : row.entries.length] &= ~torch.from_numpy(row.entries.hidden)
+    [(own_keys, own_values)] = row.first(row.length)
+    length, size = row.length, now.sizes[i]
+    mask = torch.ones(size, length + size, dtype=torch.bool)
+    mask[:, length:] = torch.from_numpy(now.visible[i])
+    if row.hidden is not None:
+        mask[:, :length] &= ~torch.from_numpy(row.hidden)
     if window is not None:
-        length = row.entries.length
-        places = torch.from_numpy(np.concatenate([np.arange(length), length + row.places]))
+        places = torch.from_numpy(np.concatenate([np.arange(length), now.indices[i]]))
         mask &= places[length:, None] - places < window
     repeated = query.shape[1] // keys.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
@@ -55,23 +70,36 @@ def alone(
     )
 
 
-def check(rows: list[RowPass], heads: int, unused: int = 0, window: int | None = None) -> None:
+def check(
+    now: Pass,
+    rows: list[RowEntries],
+    order: list[int],
+    heads: int,
+    unused: int = 0,
+    window: int | None = None,
+) -> None:
     """`unused` tokens of the pass belong to no row."""
-    size = sum(row.size for row in rows) + unused
+    size = sum(now.sizes) + unused
     query, keys = torch.randn(1, heads, size, 4), torch.randn(1, 2, size, 4)
-    packed, expected, begin = PackedPass(rows, torch.device("cpu"), [window], unused), [], 0
-    for row in rows:
-        end = begin + row.size
-        expected.append(alone(row, query[:, :, begin:end], keys[:, :, begin:end], window))
+    packed, expected, begin = packed_attention(now, rows, order, window, unused), [], 0
+    for i in order:
+        end = begin + now.sizes[i]
+        part = query[:, :, begin:end], keys[:, :, begin:end]
+        expected.append(alone(now, i, rows[i], *part, window))
         begin = end
-    packed.update(0, keys, -keys)
-    given = PackedMask.of(packed, torch.device("cpu")).to(torch.float32)  # as models may cast it
-    attended = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, attn_mask=given)
+    packed.write(0, keys, -keys)
+    mask = PackedMask.of(packed, CPU).to(torch.float32)  # as models may cast it
+    attended = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, attn_mask=mask)
     torch.testing.assert_close(attended[:, :, :begin], torch.cat(expected, dim=2))
     assert attended.shape == query.shape and not attended[:, :, begin:].any()
 
 
-LARGE = np.tri(40, dtype=np.bool_)
+def packed_attention(now, rows, order, window=None, unused=0, compares=False) -> PackedAttention:
+    packed = PackedAttention(now, rows, order, [window], unused, compares)
+    packed.tensors = uploaded(packed.arrays, CPU)
+    return packed
+
+
 row_lists = st.lists(
     st.tuples(st.integers(2, 400), st.sampled_from([ONE, TREE, CHAIN, NOTHING, LARGE])), min_size=1
 )
@@ -90,20 +118,20 @@ SHAPES = [[(8, ONE)] * 4, [(8, TREE)] * 3, [(250, LARGE), (3, ONE), (400, ONE), 
 )
 def test_packed_rows_attend_to_their_own_entries_alone(rows, heads, hidden, window, unused, seed):
     torch.manual_seed(seed)
-    if any(len(visible) for _, visible in rows):
-        lengths, visible = zip(*rows, strict=True)
-        check(rows_of([*lengths], [*visible], hidden), heads, unused, window)
+    if any(draft is not None for _, draft in rows):
+        lengths, drafts = zip(*rows, strict=True)
+        check(*rows_of([*lengths], [*drafts], hidden), heads, unused, window)
 
 
 def test_layers_that_attend_to_something_else_than_they_cache_are_noticed():
     query, keys = torch.zeros(1, 2, 1, 4), torch.randn(1, 2, 1, 4)
-    packed = PackedPass(rows_of([1], [ONE]), torch.device("cpu"), [None], compares=True)
+    packed = packed_attention(*rows_of([1], [ONE]), compares=True)
     with pytest.raises(UnpackableError, match="without having written to the cache"):
         packed.attend(query, keys, keys, None)
-    packed.update(0, keys, keys)
+    packed.write(0, keys, keys)
     with pytest.raises(UnpackableError, match="other keys"):
         packed.attend(query, keys, keys + 1, None)
     with pytest.raises(UnpackableError, match="without attending"):
-        packed.update(1, keys, keys)
+        packed.write(1, keys, keys)
     with pytest.raises(UnpackableError, match="calculates with the mask"):
-        PackedMask.of(packed, torch.device("cpu")) * 2
+        PackedMask.of(packed, CPU) * 2

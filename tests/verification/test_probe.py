@@ -11,12 +11,11 @@ from calls import GREEDY, PROMPT, assert_lossless, prepared
 from drafters import Noise
 
 import hf_refspec as rs
-from hf_refspec.verification import cache
-from hf_refspec.verification.chain import ChainVerifier
+from hf_refspec.verification import caches
 from hf_refspec.verification.choice import select_verifier
+from hf_refspec.verification.in_place import RowEntries
+from hf_refspec.verification.kinds import CHAIN, TREE
 from hf_refspec.verification.probe import probe
-from hf_refspec.verification.row_blocks import RowEntries
-from hf_refspec.verification.tree import TreeVerifier
 
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),
@@ -33,9 +32,9 @@ def first(rows: int) -> dict[str, torch.Tensor]:
 def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
     """The verifier that a call gets; "none" where it decodes plainly."""
     config, kwargs = prepared(model, prompt.repeat(rows, 1), max_new_tokens=3)
-    verifier, found = select_verifier(model, "auto", rows, config, kwargs)
-    assert (verifier is None) == bool(found)
-    return "none" if verifier is None else verifier.name
+    choice = select_verifier(model, "auto", rows, config, kwargs)
+    assert (choice.verifier is None) == bool(choice.why)
+    return "none" if choice.verifier is None else choice.verifier.kind.name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -83,7 +82,7 @@ def test_other_branches_are_compared_where_logits_are_wider_than_the_weights():
     model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
     model.register_forward_hook(as_float32)
     _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
-    assert probe(TreeVerifier, model, 1, kwargs).leak > 0
+    assert probe(TREE, model, 1, kwargs).leak > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,7 +163,7 @@ def test_a_verifier_that_is_refused_on_one_text_is_tried_on_a_second(rows):
 @torch.no_grad()
 def test_a_finding_has_the_numbers(llama):
     _, kwargs = prepared(llama, PROMPT, max_new_tokens=3)
-    for kind, boundary in ((TreeVerifier, None), (ChainVerifier, None), (ChainVerifier, 20)):
+    for kind, boundary in ((TREE, None), (CHAIN, None), (CHAIN, 20)):
         finding = probe(kind, llama, 1, kwargs, boundary)
         assert finding.exact
         assert 0 < finding.error < 1e-5 and 0 < finding.rounding < 1e-5
@@ -193,7 +192,7 @@ def test_any_other_exception_of_a_model_is_a_finding(caplog):
     model = small_llama()
 
     def refuse(model, args, kwargs):
-        if kwargs["input_ids"].shape[1] > 1 and cache.find_cache(kwargs).get_seq_length() > 0:
+        if kwargs["input_ids"].shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
             raise NotImplementedError("one token at a time")
 
     model.register_forward_pre_hook(refuse, with_kwargs=True)

@@ -1,0 +1,288 @@
+"""Attention of a pass in which rows stand one behind another, each with entries of its own.
+
+    the pass   r d d d r r d        r  root or pending token, d  draft node
+    of row     0 0 0 0 1 2 2
+
+The mask of the pass says which tokens belong together. Models pass it through untouched, and torch
+asks a mask of this type to attend. No model and no setting is changed, so that nothing has to be
+put back. Layers that do not attend to the very keys and values that they cache (DiffLlama, JetMoe,
+latent attention) are noticed: [`UnpackableError`].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .in_place import RowEntries, block_size, seen_entries
+from .passes import Pass
+
+# Rows of a block attend in one call if that is at most `_PADDED` times the work of one call a row.
+# The call itself takes as long as `_CALL` products of a query and a key.
+_PADDED = 2.0
+_CALL = 1024
+# Models may move, cast and cut a mask.
+_UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
+
+
+class UnpackableError(RuntimeError):
+    """Layers attend to something else than they have written to the cache."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that attend in one call: a single one, or several that stand one behind another in a
+    block.
+
+    Attributes:
+        entries (`list[RowEntries]`): What each of them sees and writes.
+        tokens (`slice`): Their tokens in the pass.
+        size (`int`): The most tokens that a row has, S.
+        seen (`dict[int | None, slice]`): By a layer's window the entries that some token sees.
+    """
+
+    entries: list[RowEntries]
+    tokens: slice
+    size: int
+    seen: dict[int | None, slice]
+
+
+class PackedAttention:
+    """What the layers of a pass share: which of its tokens belong to which row, and what they see.
+
+    Attributes:
+        end (`int`): The entries of the longest row after the pass.
+        arrays (`dict[Any, np.ndarray]`): What attention needs on the device, by the number of the
+            group: `"at"` and `"slots"` int64 `(tokens,)`, where each token is written; where rows
+            have fewer tokens than the longest, `"filled"` and `"own"`, the tokens that fill up all
+            rows and which of these are the rows' own; and for each window which entries each token
+            sees, bool `(rows, S, length)`, unless all see all.
+        tensors (`dict[Any, torch.Tensor]`): The same on the device, before the pass runs.
+    """
+
+    def __init__(
+        self,
+        now: Pass,
+        rows: Sequence[RowEntries],
+        order: Sequence[int],
+        windows: Sequence[int | None],
+        unused: int = 0,
+        compares: bool = False,
+    ) -> None:
+        """The tokens of the `rows` stand in the pass in this `order`, those of a block together.
+        The last `unused` tokens are padding: they belong to no row, and attend to nothing. Where it
+        `compares`, what layers attend to is compared with what they have written."""
+        self._windows = windows
+        self._compares = compares
+        self._unused = unused
+        self._groups: list[Group] = []
+        self.end = max(row.length + size for row, size in zip(rows, now.sizes, strict=True))
+        self.arrays: dict[Any, np.ndarray] = {}
+        self.tensors: dict[Any, torch.Tensor] = {}
+        for _, alike in groupby(order, key=lambda i: _likeness(rows[i], now.sizes[i])):
+            for members in _attending_together(now, rows, [*alike]):
+                self._add_group(now, rows, members)
+        # The layer that has written and not yet attended, with its keys and values.
+        self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        # The masks as they are added to scores, by all that layers may differ in.
+        self._masks: dict[tuple[Any, ...], torch.Tensor | None] = {}
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys and values `(1, heads, S, head_dim)` of all tokens behind their rows."""
+        self.check_attended()
+        for number, group in enumerate(self._groups):
+            for entries, new in zip(
+                group.entries[0].block.layers[layer], (keys, values), strict=True
+            ):
+                at = self.tensors[number, "at"].to(entries.device)
+                slots = self.tensors[number, "slots"].to(entries.device)
+                entries.transpose(1, 2)[at, slots] = new[0, :, group.tokens].transpose(0, 1)
+        self._written = layer, keys, values
+        return keys, values
+
+    def check_attended(self) -> None:
+        """Makes sure that what was written last has been attended to."""
+        if self._written is not None:
+            raise UnpackableError("a layer has written to the cache without attending")
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Attention of each row's queries, of all `(1, heads, S, head_dim)`, to its own entries."""
+        if self._written is None:
+            raise UnpackableError("a layer attends without having written to the cache")
+        layer, *written = self._written
+        for own, attended in zip(written, (keys, values), strict=True):
+            groups = attended.shape[1] // own.shape[1]  # each head comes once or several times
+            heads = groups * own.shape[1]
+            is_same = attended.shape[2:] == own.shape[2:] and heads == attended.shape[1]
+            if is_same and self._compares:
+                is_same = torch.equal(attended, own.repeat_interleave(groups, dim=1))
+            if not is_same:
+                raise UnpackableError("a layer attends to other keys than it has written")
+        self._written = None
+        if len(self._groups) == 1 and not self._unused:
+            return self._attend_group(0, layer, query, scale)
+        # The heads of a single token may stand in the place of several tokens.
+        sizes = [group.tokens.stop - group.tokens.start for group in self._groups]
+        per_token = query.shape[2] // (sum(sizes) + self._unused)
+        *queries, unused = query.split([per_token * size for size in (*sizes, self._unused)], dim=2)
+        parts = [
+            self._attend_group(number, layer, part, scale) for number, part in enumerate(queries)
+        ]
+        return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
+
+    def _add_group(self, now: Pass, rows: Sequence[RowEntries], members: list[int]) -> None:
+        number = len(self._groups)
+        entries = [rows[i] for i in members]
+        sizes = np.array([now.sizes[i] for i in members])
+        size = int(sizes.max())
+        start = self._groups[-1].tokens.stop if self._groups else 0
+        end = max(
+            row.length + row_size for row, row_size in zip(entries, sizes.tolist(), strict=True)
+        )
+        seen = {}
+        for window in dict.fromkeys(self._windows):
+            begin = min(row.begin(window) for row in entries)
+            seen[window] = slice(begin, end)
+            sees_all = all(
+                row_size == 1
+                and row.hidden is None
+                and (row.begin(window), row.length + 1) == (begin, end)
+                for row, row_size in zip(entries, sizes, strict=True)
+            )
+            if not sees_all:
+                visible = seen_entries(now, rows, members, size, seen[window], window)
+                self.arrays[number, window] = visible
+        places = np.arange(len(entries)) + entries[0].at
+        self.arrays[number, "at"] = np.repeat(places, sizes)
+        self.arrays[number, "slots"] = np.concatenate(
+            [np.arange(row.length, row.length + n) for row, n in zip(entries, sizes, strict=True)]
+        )
+        if size * len(entries) > sizes.sum():
+            last = np.cumsum(sizes)[:, None]
+            steps = np.arange(size)
+            filled = np.clip(last - sizes[:, None] + steps, 0, last - 1).clip(0)
+            self.arrays[number, "filled"] = filled.ravel()
+            self.arrays[number, "own"] = np.flatnonzero(steps < sizes[:, None])
+        tokens = slice(start, start + int(sizes.sum()))
+        self._groups.append(Group(entries, tokens, size, seen))
+
+    def _attend_group(
+        self, number: int, layer: int, query: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Attention of the queries `(1, heads, tokens, head_dim)` of a group's rows to their own
+        entries."""
+        group = self._groups[number]
+        window = self._windows[layer]
+        count = len(group.entries)
+        heads = query.shape[1]
+        keys, values = group.entries[0].block.layers[layer]
+        first = group.entries[0].at
+        seen = slice(first, first + count), slice(None), group.seen[window]
+        keys = keys[seen]
+        values = values[seen]
+        mask = self._mask(number, window, heads // keys.shape[1], query)
+        if count == 1:
+            return _attended(query, keys, values, mask, scale)
+        is_filled = (number, "filled") in self.tensors
+        if is_filled:
+            query = query.index_select(2, self.tensors[number, "filled"].to(query.device))
+        query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ...)
+        attended = _attended(query, keys, values, mask, scale)
+        attended = attended.transpose(0, 1).reshape(1, heads, count * group.size, -1)
+        if not is_filled:
+            return attended
+        return attended.index_select(2, self.tensors[number, "own"].to(query.device))
+
+    def _mask(
+        self, number: int, window: int | None, groups: int, query: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The mask of a group as it is added to the scores, `(rows, 1, groups * S, length)`: the
+        queries of heads that share keys stand one behind another. Layers may differ in window,
+        heads, device and type."""
+        if (number, window) not in self.tensors:
+            return None
+        key = number, window, groups, query.device, query.dtype
+        if key not in self._masks:
+            visible = self.tensors[number, window].to(query.device)
+            hidden = ~visible.repeat(1, groups, 1)[:, None]
+            self._masks[key] = query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return self._masks[key]
+
+
+class PackedMask(torch.Tensor):
+    """The mask of a pass, by which attention finds the rows of its tokens."""
+
+    packed: PackedAttention
+
+    @classmethod
+    def of(cls, packed: PackedAttention, device: torch.device) -> PackedMask:
+        # Models pass a mask of four dimensions through as it is.
+        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device).as_subclass(cls)
+        mask.packed = packed
+        return mask
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        mask = next((value for value in args if isinstance(value, cls)), kwargs.get("attn_mask"))
+        if func is nn.functional.scaled_dot_product_attention and isinstance(mask, cls):
+            query, keys, values, *_ = args
+            return mask.packed.attend(query, keys, values, kwargs.get("scale"))
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, cls) and isinstance(mask, cls):
+            if getattr(func, "__name__", "") not in _UNCHANGED:
+                raise UnpackableError("the model calculates with the mask")
+            result.packed = mask.packed
+        return result
+
+
+def _likeness(row: RowEntries, size: int) -> tuple[int, int]:
+    """Rows in which it is equal stand in one block and see about the same number of entries."""
+    return id(row.block), block_size(row.length + size - row.skipped)
+
+
+def _attending_together(now: Pass, rows: Sequence[RowEntries], alike: list[int]) -> list[list[int]]:
+    """Rows that are alike in the groups that attend in one call each: all of them, or each that has
+    tokens by itself."""
+    own = [i for i in alike if now.sizes[i]]
+    ends = {i: rows[i].length + now.sizes[i] for i in alike}
+    work = sum(now.sizes[i] * (ends[i] - rows[i].skipped) for i in own)
+    length = max(ends.values()) - min(rows[i].skipped for i in alike)
+    padded = len(alike) * max(now.sizes[i] for i in alike) * length
+    if len(own) > 1 and padded <= _PADDED * work + _CALL * len(alike):
+        return [alike]
+    return [[i] for i in own]
+
+
+def _attended(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
+    are not repeated: the queries that share a head stand one behind another. Torch's kernel on CPUs
+    then takes a fifth of the time in bfloat16, and no more in float32."""
+    rows, heads, size, head_dim = query.shape
+    grouped = query.reshape(rows, keys.shape[1], -1, head_dim)
+    attended = nn.functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=scale
+    )
+    return attended.reshape(rows, heads, size, values.shape[-1])

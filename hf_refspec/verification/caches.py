@@ -1,0 +1,108 @@
+"""What the key-value cache of a target model is, and the arguments of calls with a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from transformers import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StaticCache,
+    StaticLayer,
+)
+
+from ..text_config import text_config
+from ..transformers_names import CACHE_NAMES, RunningStateLayer, belongs_to_caller, cache_name
+
+# Images, and which tokens attend to them.
+_IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
+# Keys and values of each layer, `(rows, heads, length, head_dim)`.
+LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+# The tokens for which a fresh static cache has room behind its prompts.
+_ROOM = 8
+
+
+def find_cache(values: Mapping[str, Any]) -> Cache | None:
+    """The cache among the arguments or outputs of a forward pass, if it is a `Cache`."""
+    caches = (values.get(name) for name in CACHE_NAMES)
+    return next((cache for cache in caches if isinstance(cache, Cache)), None)
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache:
+    """The empty cache that `generate` makes for a model."""
+    return DynamicCache(config=text_config(model))
+
+
+def fresh_kwargs(
+    model: PreTrainedModel, given: Mapping[str, Any], mask: torch.Tensor
+) -> dict[str, Any]:
+    """The keyword arguments of a call with other prompts and an empty cache, of the same kinds as
+    those that `generate` prepared for a `given` call. The prompts have the int64 `mask`
+    `(R, length)`, 0 where they are padded."""
+    name = cache_name(given)
+    static = isinstance(given[name], StaticCache)
+    cache = (
+        StaticCache(config=text_config(model), max_cache_len=mask.shape[1] + _ROOM)
+        if static
+        else new_cache(model)
+    )
+    kwargs: dict[str, Any] = {"use_cache": True, name: cache}
+    if "logits_to_keep" in given:
+        kwargs["logits_to_keep"] = 1
+    if given.get("attention_mask") is not None or not mask.all():
+        kwargs["attention_mask"] = mask
+    if (position_ids := given.get("position_ids")) is not None:
+        positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        # Some models have several positions for each token.
+        kwargs["position_ids"] = positions.expand(*position_ids.shape[:-2], *positions.shape)
+    if (types := given.get("token_type_ids")) is not None:
+        kwargs["token_type_ids"] = types[:1, -1:].expand(mask.shape)
+    return kwargs
+
+
+def is_padded(model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether some prompt of a call is padded."""
+    mask = model_kwargs.get("attention_mask")
+    return mask is not None and not bool(mask.all())
+
+
+def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torch.device:
+    """The device of a call's tokens. Offloaded weights are on no device between passes, and
+    accelerate moves tokens to where they run."""
+    for value in model_kwargs.values():
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
+def keeps_every_position(cache: Cache) -> bool:
+    """Whether every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
+    entries can be moved and cropped."""
+    return (
+        all(type(layer) is DynamicLayer for layer in cache.layers)
+        and len({layer.get_seq_length() for layer in cache.layers}) <= 1
+    )
+
+
+def caches_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether some layers keep images, not the text, and must not be cropped (Mllama): in a call
+    that has images, or goes on from a cache that may have."""
+    if not getattr(config, "cross_attention_layers", None):
+        return False
+    has_images = any(model_kwargs.get(name) is not None for name in _IMAGES)
+    return has_images or belongs_to_caller(find_cache(model_kwargs))
+
+
+def holds_running_state(cache: Cache) -> bool:
+    """Whether some layer holds a running state, which cannot be cropped."""
+    return any(isinstance(layer, RunningStateLayer) for layer in cache.layers)
+
+
+def has_static_layers(cache: Cache) -> bool:
+    """Whether some layer has a fixed length, so that nothing can be cropped from its end."""
+    return any(isinstance(layer, StaticLayer) for layer in cache.layers)
