@@ -23,12 +23,10 @@ from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
-from ..verification.in_place import InPlaceEntries
 from ..verification.ranks import Ranks
-from ..verification.verifier import Verifier
 from ..version import untested_transformers
 from .loop import Loop
-from .prefixes import CachedText, Prefixes, state_of
+from .prefixes import CachedText, Prefixes
 from .running_text import RunningText, prepare_text
 from .step import Step
 from .validation import RefusedCallError, check_options
@@ -163,7 +161,7 @@ class RunningBatch:
             self._prefilling = None
         else:
             self._leave([text])
-        text._end()
+        text.end()
 
     @torch.no_grad()
     def step(self) -> list[RunningText]:
@@ -180,14 +178,13 @@ class RunningBatch:
         ended: list[RunningText] = []
         try:
             if self._packed_loop is not None and self._packed:
-                steps = [Step(text._row) for text in self._packed]
+                steps = [Step(text.row) for text in self._packed]
                 self._packed_loop.step(steps)
                 for text, step in zip(self._packed, steps, strict=True):
                     text.stats.record_rows([(len(step.verified), len(step.path or ()))])
             for text in self._alone:
-                assert text._loop is not None
-                text._loop.step([Step(text._row)])
-            ended = [text for text in self._decoded if text._row.finished]
+                text.step()
+            ended = [text for text in self._decoded if text.complete]
             self._leave(ended)
         except BaseException:
             self._abandon(ended)
@@ -204,11 +201,16 @@ class RunningBatch:
             if self._prefilling is None and self._waiting and self.running < self.max_rows:
                 self._prefilling = self._waiting.popleft()
                 with self._ended_by_errors(self._prefilling):
-                    self._begin(self._prefilling)
+                    self._prefilling.begin(
+                        self._prefixes,
+                        [cached for _, cached in self._cached()],
+                        self._prefill_tokens,
+                        self._max_draft_tokens,
+                    )
             if (text := self._prefilling) is None:
                 break
-            size = text.input_ids.shape[1] - text._read
-            if text._in_pieces:
+            size = text.unread
+            if text.in_pieces:
                 size = min(size, self._prefill_tokens)
             if size > left < self._prefill_tokens:
                 break
@@ -219,20 +221,16 @@ class RunningBatch:
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
         """Runs the next `size` tokens of a prompt; returns whether the text has ended."""
-        end = text._read + size
-        is_last = end == text.input_ids.shape[1]
-        assert text._loop is not None
         with self._ended_by_errors(text):
             interrupted = text.interrupted is not None and text.interrupted()
-            if not (interrupted or is_last):
-                text._loop.read_ahead([text._row], end)
-                text._read = end
+            if not interrupted and size < text.unread:
+                text.read(size)
                 return False
             if not interrupted:
-                text._loop.prefill([text._row])
+                text.prefill()
         self._prefilling = None
-        if interrupted or text._row.finished:
-            text._end()
+        if interrupted or text.complete:
+            text.end()
             return True
         try:
             self._join(text)
@@ -248,64 +246,30 @@ class RunningBatch:
             yield
         except BaseException:
             self._prefilling = None
-            text._end()
+            text.end()
             raise
-
-    def _begin(self, text: RunningText) -> None:
-        """Copies what the prompt has in common with other texts, and prepares the rest."""
-        text._begin(self._model)
-        verifier, kwargs = text._verifier, text._verifier.model_kwargs
-        if text._in_pieces:
-            text._state = state_of(self._model)
-            running = [cached for _, cached in self._cached()]
-            entries, text._read = self._prefixes.longest(text._ids, text._state, running)
-            text.shared_tokens = text._read
-            for layer, states in zip(verifier.entries.cache.layers, entries, strict=False):
-                layer.update(*states)
-            # The first piece is a prompt of its own. The length of its mask says that its ids hold
-            # what is cached as well.
-            mask = kwargs.get("attention_mask")
-            mask = torch.ones_like(text.input_ids) if mask is None else mask
-            end = text._read + self._prefill_tokens
-            positions = kwargs["position_ids"][..., :end]
-            verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
-        text._loop = self._new_loop(verifier, text.stats)
 
     def _join(self, text: RunningText) -> None:
         """Lets a text that has its first token take part in the steps."""
-        if not text._joins:
+        if not text.joins:
             self._alone.append(text)
             return
-        loop, text._loop = text._loop, None
-        assert loop is not None
-        if (shared := self._packed_verifier) is None:
-            self._packed_loop = self._new_loop(loop.verifier, self.stats, rows=2)
+        if self._packed_loop is None:
+            nodes = self._max_draft_tokens
+            self._packed_loop = Loop.over(
+                text.verifier, Drafter(), self.stats, max_draft_tokens=nodes, rows=2
+            )
         else:
-            shared.join(loop.verifier)
+            self._packed_loop.verifier.join(text.verifier)
         self._packed.append(text)
 
-    @property
-    def _packed_verifier(self) -> Verifier | None:
-        return None if self._packed_loop is None else self._packed_loop.verifier
-
     def _cached(self) -> list[tuple[RunningText, CachedText]]:
-        """The texts that others may share something with, as far as they are cached, until the next
-        text leaves or step runs."""
-        found = []
-        for i, text in enumerate(self._packed):
-            verifier = self._packed_verifier
-            if not text._in_pieces or verifier is None:
-                continue
-            assert isinstance(verifier.entries, InPlaceEntries)
-            if entries := verifier.entries.cached_row(i, verifier.cached[i]):
-                ids = text._ids[: entries[0][0].shape[2]]
-                found.append((text, CachedText(ids, entries, text._state)))
-        return found
-
-    def _new_loop(self, verifier: Verifier, stats: SpeculationStats, rows: int = 1) -> Loop:
-        """A loop over texts whose drafters each decide for themselves, of one row or of several."""
-        nodes = self._max_draft_tokens if verifier.kind.takes_several_tokens else 0
-        return Loop.over(verifier, Drafter(), stats, max_draft_tokens=nodes, rows=rows)
+        """The texts that others may share something with, see [`RunningText.cached`]."""
+        if self._packed_loop is None:
+            return []
+        verifier = self._packed_loop.verifier
+        texts = ((text, text.cached(verifier, i)) for i, text in enumerate(self._packed))
+        return [(text, cached) for text, cached in texts if cached is not None]
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""
@@ -315,16 +279,19 @@ class RunningBatch:
             if text in texts:
                 self._prefixes.keep(cached)
         kept = [i for i, text in enumerate(self._packed) if text not in texts]
-        if len(kept) < len(self._packed) and (verifier := self._packed_verifier) is not None:
+        if len(kept) < len(self._packed) and self._packed_loop is not None:
             self._packed = [self._packed[i] for i in kept]
-            verifier.select(kept)
+            self._packed_loop.verifier.select(kept)
         self._alone = [text for text in self._alone if text not in texts]
 
     def _abandon(self, ended: Sequence[RunningText]) -> None:
         """Ends all texts but those that wait, and these."""
         texts = [*self._decoded, *([self._prefilling] if self._prefilling else [])]
         texts += [text for text in ended if text not in texts]
-        self._packed, self._packed_loop, self._alone, self._prefilling = [], None, [], None
+        self._packed = []
+        self._packed_loop = None
+        self._alone = []
+        self._prefilling = None
         _end(texts)
 
 
@@ -332,7 +299,7 @@ def _end(texts: Sequence[RunningText]) -> None:
     """Ends all of them, whatever a drafter or a streamer raises."""
     with ExitStack() as ending:
         for text in reversed(texts):
-            ending.callback(text._end)
+            ending.callback(text.end)
 
 
 def _default_rows(model: PreTrainedModel) -> int:

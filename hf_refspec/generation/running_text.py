@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -26,11 +25,14 @@ from ..text_config import text_config
 from ..transformers_names import cache_name
 from ..verification.caches import find_cache, is_padded, new_cache
 from ..verification.choice import known_finding, select_verifier
+from ..verification.in_place import InPlaceEntries
 from ..verification.kinds import PLAIN, TREE
 from ..verification.verifier import Verifier
 from .default_drafter import drafter_of_call
 from .loop import Loop
+from .prefixes import CachedText, Prefixes, state_of
 from .row import Row, prompt_tokens
+from .step import Step
 from .validation import FURTHER_OUTPUTS, check_request, check_steps
 
 if TYPE_CHECKING:
@@ -98,57 +100,120 @@ class RunningText:
         self.shared_tokens = 0
         self.stats = SpeculationStats()
         self.interrupted: Callable[[], bool] | None = None
-        self._row, self._streamer = row, streamer
-        self._drafter, self._sampling = drafter, sampling
-        self._verifier, self._joins = verifier, joins
+        self.row = row
+        self.joins = joins
+        self.verifier = verifier
         # Whether its prompt is read in pieces, and may share them: the first one might be nothing
         # but padding, and other positions give other keys and values.
         kwargs = verifier.model_kwargs
         usual = torch.arange(row.ids.shape[1], device=row.ids.device)  # positions
-        self._in_pieces = (
+        self.in_pieces = (
             joins and not is_padded(kwargs) and bool((kwargs["position_ids"] == usual).all())
         )
-        self._read = 0  # tokens of the prompt that the cache holds
-        self._state: tuple[Any, ...] = ()  # of the model when it began
+        self._streamer = streamer
+        self._drafter = drafter
+        self._sampling = sampling
+        self._cached = 0  # tokens of the prompt that the cache holds
+        self._model_state: tuple[Any, ...] = ()  # when it began
         self._session = ExitStack()  # from its first piece to its end
-        self._loop: Loop | None = None  # its own, until it joins the others
+        self._loop: Loop | None = None
 
     @property
     def sequences(self) -> torch.Tensor:
         """Prompt and output so far, int64 of shape `(1, length)`, as `generate` returns them."""
-        return self._row.ids
+        return self.row.ids
 
     @property
     def complete(self) -> bool:
         """Whether one of its stopping criteria ended it."""
-        return self._row.finished
+        return self.row.finished
 
     @property
-    def _ids(self) -> np.ndarray:
-        return self._row.tail(len(self._row))
+    def unread(self) -> int:
+        """How many tokens of the prompt have to run."""
+        return self.input_ids.shape[1] - self._cached
 
-    def _begin(self, model: PreTrainedModel) -> None:
+    def begin(
+        self,
+        prefixes: Prefixes,
+        running: Sequence[CachedText],
+        prefill_tokens: int,
+        max_draft_tokens: int | Literal["auto"],
+    ) -> None:
+        """Copies what the prompt has in common with other texts, and prepares to read the rest, in
+        pieces of up to `prefill_tokens`."""
+        verifier = self.verifier
+        model = verifier.model
         vocab_size = text_config(model).vocab_size
         drafter = self._session.enter_context(drafter_of_call(model, self._drafter))
-        prompts = prompt_tokens(self.input_ids, self._verifier.model_kwargs, vocab_size)
+        prompts = prompt_tokens(self.input_ids, verifier.model_kwargs, vocab_size)
         drafters = drafter_call(drafter, prompts, vocab_size, self._sampling)
-        [self._row.drafter] = self._session.enter_context(drafters)
+        [self.row.drafter] = self._session.enter_context(drafters)
         self.stats = drafter.stats
         if self._streamer is not None:
             self._streamer.put(self.input_ids.cpu())
             self._session.callback(self._streamer.end)
         weakref.finalize(self, self._session.close)  # a text that is dropped ends too
+        if self.in_pieces:
+            self._model_state = state_of(model)
+            ids = self.row.tail(len(self.row))
+            entries, self._cached = prefixes.longest(ids, self._model_state, running)
+            self.shared_tokens = self._cached
+            for layer, states in zip(verifier.entries.cache.layers, entries, strict=False):
+                layer.update(*states)
+            # The first piece is a prompt of its own. The length of its mask says that its ids hold
+            # what is cached as well.
+            kwargs = verifier.model_kwargs
+            mask = kwargs.get("attention_mask")
+            mask = torch.ones_like(self.input_ids) if mask is None else mask
+            end = self._cached + prefill_tokens
+            positions = kwargs["position_ids"][..., :end]
+            verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
+        nodes = max_draft_tokens if verifier.kind.takes_several_tokens else 0
+        self._loop = Loop.over(verifier, Drafter(), self.stats, max_draft_tokens=nodes)
 
-    def _end(self) -> None:
+    def read(self, size: int) -> None:
+        """Runs the next tokens of the prompt, but not the last one."""
+        assert self._loop is not None
+        end = self._cached + size
+        self._loop.read_ahead([self.row], end)
+        self._cached = end
+
+    def prefill(self) -> None:
+        """Runs the rest of the prompt, and emits the first token."""
+        assert self._loop is not None
+        self._loop.prefill([self.row])
+
+    def step(self) -> None:
+        """Verifies a draft in a pass of its own."""
+        assert self._loop is not None
+        self._loop.step([Step(self.row)])
+
+    def cached(self, verifier: Verifier, index: int) -> CachedText | None:
+        """What others may share of it, as far as its row in a shared verifier is cached, until the
+        next text leaves or step runs."""
+        if not self.in_pieces:
+            return None
+        assert isinstance(verifier.entries, InPlaceEntries)
+        entries = verifier.entries.cached_row(index, verifier.cached[index])
+        if not entries:
+            return None
+        length = entries[0][0].shape[2]
+        return CachedText(self.row.tail(len(self.row))[:length], entries, self._model_state)
+
+    def end(self) -> None:
+        """Frees what it holds but its tokens."""
         self.finished = True
-        remember_outputs(self.stats, [self._row.drafter], [self._row.output])
-        loop, self._loop = self._loop, None
-        del self._verifier  # it holds the prompt's cache, and the text may be kept
+        remember_outputs(self.stats, [self.row.drafter], [self.row.output])
+        loop = self._loop
+        self._loop = None
+        verifier = self.verifier
+        del self.verifier  # it holds the prompt's cache, and the text may be kept
         try:
             self._session.close()
         finally:
-            if loop is not None:
-                loop.verifier.entries.release()
+            if loop is not None and not self.joins:
+                verifier.entries.release()
 
 
 def _verifier(
