@@ -339,7 +339,7 @@ class _AssistantText:
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices) if assistant.training else nullcontext():
             output = model(
-                input_ids=new_ids.to(device),
+                input_ids=new_ids.to(device, non_blocking=True),
                 attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),
                 **{CACHE_NAME: self._cache},
                 use_cache=True,

@@ -222,7 +222,8 @@ class Loop:
         token longer."""
         k = max(row.drafter.observed_top_k for row in rows)
         prompts = result.prompts or [*range(len(rows))]
-        last = result.logits[[prompts.index(prompt) for prompt in range(max(prompts) + 1)], None]
+        first = torch.tensor([prompts.index(prompt) for prompt in range(max(prompts) + 1)])
+        last = result.logits[first.to(result.logits.device, non_blocking=True), None]
         # All prompts together cost no more than one would: drafts of several rows pay less.
         top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
         if top is None:

@@ -225,9 +225,11 @@ def choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
     noise = [row.noise(len(row.output), probs.shape[1]) for row in rows if row.noise is not None]
     ratios = probs / torch.stack(noise).to(probs.device)
     chosen = ratios.argmax(dim=-1, keepdim=True)
-    if ratios.gather(1, chosen).isnan().any():  # which torch.multinomial refuses
+    chosen = chosen.masked_fill_(ratios.gather(1, chosen).isnan(), -1)[:, 0]
+    tokens: list[int] = chosen.tolist()
+    if -1 in tokens:  # torch.multinomial refuses it
         raise RuntimeError("the probabilities of the next token contain `nan`")
-    return chosen[:, 0].tolist()
+    return tokens
 
 
 def longest_row(rows: Sequence[Row]) -> int:

@@ -126,5 +126,6 @@ def _choose(
     if first.chooses_by_logits_alone():
         return [greedy[place] for place in places]
     no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
-    chosen = logits[places].to(torch.float32)  # a copy
+    index = torch.tensor(places).to(logits.device, non_blocking=True)
+    chosen = logits[index].to(torch.float32)  # a copy
     return choose_tokens(rows, first.logits_processor(no_ids, chosen))

@@ -27,6 +27,7 @@ from .passes import Pass
 # The call itself takes as long as `_CALL` products of a query and a key.
 _PADDED = 2.0
 _CALL = 1024
+_OTHER_KEYS = "a layer attends to other keys than it has written"
 # Models may move, cast and cut a mask.
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
 
@@ -90,6 +91,7 @@ class PackedAttention:
                 self._add_group(now, rows, members)
         # The layer that has written and not yet attended, with its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._equal: list[torch.Tensor] = []  # whether each layer attended to what it wrote
         # The masks as they are added to scores, by all that layers may differ in.
         self._masks: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
@@ -113,6 +115,14 @@ class PackedAttention:
         if self._written is not None:
             raise UnpackableError("a layer has written to the cache without attending")
 
+    def check(self) -> None:
+        """Makes sure, after the pass, that its layers have attended to what they wrote."""
+        self.check_attended()
+        if self._equal:  # the host waits once for all layers
+            device = self._equal[0].device
+            if not torch.stack([equal.to(device) for equal in self._equal]).all():
+                raise UnpackableError(_OTHER_KEYS)
+
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
@@ -124,10 +134,10 @@ class PackedAttention:
             groups = attended.shape[1] // own.shape[1]  # each head comes once or several times
             heads = groups * own.shape[1]
             is_same = attended.shape[2:] == own.shape[2:] and heads == attended.shape[1]
-            if is_same and self._compares:
-                is_same = torch.equal(attended, own.repeat_interleave(groups, dim=1))
             if not is_same:
-                raise UnpackableError("a layer attends to other keys than it has written")
+                raise UnpackableError(_OTHER_KEYS)
+            if self._compares:
+                self._equal.append((attended == own.repeat_interleave(groups, dim=1)).all())
         self._written = None
         if len(self._groups) == 1 and not self._unused:
             return self._attend_group(0, layer, query, scale)

@@ -29,7 +29,7 @@ from transformers import Cache, DynamicLayer, PreTrainedModel
 from ..transformers_names import USUAL_ARGUMENTS, SlidingLayer, belongs_to_caller
 from .caches import LayerEntries, find_cache, new_cache
 from .entries import Entries
-from .passes import Pass
+from .passes import Pass, uploaded
 
 # The tokens of a row in the shortest block; each block is half as long again as the one before.
 _SHORTEST = 256
@@ -51,18 +51,14 @@ class RowEntries:
         """The first entry that the next token sees."""
         return max(self.skipped, first_visible(self.length, window))
 
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Keeps these of the entries behind the row, in this order, and drops the others."""
-        start = self.length
-        count = len(nodes)
-        if nodes and nodes[-1] != count - 1:  # they do not stand in place: indices ascend
-            source = torch.tensor(nodes) + start
-            for layer in self.block.layers:
-                source = source.to(layer[0].device, non_blocking=True)
-                for states in layer:
-                    own = states[self.at]
-                    own[:, start : start + count] = own.index_select(1, source)
-        self.length += count
+    def move(self, slots: torch.Tensor) -> None:
+        """Moves these entries, int64 `(n,)`, to the first slots behind the row."""
+        behind = slice(self.length, self.length + len(slots))
+        for layer in self.block.layers:
+            slots = slots.to(layer[0].device, non_blocking=True)
+            for states in layer:
+                own = states[self.at]
+                own[:, behind] = own.index_select(1, slots)
 
     def first(self, length: int) -> LayerEntries:
         """The first entries of each layer, `(1, heads, length, head_dim)`."""
@@ -227,8 +223,18 @@ class InPlaceEntries(Entries):
                 before.remove(at)
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        for row, nodes in zip(self.rows, done.kept(paths), strict=True):
-            row.keep(nodes)
+        kept = done.kept(paths)
+        moved = {
+            i: np.array(tokens) + row.length
+            for i, (row, tokens) in enumerate(zip(self.rows, kept, strict=True))
+            if tokens and tokens[-1] != len(tokens) - 1  # not in place: indices ascend
+        }
+        if moved:
+            device = self.rows[0].block.layers[0][0].device
+            for i, slots in uploaded(moved, device).items():
+                self.rows[i].move(slots)
+        for row, tokens in zip(self.rows, kept, strict=True):
+            row.length += len(tokens)
         self.running = None
         return done.cached_after(paths)
 

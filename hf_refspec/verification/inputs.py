@@ -142,13 +142,13 @@ class MaskedInputs(Inputs):
         self._others[cache_name(model_kwargs)] = find_cache(model_kwargs)
 
     def select(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, dtype=torch.int64)
+        index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
         count = self._rows
         self._rows = len(rows)
         self._first = self._first[..., rows]
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._others = {
-            name: value[index]
+            name: value[index.to(value.device)]
             if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == count
             else value
             for name, value in self._others.items()

@@ -130,7 +130,7 @@ def packed(
         ),
         now.records,
     )
-    attention.check_attended()
+    attention.check()
     entries.compared = True
     return PassResult(
         logits=logits[0, skipped - pass_tokens :][: count - skipped],

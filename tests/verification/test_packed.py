@@ -130,7 +130,11 @@ def test_layers_that_attend_to_something_else_than_they_cache_are_noticed():
         packed.attend(query, keys, keys, None)
     packed.write(0, keys, keys)
     with pytest.raises(UnpackableError, match="other keys"):
-        packed.attend(query, keys, keys + 1, None)
+        packed.attend(query, keys[..., :2], keys[..., :2], None)
+    packed.attend(query, keys, keys + 1, None)
+    with pytest.raises(UnpackableError, match="other keys"):
+        packed.check()
+    packed.write(0, keys, keys)
     with pytest.raises(UnpackableError, match="without attending"):
         packed.write(1, keys, keys)
     with pytest.raises(UnpackableError, match="calculates with the mask"):

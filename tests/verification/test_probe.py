@@ -13,7 +13,7 @@ from drafters import Noise
 import hf_refspec as rs
 from hf_refspec.verification import caches
 from hf_refspec.verification.choice import select_verifier
-from hf_refspec.verification.in_place import RowEntries
+from hf_refspec.verification.in_place import InPlaceEntries
 from hf_refspec.verification.kinds import CHAIN, TREE
 from hf_refspec.verification.probe import probe
 
@@ -102,8 +102,11 @@ def test_an_inexact_verification_that_the_call_asks_for_is_an_error_with_the_num
 def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     model = small_llama()
     model.set_attn_implementation("eager")
-    keep = lambda row, nodes: setattr(row, "length", row.length + len(nodes))  # noqa: E731
-    monkeypatch.setattr(RowEntries, "keep", keep)
+
+    def keep(entries, done, paths):
+        return done.cached_after(paths)  # and moves nothing
+
+    monkeypatch.setattr(InPlaceEntries, "keep", keep)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)
