@@ -52,7 +52,7 @@ class Row:
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
-        noise (`Callable`, *optional*): Where several rows are sampled, returns the random numbers
+        noise (`Callable`, *optional*): Where random numbers are drawn ahead, returns those
             of this row by the number of the new token and the size of the vocabulary, see
             [`~column_noise.ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
@@ -152,6 +152,11 @@ class Row:
             self.logits += (next_logits,)
         return choose_tokens([self], next_scores)[0]
 
+    def processed_blindly(self, logits: torch.Tensor) -> torch.Tensor:
+        """The scores of logits `(n, vocab_size)` by processors that do not look at the text."""
+        no_ids = torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
+        return self.logits_processor(no_ids, logits.to(torch.float32, copy=True))
+
     def noise_ahead(self, vocab_size: int) -> Noise:
         """The random numbers `(vocab_size,)` of the next tokens, counted from 0; the generator
         stays where it is. `torch.multinomial` would have to draw as `ColumnNoise` does: if it does
@@ -223,11 +228,21 @@ def choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
     if first.noise is None:
         return torch.multinomial(probs, num_samples=1, generator=first.generator)[:, 0].tolist()
     noise = [row.noise(len(row.output), probs.shape[1]) for row in rows if row.noise is not None]
-    ratios = probs / torch.stack(noise).to(probs.device)
+    return checked_tokens(drawn(scores, torch.stack(noise)))
+
+
+def drawn(scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The tokens `(n,)` that `torch.multinomial` would draw by processed scores and its random
+    numbers, both `(n, vocab_size)`; -1 where a probability is NaN."""
+    ratios = torch.nn.functional.softmax(scores, dim=-1) / noise.to(scores.device)
     chosen = ratios.argmax(dim=-1, keepdim=True)
-    chosen = chosen.masked_fill_(ratios.gather(1, chosen).isnan(), -1)[:, 0]
+    return chosen.masked_fill_(ratios.gather(1, chosen).isnan(), -1)[:, 0]
+
+
+def checked_tokens(chosen: torch.Tensor) -> list[int]:
+    """Drawn tokens on the host; raises what `torch.multinomial` raises about NaN."""
     tokens: list[int] = chosen.tolist()
-    if -1 in tokens:  # torch.multinomial refuses it
+    if -1 in tokens:
         raise RuntimeError("the probabilities of the next token contain `nan`")
     return tokens
 

@@ -43,6 +43,7 @@ from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
 from .loop import Loop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
+from .step import is_blind
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
@@ -209,8 +210,12 @@ class _Call:
         verifier = loop.verifier
         returned = self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or belongs_to_caller(verifier.entries.cache))
-        pads, noise = self._pads, None
-        if len(rows) > 1 and self.generation_config.do_sample:
+        pads = self._pads
+        noise = None
+        # Drawn ahead, all tokens of a pass are chosen at once: on the CPU that would cost more than
+        # it saves.
+        on_device = self.input_ids.device.type != "cpu" and is_blind(self.logits_processor)
+        if self.generation_config.do_sample and (len(rows) > 1 or on_device):
             noise = ColumnNoise(len(rows), self.input_ids.device)
             for i, row in enumerate(rows):
                 row.noise = partial(noise.of, i)

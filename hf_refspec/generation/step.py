@@ -12,6 +12,7 @@ from transformers import (
     EtaLogitsWarper,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
+    LogitsProcessor,
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
@@ -22,7 +23,7 @@ from transformers import (
 
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
-from .row import Row, choose_tokens
+from .row import Row, checked_tokens, choose_tokens, drawn
 
 _BLIND_TO_IDS = (
     EpsilonLogitsWarper,
@@ -60,6 +61,11 @@ class Step:
     path: list[int] | None = None
 
     @property
+    def places(self) -> range:
+        """Where its logits are among those of the pass: after the row, and after each node."""
+        return range(self.root, self.root + 1 + len(self.verified))
+
+    @property
     def emitted(self) -> np.ndarray:
         """The tokens of the pass, int64 of shape `(n,)`; none if the row is idle."""
         return self.row.tail(0 if self.path is None else len(self.path) + 1)
@@ -71,18 +77,14 @@ def accept(steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | No
 
     Every row walks down its own draft, and they choose together: where logits processors need not
     know the text (temperature, top-k, top-p), the next tokens of all rows that still walk are
-    chosen in one call, and without processors the greedy choice is one call for all nodes. So the
-    host synchronises once when greedy, otherwise once per accepted depth.
+    chosen in one call; without processors the greedy choice is one call for all nodes, as are the
+    sampled tokens of a device that is not the CPU. Elsewhere the host waits once per accepted
+    depth.
 
     `logits` `(N, vocab_size)` are the target model's: from each step's `root` on, those after the
     row so far and after each node of its tree; `choices` `(N,)` are their argmax where it is known.
     """
-    greedy: list[int] = []
-    if any(step.row.chooses_by_logits_alone() for step in steps):  # all nodes in one copy
-        if choices is None:
-            drafted = any(len(step.verified) for step in steps)
-            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
-        greedy = choices.tolist()
+    known = _known_tokens(steps, logits, choices)
     walks: list[tuple[Step, list[int], dict[tuple[int, int], int]]] = []
     for step in steps:
         if not step.is_idle:
@@ -92,7 +94,7 @@ def accept(steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | No
     while walks:
         nodes = [path[-1] if path else ROOT for _, path, _ in walks]
         places = [step.root + 1 + node for (step, _, _), node in zip(walks, nodes, strict=True)]
-        tokens = _choose([step.row for step, _, _ in walks], logits, places, greedy)
+        tokens = _choose([step.row for step, _, _ in walks], logits, places, known)
         further = []
         for (step, path, children), node, token in zip(walks, nodes, tokens, strict=True):
             child = children.get((node, token))
@@ -102,30 +104,77 @@ def accept(steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | No
         walks = further
 
 
+def _known_tokens(
+    steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | None
+) -> dict[int, int]:
+    """By their place in the logits the tokens that no processor has to be asked about."""
+    greedy = [step for step in steps if step.row.chooses_by_logits_alone()]
+    known: dict[int, int] = {}
+    if greedy:  # all nodes in one copy
+        if choices is None:
+            drafted = any(len(step.verified) for step in steps)
+            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
+        tokens = choices.tolist()
+        known = {place: tokens[place] for step in greedy for place in step.places}
+    if logits.device.type != "cpu":  # there each depth would wait for the device
+        sampled = [step for step in steps if not step.is_idle and _samples_blindly(step.row)]
+        known.update(_sampled_tokens(sampled, logits) if sampled else {})
+    return known
+
+
+def is_blind(processors: Sequence[LogitsProcessor]) -> bool:
+    """Whether no logits processor looks at the text."""
+    return all(type(processor) in _BLIND_TO_IDS for processor in processors)
+
+
+def _samples_blindly(row: Row) -> bool:
+    """Whether a row's tokens depend on its logits and random numbers that are drawn ahead alone."""
+    is_recorded = row.scores is not None or row.logits is not None
+    return row.noise is not None and is_blind(row.logits_processor) and not is_recorded
+
+
+def _sampled_tokens(steps: Sequence[Step], logits: torch.Tensor) -> dict[int, int]:
+    """The tokens at every node of rows that are sampled; the host waits once."""
+    vocab_size = logits.shape[-1]
+    chosen: list[torch.Tensor] = []
+    for step in steps:
+        row = step.row
+        scores = row.processed_blindly(logits[step.places.start : step.places.stop])
+        noise_of = row.noise_ahead(vocab_size)
+        depths = [0, *step.verified.depths().tolist()]
+        noise = [noise_of(depth) for depth in range(1 + max(depths))]
+        of_node = torch.tensor(depths).to(logits.device, non_blocking=True)
+        chosen.append(drawn(scores, torch.stack(noise)[of_node]))
+    tokens = checked_tokens(torch.cat(chosen))
+    places = [place for step in steps for place in step.places]
+    return dict(zip(places, tokens, strict=True))
+
+
 def _choose(
-    rows: Sequence[Row], logits: torch.Tensor, places: list[int], greedy: list[int]
+    rows: Sequence[Row], logits: torch.Tensor, places: list[int], known: dict[int, int]
 ) -> list[int]:
-    """The next token of each row, by its logits at one of these places; `greedy` are the argmax of
-    all logits, where a row needs no more than that. Rows choose in one call where none has logits
-    processors or random numbers of its own, and no processor looks at the text."""
+    """The next token of each row, by its logits at one of these places, if it is not `known`. Rows
+    choose in one call where none has logits processors or random numbers of its own, and no
+    processor looks at the text."""
+    if all(place in known for place in places):
+        return [known[place] for place in places]
     first = rows[0]
-    blind = len(rows) > 1 and all(type(each) in _BLIND_TO_IDS for each in first.logits_processor)
-    alike = blind and all(
-        row.generator is None
-        and row.do_sample == first.do_sample
-        and row.scores is None
-        and row.logits is None
-        and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
-        for row in rows
+    alike = (
+        len(rows) > 1
+        and is_blind(first.logits_processor)
+        and all(
+            row.generator is None
+            and row.do_sample == first.do_sample
+            and row.scores is None
+            and row.logits is None
+            and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
+            for row in rows
+        )
     )
     if not alike:
         return [
-            greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
+            known[place] if place in known else row.choose(logits[place])
             for row, place in zip(rows, places, strict=True)
         ]
-    if first.chooses_by_logits_alone():
-        return [greedy[place] for place in places]
-    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
     index = torch.tensor(places).to(logits.device, non_blocking=True)
-    chosen = logits[index].to(torch.float32)  # a copy
-    return choose_tokens(rows, first.logits_processor(no_ids, chosen))
+    return choose_tokens(rows, first.processed_blindly(logits[index]))
