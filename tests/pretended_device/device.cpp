@@ -136,6 +136,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 };
 Hooks hooks;
 
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<PRETENDED> {
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+  c10::Device getDevice() const override { return THE_DEVICE; }
+  c10::Device exchangeDevice(c10::Device) const override { return THE_DEVICE; }
+  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
+  c10::Stream exchangeStream(c10::Stream) const override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
+};
+
 bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == PRETENDED; }
 
 // The same memory as a tensor of the host. An empty tensor gets its own, so that an `out=` argument may grow.
@@ -148,19 +157,14 @@ Tensor as_host(const Tensor& tensor) {
   return at::from_blob(data, tensor.sizes(), tensor.strides(), std::move(keep), options);
 }
 
-Tensor with_storage(c10::Storage storage, const Tensor& like) {
-  auto key = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
-  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, like.dtype());
-  return result;
-}
-
 // The memory of a new tensor of the host as a tensor of the device.
 Tensor as_device(const Tensor& host) {
   auto held = new c10::Storage(host.storage());
   auto release = [](void* context) { delete static_cast<c10::Storage*>(context); };
   at::DataPtr data(held->mutable_data(), held, release, THE_DEVICE);
   c10::Storage storage(c10::Storage::use_byte_size_t(), held->nbytes(), std::move(data), &memory, true);
-  Tensor result = with_storage(std::move(storage), host);
+  auto key = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  Tensor result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, host.dtype());
   result.unsafeGetTensorImpl()->set_storage_offset(host.storage_offset());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides());
   return result;
@@ -258,6 +262,11 @@ Tensor& set_storage(Tensor& self, at::Storage storage, c10::SymInt offset, c10::
   impl->set_storage_offset(offset.expect_int());
   impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
   return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, at::Storage storage) {
+  std::vector<c10::SymInt> sizes = {static_cast<int64_t>(storage.nbytes() / self.dtype().itemsize())}, strides = {1};
+  return set_storage(self, std::move(storage), 0, sizes, strides);
 }
 
 // ---- Operations that the CPU has under another name, or not at all -------------------------------------------------
@@ -417,7 +426,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }  // namespace
 
 REGISTER_ALLOCATOR(PRETENDED, &memory);
-C10_REGISTER_GUARD_IMPL(PrivateUse1, c10::impl::NoOpDeviceGuardImpl<PRETENDED>);
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
@@ -427,6 +436,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", TORCH_FN(as_strided));
   m.impl("_reshape_alias", TORCH_FN(reshape_alias));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_local_scalar_dense", TORCH_FN(item));
   m.impl("_fused_sdp_choice", TORCH_FN(attention_by_products));
