@@ -141,8 +141,8 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<PRETENDED> {
   explicit Guard(c10::DeviceType) {}
   c10::Device getDevice() const override { return THE_DEVICE; }
   c10::Device exchangeDevice(c10::Device) const override { return THE_DEVICE; }
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
-  c10::Stream exchangeStream(c10::Stream) const override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
+  c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
+  c10::Stream exchangeStream(c10::Stream) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, THE_DEVICE); }
 };
 
 bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == PRETENDED; }
