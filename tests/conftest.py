@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from functools import cache
 
@@ -19,6 +20,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from hf_refspec.apps.shared.loading import load
 from hf_refspec.generation.warmup import warmup
 
+if os.environ.get("HF_REFSPEC_DEVICE") == "pretended":
+    import pretended_device  # noqa: F401  (registers it)
 warmup()  # here, where it is in no test's time; and every call drafts from its first token on
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
