@@ -14,6 +14,7 @@ from ..generation.budget import Budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..generation.step import Step
+from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
 from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call
@@ -28,6 +29,13 @@ class Passages:
         self._room = room
         self.vocab_size = vocab_size
         self._tokens: dict[int, np.ndarray] = {}
+        base = getattr(retriever, "knowledge_base", None)
+        if isinstance(base, KnowledgeBase) and base.config.vocab_size > vocab_size:
+            if base.largest_id >= vocab_size:
+                raise ValueError(
+                    f"{base.path} has the id {base.largest_id}, outside of the model's vocabulary "
+                    f"of {vocab_size}; build it of texts without that token, or for this model"
+                )
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""

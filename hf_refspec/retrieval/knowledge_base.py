@@ -226,6 +226,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             )
         return tokens
 
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest token of all passages."""
+        return int(self._tokens.max())
+
     def text(self, passage_id: int) -> str:
         """The text of a passage.
 

@@ -285,6 +285,18 @@ class Datastore(StoredFolder[StoreConfig]):
         """Documents of the full form."""
         return sum(shard.documents for shard in self.config.shards)
 
+    @property
+    def largest_id(self) -> int:
+        """The largest token that is drafted, which can be smaller than the tokenizer's last one.
+
+        Raises:
+            DatastoreError: If a suffix array points outside of its shard.
+        """
+        if self.ngrams is not None:
+            return int(self.ngrams.node_tokens.max(initial=0))
+        with self.naming_damage():
+            return max(shard.largest_id for shard in self.shards)
+
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Yields the documents of the full form in order, each an array of token ids."""
         return split_documents((shard.tokens for shard in self.shards), self.config.separator)
@@ -347,14 +359,14 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
-        error of the tokenizer, as a DatastoreError that names the path."""
+        """Around a look-up, which reads unchecked files: raises an error of the index or of the
+        tokenizer as a DatastoreError that names the path."""
         try:
             with naming_failures(f"{self.path}: its tokenizer fails"):
                 yield
         except DatastoreError:
             raise
-        except ValueError as error:
+        except (IndexError, ValueError) as error:
             raise DatastoreError(f"{self.path}: {error}") from None
 
     @cached_property
