@@ -206,7 +206,7 @@ class Datastore(StoredFolder[StoreConfig]):
     def names(self) -> list[str]:
         """The names of the documents that have one, sorted."""
         self.refresh()
-        return sorted(read_names(self.path, self.config.names_file))
+        return self._steadily(lambda config: sorted(read_names(self.path, config.names_file)))
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added

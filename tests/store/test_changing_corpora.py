@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -119,7 +120,7 @@ def test_damaged_names_are_refused(store, names):
     with pytest.raises(DatastoreError, match=f"{path} is damaged: its checksum"):
         store.remove("first")
     entry = write_names(store.path, names)
-    object.__setattr__(store.config, "names_file", entry)
+    replace(store.config, names_file=entry).write(store.path)
     with pytest.raises(DatastoreError, match=f"{entry.name} is damaged: it has other values"):
         store.remove("first")
 

@@ -44,7 +44,7 @@ REFUSED = [
     (["a", 7], "document 1 must be a text or one list of ids .* but is a int: 7"),
     *(
         ([bad], f"document 0 must .* is a {type(bad).__name__}: ")
-        for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], {"text": "a"}, None)
+        for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], None)
     ),
     *((bad, f"but is a {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
