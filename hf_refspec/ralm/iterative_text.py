@@ -30,12 +30,8 @@ class Passages:
         self.vocab_size = vocab_size
         self._tokens: dict[int, np.ndarray] = {}
         base = getattr(retriever, "knowledge_base", None)
-        is_larger = isinstance(base, KnowledgeBase) and base.config.vocab_size > vocab_size
-        if is_larger and base.largest_id >= vocab_size:
-            raise ValueError(
-                f"{base.path} has the id {base.largest_id}, outside of the model's vocabulary of "
-                f"{vocab_size}; build it of texts without that token, or for this model"
-            )
+        if isinstance(base, KnowledgeBase):
+            base.check_vocabulary(vocab_size)
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""

@@ -4,9 +4,11 @@ only ids that occur decide, and a source that has such an id is refused before w
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
+from running_server import serving
 
 import hf_refspec as rs
 from hf_refspec.apps.cli import main
@@ -136,3 +138,19 @@ def test_a_server_with_the_further_id_does_not_start(option, byte_llama, longer,
     assert main.main([*map(str, line)]) == 2
     message = capsys.readouterr().err
     assert "has the id 259, outside of the target model's vocabulary of 259" in message
+
+
+def test_a_server_refuses_a_request_with_the_further_id_and_goes_on(byte_llama, longer, tmp_path):
+    store = rs.Datastore.build({"a": TEXTS[0]}, longer, tmp_path / "store", **QUIET)
+    sources = [rs.ReferenceCopy(), rs.DatastoreDrafts(store)]
+    with serving(byte_llama, longer, sources, stores={"notes": store}) as server:
+        answer = server.post(chat(f"a picture {IMAGE}"))
+        assert answer.status_code == 400
+        assert "the ids of this chat must be from 0 to 258" in answer.json()["error"]["message"]
+        store.add({"b": f"the cat{IMAGE} sat"}, longer, **QUIET)
+        assert server.post(chat("the cat")).status_code == 200
+
+
+def chat(text: str) -> str:
+    messages = [{"role": "user", "content": text}]
+    return json.dumps({"messages": messages, "max_tokens": 4, "temperature": 0})

@@ -90,10 +90,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _json_lines(file: TextIO) -> Iterator[Any]:
+def _lines(file: TextIO) -> Iterator[str]:
     while line := file.readline(LARGEST + 1):
         if len(line) > LARGEST:
             raise ValueError(f"it {_TOO_LARGE}")
+        yield line
+
+
+def _json_lines(file: TextIO) -> Iterator[Any]:
+    for line in _lines(file):
         yield None if line.isspace() else json.loads(line, object_pairs_hook=_object)
 
 
@@ -125,7 +130,7 @@ def _json_values(file: TextIO) -> Iterator[Any]:
 
 def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
     csv.field_size_limit(LARGEST)  # of all readers; 131,072 by default
-    reader = csv.DictReader(file, strict=True)
+    reader = csv.DictReader(_lines(file), strict=True)
     check_names(reader.fieldnames or (), "the header")
     for row in reader:
         if None in row:
