@@ -76,15 +76,11 @@ class DatastoreDrafts(LookUp):
         self.store = store
         self.max_match = self.longest_match = max_match
         self.mode = mode
-        # When it was first compared with a vocabulary; documents that are added since do not count.
-        self._largest_id: int | None = None
+        # Documents that are added later refuse no call: their drafts end before such an id.
+        self._largest_id = store.largest_id
 
     def check_vocabulary(self, vocab_size: int) -> None:
         # A tokenizer may have more ids than its model, if no text of the datastore has them.
-        if self.store.config.vocab_size <= vocab_size:
-            return
-        if self._largest_id is None:
-            self._largest_id = self.store.largest_id
         if self._largest_id >= vocab_size:
             raise DatastoreError(
                 f"{self.store.path} has the id {self._largest_id}, outside of the target model's "

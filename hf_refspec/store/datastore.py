@@ -359,14 +359,14 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Around a look-up, which reads unchecked files: raises an error of the index or of the
-        tokenizer as a DatastoreError that names the path."""
+        """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
+        error of the tokenizer, as a DatastoreError that names the path."""
         try:
             with naming_failures(f"{self.path}: its tokenizer fails"):
                 yield
         except DatastoreError:
             raise
-        except (IndexError, ValueError) as error:
+        except ValueError as error:
             raise DatastoreError(f"{self.path}: {error}") from None
 
     @cached_property
