@@ -47,8 +47,8 @@ class DatastoreDrafts(LookUp):
         TypeError: if `store` is no [`Datastore`].
         DatastoreError: if the header of one of its files shows that the file is damaged.
         ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
-            is no such `mode` (in this form). A call raises a DatastoreError if the datastore's
-            tokens are outside of the target's vocabulary, and `draft` if its files do not belong
+            is no such `mode` (in this form). A call raises a DatastoreError if the datastore has
+            ids outside of the target's vocabulary, and `draft` if its files do not belong
             together.
     """
 
@@ -76,17 +76,21 @@ class DatastoreDrafts(LookUp):
         self.store = store
         self.max_match = self.longest_match = max_match
         self.mode = mode
+        # Documents that are added later refuse no call: their drafts end before such an id.
+        self._largest_id = store.largest_id
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        if self.store.config.vocab_size > vocab_size:
+        # A tokenizer may have more ids than its model, if no text of the datastore has them.
+        if self._largest_id >= vocab_size:
             raise DatastoreError(
-                f"{self.store.path} has tokens up to {self.store.config.vocab_size - 1}, outside "
-                f"of the target model's vocabulary of {vocab_size}; it was made for another "
-                f"tokenizer ({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
+                f"{self.store.path} has the id {self._largest_id}, outside of the target model's "
+                f"vocabulary of {vocab_size}; it was made for another tokenizer "
+                f"({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.store.refresh()
+        self._vocab_size = vocab_size
         super().begin(prompt_ids, vocab_size)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
@@ -97,10 +101,21 @@ class DatastoreDrafts(LookUp):
             return DraftTree.empty()
         with self.store.naming_damage():
             if self.store.ngrams is not None:
-                return DraftTree(*self.store.ngrams.tree(context, self.min_match, budget))
+                table = self.store.ngrams
+                return self._known(DraftTree(*table.tree(context, self.min_match, budget)))
             tree = rest_tree if self.mode == "rest" else mixed_tree
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
-            return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
+            shards = self.store.shards
+            return self._known(DraftTree(*tree(shards, context, self.min_match, *limits)))
+
+    def _known(self, tree: DraftTree) -> DraftTree:
+        """The nodes that the target knows: a document that was added since may have others."""
+        kept = tree.tokens < self._vocab_size
+        if kept.all():
+            return tree
+        for node, parent in enumerate(tree.parents.tolist()):
+            kept[node] &= parent < 0 or kept[parent]
+        return tree.part(kept)
 
     def source_texts(self) -> list[tuple[str, list[IndexedText]]]:
         return [(str(self.store.path), [*self.store.shards])]

@@ -232,7 +232,8 @@ class TokenRecycling(LookUp):
         shown = {"unit": " tokens", "unit_scale": True, "disable": not progress or None}
         read = 0
         with torch.no_grad(), tqdm(total=max_tokens, **shown) as bar:
-            for window in windows((np.asarray(ids, np.int64) for ids in texts), max(most, 2)):
+            arrays = (np.asarray(ids, np.int64) for ids in texts)
+            for window in windows(arrays, max(most, 2), vocab_size):
                 ids = torch.from_numpy(window.ids)[None].to(model.device)
                 top = top_tokens(model(ids, use_cache=False).logits, top_k)
                 tokens, probs = (each[0, window.known - 1 :] for each in (top.tokens, top.probs))

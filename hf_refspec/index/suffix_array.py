@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,16 @@ class IndexedText(NamedTuple):
     def separator(self) -> int:
         """The token behind each document."""
         return int(np.iinfo(self.tokens.dtype).max)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token of a document, -1 without any: suffixes are in order, and those that
+        begin with a separator come last. Raises a ValueError if one points outside of the text."""
+        try:
+            end = bisect_left(self.suffixes, self.separator, key=self.tokens.__getitem__)
+            return int(self.tokens[self.suffixes[end - 1]]) if end else -1
+        except IndexError:
+            raise ValueError(DAMAGED) from None
 
 
 for _dtype in ("uint16", "uint32"):

@@ -13,6 +13,7 @@ from ..drafting.drafter import Drafter
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..generation.step import Step
+from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
 from .checked_search import RetrievalError, call
 from .passage_contexts import Context, ContextChange, PassageContexts
@@ -26,6 +27,9 @@ class Passages:
         self._room = room
         self.vocab_size = vocab_size
         self._tokens: dict[int, np.ndarray] = {}
+        base = getattr(retriever, "knowledge_base", None)
+        if isinstance(base, KnowledgeBase):
+            base.check_vocabulary(vocab_size)
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""

@@ -226,6 +226,23 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             )
         return tokens
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuses a model that does not have all tokens of the passages.
+
+        Raises:
+            ValueError: If a token is not below its `vocab_size`.
+        """
+        # A tokenizer may have more ids than its model, if no passage has them.
+        if self.config.vocab_size > vocab_size and self._largest_id >= vocab_size:
+            raise ValueError(
+                f"{self.path} has the id {self._largest_id}, outside of the model's vocabulary of "
+                f"{vocab_size}; build it of texts without that token, or for this model"
+            )
+
+    @cached_property
+    def _largest_id(self) -> int:
+        return int(self._tokens.max())
+
     def text(self, passage_id: int) -> str:
         """The text of a passage.
 

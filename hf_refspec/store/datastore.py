@@ -206,7 +206,7 @@ class Datastore(StoredFolder[StoreConfig]):
     def names(self) -> list[str]:
         """The names of the documents that have one, sorted."""
         self.refresh()
-        return sorted(read_names(self.path, self.config.names_file))
+        return self._steadily(lambda config: sorted(read_names(self.path, config.names_file)))
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added
@@ -284,6 +284,18 @@ class Datastore(StoredFolder[StoreConfig]):
     def documents(self) -> int:
         """Documents of the full form."""
         return sum(shard.documents for shard in self.config.shards)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token that is drafted, which can be smaller than the tokenizer's last one.
+
+        Raises:
+            DatastoreError: If a suffix array points outside of its shard.
+        """
+        if self.ngrams is not None:
+            return int(self.ngrams.node_tokens.max(initial=0))
+        with self.naming_damage():
+            return max(shard.largest_id for shard in self.shards)
 
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Yields the documents of the full form in order, each an array of token ids."""

@@ -13,6 +13,7 @@ it, and config.json is replaced atomically: a process that has the folder open i
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 C = TypeVar("C", bound=FolderConfig)
+T = TypeVar("T")
 
 
 class StoredFolder(Generic[C]):
@@ -47,18 +49,28 @@ class StoredFolder(Generic[C]):
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
         self.path, self._arguments = Path(path), arguments
         self.config = self.config_type.read(self.path)
-        while True:
-            try:
-                with reading(self.path):
-                    return self._open(self.config)
-            except DatastoreError:
-                failed, self.config = self.config, self.config_type.read(self.path)
-                if self.config == failed:
-                    raise
+
+        def opened(config: C) -> None:
+            self.config = config
+            with reading(self.path):
+                self._open(config)
+
+        self._steadily(opened)
 
     def _open(self, config: C) -> None:
-        """Opens the files that a config names; called again if it fails because another process has
-        replaced config.json and deleted files meanwhile."""
+        """Opens the files that a config names."""
+
+    def _steadily(self, read: Callable[[C], T]) -> T:
+        """What `read` returns of the config; it is called again if it fails because another process
+        has replaced config.json and deleted files meanwhile."""
+        config = self.config
+        while True:
+            try:
+                return read(config)
+            except DatastoreError:
+                failed, config = config, self.config_type.read(self.path)
+                if config == failed:
+                    raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), *self._arguments)  # a copy maps the same files

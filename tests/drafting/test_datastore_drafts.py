@@ -141,10 +141,10 @@ def test_a_damaged_suffix_array_is_refused(tmp_path, mode, suffix):
 
 
 @pytest.mark.parametrize("blended", [False, True])
-def test_a_store_for_a_larger_vocabulary_is_refused_before_any_forward_pass(
+def test_a_store_with_an_id_outside_of_the_vocabulary_is_refused_before_any_forward_pass(
     llama, tmp_path, blended
 ):
-    larger = write_shards(tmp_path / "store", [[[1, 2]]], llama.config.vocab_size + 1)
+    larger = write_shards(tmp_path / "store", [[[1, 2], [97]]], llama.config.vocab_size + 1)
     drafter = DatastoreDrafts(larger)
     passes = []
     hook = llama.register_forward_pre_hook(lambda *_: passes.append(1))

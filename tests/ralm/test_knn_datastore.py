@@ -57,7 +57,7 @@ class TestWindows:
         self, lengths, size
     ):
         texts = [np.arange(1000 * i, 1000 * i + length) for i, length in enumerate(lengths)]
-        pieces = list(windows(texts, size))
+        pieces = list(windows(texts, size, 10_000))
         predicted = [piece.ids[piece.known :] for piece in pieces]
         assert np.array_equal(
             np.concatenate([*predicted, []]), np.concatenate([text[1:] for text in texts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 from stored import content_of, flip_last_bit
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.store import datastore
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.document_names import write_names
+from hf_refspec.store.document_names import read_names, write_names
 from hf_refspec.store.files import DatastoreError
 
 QUIET = {"progress": False, "num_proc": 1}
@@ -119,7 +121,7 @@ def test_damaged_names_are_refused(store, names):
     with pytest.raises(DatastoreError, match=f"{path} is damaged: its checksum"):
         store.remove("first")
     entry = write_names(store.path, names)
-    object.__setattr__(store.config, "names_file", entry)
+    replace(store.config, names_file=entry).write(store.path)
     with pytest.raises(DatastoreError, match=f"{entry.name} is damaged: it has other values"):
         store.remove("first")
 
@@ -143,3 +145,15 @@ def test_calls_that_draft_meanwhile_see_whole_documents(store):
         tokens in ([3, 4, 5, 6], [token, token + 100]) for tokens in seen for token in [tokens[0]]
     )
     assert len({tuple(tokens) for tokens in seen}) > 2
+
+
+def test_names_are_those_of_one_moment_while_another_process_writes(store, monkeypatch):
+    """As it writes between the reading of config.json and that of the file which that names."""
+    other, reads = Datastore(store.path), iter([{"third": [7]}, {"fourth": [8]}])
+
+    def read(folder, entry):
+        other.add(step, **QUIET) if (step := next(reads, None)) else None
+        return read_names(folder, entry)
+
+    monkeypatch.setattr(datastore, "read_names", read)
+    assert store.names == ["first", "fourth", "second", "third"]

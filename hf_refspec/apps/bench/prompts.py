@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...store.build.chats import messages_of, with_texts
 from ...store.build.rows import read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
+
+logger = logging.getLogger("hf_refspec")
 
 # The columns with prompts, and with recorded answers; the first that a row has counts.
 PROMPTS = ("turns", "messages", "prompt", "question", "text")
@@ -72,20 +76,24 @@ def _chat(row: Any, where: str) -> Chat:
     if column is None:
         raise ValueError(f"{where} has none of the columns {', '.join(PROMPTS)}")
     turns: Any = columns[column]
-    opening = ""
+    opening, skipped = "", 0
     answers: Any = next((columns[name] for name in ANSWERS if columns.get(name)), [])
     turns, answers = ([each] if isinstance(each, str) else each for each in (turns, answers))
     turns, answers = (each if isinstance(each, list) else [] for each in (turns, answers))
-    if turns and all(isinstance(each, dict) for each in turns):
+    chat = None if all(isinstance(each, str) for each in turns) else messages_of(turns)
+    if chat is not None:
         texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
-        for each in turns:
-            role = each.get("role")
+        messages, skipped = with_texts(chat, where)
+        for each in messages:
+            role = each["role"]
             if role not in texts:
                 raise ValueError(f"{where}: {column} has the role {role!r}; leave that message out")
-            texts[role].append(each.get("content"))
+            texts[role].append(each["content"])
         opening = "\n".join(map(str, texts["system"]))
         turns, answers = texts["user"], texts["assistant"] or answers
     if not turns or not all(isinstance(each, str) for each in turns):
         raise ValueError(f"{where}: {column} must be text, or a list of texts or messages")
+    if skipped:
+        logger.warning("%s: %d parts of messages are no text, and were skipped", where, skipped)
     recorded = answers if all(isinstance(each, str) for each in answers) else []
     return Chat(turns, recorded, opening, str(columns.get("category") or ""))

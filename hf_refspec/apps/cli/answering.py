@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
@@ -21,11 +21,12 @@ from ...drafting.blend import Blend
 from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import Drafter, check_sources
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.stats import SpeculationStats
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
+from ...text_config import text_config
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
@@ -104,18 +105,23 @@ def add_sources(texts: _ArgumentGroup) -> None:
     )
 
 
-def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
-    """The default drafters, and those that the arguments name."""
+def sources(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
+) -> list[Drafter]:
+    """The default drafters, and those of the arguments and of datastores; refuses one with ids that
+    the model does not have."""
     references = [read_text(path, "--reference") for path in args.reference or ()]
     found: list[Drafter] = [*default_sources(references or None, tokenizer)]
     if args.datastore is not None:
-        found.append(
-            DatastoreDrafts(Datastore.from_pretrained(args.datastore, tokenizer=tokenizer))
-        )
+        stores = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer), *stores
+    found += map(DatastoreDrafts, stores)
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
         found.append(RetrievalCache(tokenizer=tokenizer, path=args.cache))
+    vocab_size = text_config(load_config(args.model)).vocab_size
+    for drafter in found:
+        check_sources(drafter, vocab_size)
     return found
 
 

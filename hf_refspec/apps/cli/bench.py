@@ -28,6 +28,7 @@ from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
 from ...store.stored_tokenizer import vocabulary_size
+from ...text_config import text_config
 from ...transformers_names import keeps_state_in_modules
 from ...version import __version__
 from ..bench.measure import (
@@ -203,6 +204,8 @@ def evaluate(args: Namespace) -> int:
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
+    vocab_size = text_config(load_config(args.model)).vocab_size
+    DatastoreDrafts(store).check_vocabulary(vocab_size)
     if args.prompts is not None:
         chats = read_chats(args.prompts)[: args.limit]
     else:

@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ...drafting.compilation import drafting_kernels
-from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
@@ -105,7 +104,7 @@ def serve(args: Namespace) -> int:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
         stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
-        drafters = [*sources(args, tokenizer), *map(DatastoreDrafts, stores.values())]
+        drafters = sources(args, tokenizer, stores.values())
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
         queue = args.max_seconds, args.max_waiting

@@ -24,7 +24,6 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
-from .watch import watch
 
 if TYPE_CHECKING:
     from ...drafting.tree import DraftTree
@@ -40,13 +39,10 @@ def add_build(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="of a shard")
     add("--license", help="of the corpus, for the card; by default what the corpus states")
-    add("--watch", action="store_true", help="follow the folder: replace files that change")
 
 
 def build(args: Namespace) -> None:
     documents, corpus, license = load_corpus(args, args.streaming)
-    if args.watch and not (isinstance(documents, Path) and documents.is_dir()):
-        raise ValueError("--watch follows one folder; give one, and no other source")
     if args.tokenizer is None:
         from ...smollm2 import default_model  # which loads torch
 
@@ -54,9 +50,6 @@ def build(args: Namespace) -> None:
     tokenizer = load_tokenizer(args.tokenizer)
     options = {**_options(args), "shard_tokens": args.shard_tokens}
     options["license"] = args.license or license
-    if args.watch:
-        for _ in watch(documents, tokenizer, args.out, **options):
-            pass
     _print_info(Datastore.build(documents, tokenizer, args.out, corpus=corpus, **options))
 
 

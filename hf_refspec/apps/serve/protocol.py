@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from ...store.build import chats
 from ...store.folder_config import is_deeper
 from .errors import ApiError, not_json
 
@@ -86,7 +87,7 @@ def text_of(content: Content | None) -> str:
     """A message's text, or a prediction's."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content)
+    return chats.text_of([part.text for part in content], "content")[0]
 
 
 class FunctionCall(BaseModel):

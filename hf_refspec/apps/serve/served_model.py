@@ -125,6 +125,7 @@ class ServedModel:
         options = {"add_special_tokens": add_special_tokens, "verbose": False}
         ids: list[int] = self.tokenizer(text, **options)["input_ids"]
         self._check_length(len(ids), param)
+        self._check_ids(ids, f"the ids of {_NOUNS[param]}", param)
         return ids
 
     def _check_length(

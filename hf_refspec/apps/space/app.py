@@ -11,7 +11,9 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...drafting.compilation import drafting_kernels
+from ...drafting.datastore_drafts import DatastoreDrafts
 from ...store.datastore import Datastore
+from ...text_config import text_config
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
 from .conversation import Conversation, Host, python_datastores
@@ -43,6 +45,8 @@ def load_host(
         store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
     choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
+    for each in choices:
+        DatastoreDrafts(each).check_vocabulary(text_config(loaded).vocab_size)
     drafting_kernels.compile()
     host = Host(loaded, tokenizer, store, choices, name_for_people(model))
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():

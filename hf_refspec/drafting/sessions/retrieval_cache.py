@@ -96,15 +96,18 @@ class RetrievalCache(LookUp):
     def __bool__(self) -> bool:
         return True  # not an empty container
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        largest_id, path = self._memory.view.largest_id, self._memory.path
+        if largest_id >= vocab_size:
+            raise (ValueError if path is None else DatastoreError)(
+                f"{path or 'the cache'} remembers the id {largest_id}, outside of the target "
+                f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
+            )
+
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
         view = self._memory.refresh()
-        if view.largest_id >= vocab_size:
-            path = self._memory.path
-            raise (ValueError if path is None else DatastoreError)(
-                f"{path or 'the cache'} remembers the id {view.largest_id}, outside of the target "
-                f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
-            )
+        self.check_vocabulary(vocab_size)
         super().begin(prompt_ids, vocab_size)
         # Sessions that are added during the call are not checked against the vocabulary.
         self._prompt, self._view = prompt_ids, view

@@ -37,14 +37,26 @@ class Engine(NamedTuple):
     width: int  # batches at a time
 
     def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order."""
-        begun: deque[Future[TokenBatch]] = deque()
+        """Tokenises documents in order, and the pieces of a long text beside each other."""
+        begun: deque[list[Future[TokenBatch]]] = deque()
         for batch in batches(documents):
-            begun.append(self.encode(batch))
+            parts: list[list[Document]] = [batch]
+            if len(batch) == 1 and isinstance(batch[0], str):
+                parts = [[piece] for piece in pieces(batch[0])]
+            begun.append([self.encode(part) for part in parts])
             if len(begun) > 2 * self.width:
-                yield begun.popleft().result()
+                yield _joined([part.result() for part in begun.popleft()])
         while begun:
-            yield begun.popleft().result()
+            yield _joined([part.result() for part in begun.popleft()])
+
+
+def _joined(parts: list[TokenBatch]) -> TokenBatch:
+    """The tokens of one document from those of its pieces, each of which has a separator."""
+    filled = [tokens for _, tokens in parts if len(tokens)]
+    if len(parts) == 1 or not filled:
+        return parts[0]
+    tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
+    return np.array([len(tokens)]), tokens
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ from ..printable import one_line, printable
 ROWS = (".jsonl", ".json", ".csv", ".parquet")
 _VALUE = re.compile(r"[^\s,]")
 _PART, _BATCH = 1 << 16, 128  # characters of JSON, rows of Parquet that are read at a time
+_BLOCK = 1 << 20  # bytes of a text that are read at a time
+# Of one text or row, in bytes or characters: a small .gz file may hold any number of them.
+LARGEST = 1 << 28
+_TOO_LARGE = f"is longer than {LARGEST:,} bytes or characters; cut it into several documents"
 
 
 def kind_of(path: Path) -> str:
@@ -36,6 +41,18 @@ def open_content(path: Path) -> Iterator[Any]:
             yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
         except (EOFError, zlib.error) as error:
             raise DatastoreError(f"{path} is damaged: {one_line(error)}") from None
+
+
+def read_content(path: Path) -> bytes:
+    """All of a file; raises as [`open_content`], or a ValueError if it is too large to be one
+    document."""
+    content = bytearray()
+    with open_content(path) as file:
+        while part := file.read(_BLOCK):
+            content += part
+            if len(content) > LARGEST:
+                raise ValueError(f"{printable(path)} {_TOO_LARGE}")
+    return bytes(content)
 
 
 def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
@@ -59,14 +76,36 @@ def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
             raise ValueError(message) from None
 
 
+def check_names(names: Iterable[Any], kind: str) -> None:
+    """Refuses columns of which two have one name; those without a name do not count."""
+    for name, times in Counter(names).items():
+        if times > 1 and name:
+            raise ValueError(f"{kind} has {times} columns {name!r}; rename one")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        check_names([name for name, _ in pairs], "an object")
+    return found
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(LARGEST + 1):
+        if len(line) > LARGEST:
+            raise ValueError(f"it {_TOO_LARGE}")
+        yield line
+
+
 def _json_lines(file: TextIO) -> Iterator[Any]:
-    return (None if line.isspace() else json.loads(line) for line in file)
+    for line in _lines(file):
+        yield None if line.isspace() else json.loads(line, object_pairs_hook=_object)
 
 
 def _json_values(file: TextIO) -> Iterator[Any]:
     """The elements of an array, or values one after another, each decoded once all of it is read.
     A number may be cut in two, but is no row either way."""
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(object_pairs_hook=_object).raw_decode
     text, begin, bracket, ended = "", 0, "[", False
     while not ended:
         part = file.read(max(_PART, len(text) - begin))  # twice as much for a value that is long
@@ -81,6 +120,8 @@ def _json_values(file: TextIO) -> Iterator[Any]:
             except json.JSONDecodeError:
                 if ended:
                     raise
+                if len(text) - begin > LARGEST:
+                    raise ValueError(f"it {_TOO_LARGE}") from None
                 break
             yield value
     if bracket == "]":
@@ -88,8 +129,10 @@ def _json_values(file: TextIO) -> Iterator[Any]:
 
 
 def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
-    csv.field_size_limit((1 << 31) - 1)  # of all readers; 131,072 by default
-    for row in csv.DictReader(file, strict=True):
+    csv.field_size_limit(LARGEST)  # of all readers; 131,072 by default
+    reader = csv.DictReader(_lines(file), strict=True)
+    check_names(reader.fieldnames or (), "the header")
+    for row in reader:
         if None in row:
             raise ValueError("it has more fields than the header")
         yield row
@@ -97,5 +140,7 @@ def _csv_rows(file: TextIO) -> Iterator[dict[str, str]]:
 
 def _parquet_rows(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
     parquet = require("pyarrow.parquet", str(path), "datastore")
-    for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
+    opened = parquet.ParquetFile(file)
+    check_names(opened.schema_arrow.names, "the file")
+    for batch in opened.iter_batches(_BATCH):
         yield from batch.to_pylist()

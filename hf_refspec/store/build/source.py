@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
@@ -19,7 +20,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..printable import printable
-from .rows import ROWS, kind_of, open_content, read_rows
+from .chats import messages_of, with_texts
+from .rows import ROWS, check_names, kind_of, read_content, read_rows
 
 Document: TypeAlias = str | np.ndarray
 # A row, the columns of it that are a document, and its name for people.
@@ -30,8 +32,7 @@ logger = logging.getLogger("hf_refspec")
 _CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
 _TEXT_COLUMNS = ("text", "content")
 _PAIR = ("prompt", "completion")
-# The speakers' names in ShareGPT and its relatives.
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAMPLE = 100
 
 
@@ -78,17 +79,41 @@ def open_source(
         opened, files = _open_files(paths, pattern, column)
         opened.documents = _checked(_read_rows(files, tokenizer), vocab_size, places)
         return opened
+    first, documents = _begun(source)
+    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # of pandas or polars
+        rows = _read_rows(_frame_rows(source, column), tokenizer)
+        return Source(_checked(rows, vocab_size), "unnamed", total=total)
+    if documents is not None and isinstance(first, Mapping):
+        rows = _read_rows(_mapping_rows(documents, column), tokenizer)
+        return Source(_checked(rows, vocab_size), "unnamed", total=total)
     if column is not None:
         raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
     names = None
     if isinstance(source, Mapping) and all(isinstance(name, str) for name in source):
-        names, source = [*source], [*source.values()]
-    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+        names, documents = [*source], iter(source.values())
+        if unfit := next((name for name in names if _CONTROL.search(name)), None):
+            raise ValueError(f"the name {unfit!r} of a document has a control character")
+    if documents is None:
         raise ValueError(
-            f"source must be a dataset, a file or folder, or texts or lists of ids, but is a {kind}"
+            "source must be a dataset, a file or folder, rows, or texts or lists of ids, but is a "
+            f"{kind}"
         )
-    named = zip(source, names or (f"document {i}" for i in count()), strict=False)
+    if hasattr(source, "isna"):  # a Series of pandas
+        missing = zip(documents, source.isna(), strict=True)
+        documents = ("" if is_missing else document for document, is_missing in missing)
+    named = zip(documents, names or (f"document {i}" for i in count()), strict=False)
     return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
+
+
+def _begun(source: Any) -> tuple[Any, Iterator[Any] | None]:
+    """The first document of an iterable, and all of them; `None` for anything else."""
+    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+        return None, None
+    if getattr(source, "ndim", 1) == 0:  # an array without a length
+        return None, None
+    documents = iter(source)
+    first = [*islice(documents, 1)]
+    return next(iter(first), None), chain(first, documents)
 
 
 def batches(
@@ -144,7 +169,8 @@ def _open_files(
 
 def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
     """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
-    to folders, which could form a loop, are not followed."""
+    to folders, which could form a loop, are not followed, nor links to what is not below the folder
+    or is hidden there: what a repository of others links to is not published."""
     path = Path(source)
     if os.path.isfile(source):
         return [path]
@@ -157,9 +183,25 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
         below = [file.relative_to(path) for file in path.rglob(pattern)]
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"pattern {pattern!r} cannot be used: {error}") from error
-    shown = [file for file in below if not any(part.startswith(".") for part in file.parts)]
-    files = (path / file for file in sorted(shown, key=Path.as_posix))
-    return [file for file in files if os.path.isfile(file)]
+    folder, files, links = Path(os.path.realpath(path)), list[Path](), list[Path]()
+    for file in sorted(filter(_is_visible, below), key=Path.as_posix):
+        if os.path.isfile(path / file):
+            real = Path(os.path.realpath(path / file))
+            inside = real.is_relative_to(folder) and _is_visible(real.relative_to(folder))
+            (files if inside else links).append(path / file)
+    if links:
+        logger.warning(
+            "%d links in %s lead out of it or to hidden files (the first: %s), and were skipped",
+            len(links),
+            printable(path),
+            printable(links[0]),
+        )
+    return files
+
+
+def _is_visible(file: Path) -> bool:
+    """Whether no part of a path in a folder is hidden."""
+    return not any(part.startswith(".") for part in file.parts)
 
 
 def _file_rows(files: list[tuple[Path, Path, bool]], column: str | None) -> Iterator[Row]:
@@ -174,8 +216,7 @@ def _file_rows(files: list[tuple[Path, Path, bool]], column: str | None) -> Iter
                 place = f"{printable(public)}, row {number}"
                 yield row, _columns_of(row, column, place), place
             continue
-        with open_content(path) as file:
-            content = file.read()
+        content = read_content(path)
         text = content.decode("utf-8", errors="replace")
         if text.encode("utf-8") != content:
             damaged.append(path)
@@ -274,9 +315,33 @@ def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
     return ((row, columns, f"document {i}") for i, row in kept)
 
 
+def _frame_rows(frame: Any, column: str | None) -> Iterator[Row]:
+    """The rows of a DataFrame of pandas or polars, with columns as in a dataset."""
+    kind, names = f"the {type(frame).__name__}", [*frame.columns]
+    check_names(names, kind)
+
+    def rows(part: Any) -> Iterator[dict[str, Any]]:
+        values = zip(*(part[name].to_list() for name in part.columns), strict=True)
+        return (dict(zip(part.columns, row, strict=True)) for row in values)
+
+    found = _chosen(names, [*rows(frame.head(_SAMPLE))])
+    columns = _valid(found, column, names, kind)
+    kept = frame[columns]
+    if hasattr(kept, "notna"):  # pandas has several values for what is missing
+        kept = kept.astype(object).where(kept.notna(), None)
+    return ((row, columns, f"document {i}") for i, row in enumerate(rows(kept)))
+
+
+def _mapping_rows(rows: Iterable[Any], column: str | None) -> Iterator[Row]:
+    """Rows that are given as dicts, which may differ in their columns."""
+    for number, row in enumerate(rows):
+        place = f"document {number}"
+        yield row, _columns_of(row, column, place), place
+
+
 def _chosen(names: list[str], sample: list[Any]) -> list[str]:
     """The columns that are documents: chats, a text, or a prompt and its completion, if any."""
-    chats = [n for n in _CHAT_COLUMNS if any(_messages(row.get(n)) for row in sample)]
+    chats = [n for n in _CHAT_COLUMNS if any(messages_of(row.get(n)) for row in sample)]
     texts = [name for name in _TEXT_COLUMNS if name in names]
     return (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
 
@@ -287,17 +352,19 @@ def _read_rows(
     """The documents of rows, and their names. Chats are rendered by the tokenizer's chat template.
     Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
     authors (arXiv 2311.08252)."""
-    refused = 0
+    refused = skipped = 0
     for row, columns, place in rows:
         values = [row[name] for name in columns if row[name] is not None]
         if len({type(value) for value in values}) > 1:
             kinds = " and ".join(type(value).__name__ for value in values)
             raise ValueError(f"{place}: prompt and completion are {kinds}; name one by column=")
         value = values[0] + values[1] if len(values) > 1 else values[0] if values else ""
-        messages = _messages(value)
-        if messages is None:
+        chat = messages_of(value)
+        if chat is None:
             yield value, place
             continue
+        messages, others = with_texts(chat, place)
+        skipped += others
         if tokenizer.chat_template is not None:
             try:
                 yield str(tokenizer.apply_chat_template(messages, tokenize=False)), place
@@ -309,20 +376,5 @@ def _read_rows(
         logger.warning(
             "the tokenizer's chat template refused %d chats; their turns are documents", refused
         )
-
-
-def _messages(value: Any) -> list[dict[str, Any]] | None:
-    """A chat as messages with a role and a content, or `None` if the value is no chat. It may be a
-    list of such messages, of ShareGPT's `from` and `value`, or of turns of user and assistant."""
-    if not isinstance(value, list) or not value:
-        return None
-    if all(isinstance(turn, str) for turn in value):
-        roles = ("user", "assistant")
-        return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(value)]
-    for role, content in (("role", "content"), ("from", "value")):
-        if all(isinstance(turn, Mapping) and {role, content} <= turn.keys() for turn in value):
-            return [
-                {**turn, "role": _ROLES.get(turn[role], turn[role]), "content": turn[content]}
-                for turn in value
-            ]
-    return None
+    if skipped:
+        logger.warning("%d parts of messages are no text, and were skipped", skipped)

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...text_config import context_length
+from ...text_config import context_length, text_config
 
 _LONGEST = 1024
 _BATCH_TOKENS = 8192
@@ -52,16 +52,22 @@ def read_windows(
             # With the special tokens that a prompt gets.
             yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
 
-    pieces = windows(tokenized(), length)
+    pieces = windows(tokenized(), length, text_config(model).vocab_size)
     while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
         rows = [torch.from_numpy(window.ids) for window in batch]
         yield batch, pad_sequence(rows, batch_first=True).to(model.device)
 
 
-def windows(texts: Iterable[np.ndarray], length: int) -> Iterator[Window]:
-    """Cuts texts into windows that overlap by a quarter."""
+def windows(texts: Iterable[np.ndarray], length: int, vocab_size: int) -> Iterator[Window]:
+    """Cuts texts into windows that overlap by a quarter; refuses ids that the model does not
+    have."""
     overlap = length // 4
-    for ids in texts:
+    for number, ids in enumerate(texts):
+        if len(ids) and ids.max() >= vocab_size:
+            raise ValueError(
+                f"document {number} has the id {ids.max()}, outside of the model's vocabulary of "
+                f"{vocab_size}: the tokenizer has tokens that the model does not; remove their text"
+            )
         known = 1
         for begin in range(0, max(len(ids) - overlap, 1), length - overlap):
             window = ids[begin : begin + length]

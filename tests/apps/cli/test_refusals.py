@@ -110,7 +110,6 @@ REFUSED = [
     (f"{RECYCLE} exists a.txt", "exists; choose another path"),
     (f"{RECYCLE} new missing", "missing is neither a file nor a folder"),
     (BUILD, "give one of: files or folders"),
-    (f"{BUILD} texts/a.txt --watch", "--watch follows one folder; give one"),
     (f"{BUILD} --dataset org/none", "'org/none' is no folder here … the Hub cannot be reached"),
     (f"{BUILD} --dataset ./missing", "does not exist"),
     (f"{BUILD} missing.txt", "missing.txt"),

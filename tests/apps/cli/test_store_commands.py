@@ -6,8 +6,6 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +14,9 @@ from byte_model import word_tokenizer
 from hub_server import TOKEN
 
 from hf_refspec import smollm2
-from hf_refspec.apps.cli import arguments, watch
+from hf_refspec.apps.cli import arguments
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.folder import only_writer
 
 TEXTS = {
     "a.py": "def area(width, height):\n    return width * height\n",
@@ -86,61 +83,6 @@ def texts_of(folder, tokenizer) -> list[str]:
 
 
 # --- build
-
-
-def test_a_datastore_follows_a_folder(corpus, tokenizer, tmp_path, capsys):
-    folder, out = tmp_path / "work", tmp_path / "store"
-    shutil.copytree(corpus, folder)
-    stores = watch.watch(folder, tokenizer, out, pattern="*.py")
-    assert next(stores).names == ["a.py", "b.py"]
-    (folder / "a.py").unlink()
-    (folder / "b.py").write_text("import re\n")
-    (folder / "more").mkdir()
-    (folder / "more" / "d.py").write_text("import sys\n")
-    assert next(stores).names == ["b.py", "more/d.py"]
-    assert "3 changed, " in capsys.readouterr().out
-    assert [*map(tokenizer.decode, Datastore(out).iter_documents())] == [
-        "import re\n",
-        "import sys\n",
-    ]
-    (folder / "b.py").unlink()
-    subprocess.run(["git", "init", "-q", folder], check=True)
-    (folder / ".gitignore").write_text("more\n")
-    (folder / "e.py").write_text("import ast\n")
-    stores = watch.watch(folder, tokenizer, out, pattern="*.py")  # another process goes on
-    assert next(stores).names == ["e.py"]
-
-
-def test_a_follower_waits_for_a_text_and_for_another_writer(
-    tokenizer, tmp_path, capsys, monkeypatch
-):
-    folder, listed, held = tmp_path / "work", watch.files_of, ExitStack()
-    out = folder / "store"  # whose own files it does not follow
-    folder.mkdir()
-    (folder / "empty.py").touch()
-    gone = [FileNotFoundError("a folder was deleted meanwhile")]
-
-    def files_of(*arguments):
-        if gone:
-            raise gone.pop()
-        return listed(*arguments)
-
-    def write() -> None:
-        (folder / "a.py").write_bytes(b"import os\r\n")
-        (folder / "b.bin").write_bytes(b"\xff")
-
-    def lock() -> None:
-        (folder / "c.py").write_text("import re")
-        held.enter_context(only_writer(out))
-
-    steps = iter([write, (folder / "a.py").unlink, lock, held.close])
-    monkeypatch.setattr(watch, "files_of", files_of)
-    monkeypatch.setattr(watch, "sleep", lambda _: next(steps)())
-    stores = watch.watch(folder, tokenizer, out, pattern="*")
-    assert next(stores).names == ["a.py"] and texts_of(out, tokenizer) == ["import os\r\n"]
-    assert next(stores).names == ["c.py"]
-    text = capsys.readouterr().out
-    assert text.index("would have no document any more") < text.index("by another process; wait")
 
 
 def test_builds_from_files_in_their_order(built, corpus):

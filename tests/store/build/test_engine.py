@@ -35,6 +35,15 @@ def test_documents_come_in_order(tokenizer, threads):
     assert texts_there[:-1] == [text for text in texts if text]
 
 
+def test_the_pieces_of_a_long_text_are_one_document(tokenizer):
+    texts = ["ab\n" * 400_000, "c" * LONGEST_PIECE, "", "d"]
+    with engine(tokenizer, 3) as opened:
+        lengths, tokens = map(np.concatenate, zip(*opened.tokenize(texts), strict=True))
+    assert lengths.tolist() == [1_200_001, LONGEST_PIECE + 1, 0, 2]
+    documents = np.split(tokens, np.flatnonzero(tokens == 65535) + 1)[:-1]
+    assert [tokenizer.decode(ids[:-1]) for ids in documents] == [texts[0], texts[1], "d"]
+
+
 def test_who_takes_no_more_leaves_no_thread(tokenizer):
     before, read = threading.active_count(), []
 

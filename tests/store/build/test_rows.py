@@ -12,6 +12,7 @@ import datasets
 import pytest
 
 import hf_refspec as rs
+from hf_refspec.store.build import rows as store_rows
 from hf_refspec.store.build.source import open_source
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -185,3 +186,39 @@ def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
         for documents in (str(path), ["abcd", "efg"])
     ]
     assert len(tables[0]) == len(tables[1])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "a.parquet"])
+def test_a_column_that_stands_twice_is_named(tokenizer, tmp_path, name):
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        columns = [arrow.array(["one"]), arrow.array(["two"])]
+        parquet.write_table(arrow.Table.from_arrays(columns, names=["text", "text"]), path)
+    elif name == "a.csv":
+        path.write_text("text,n,text\none,1,two\n")
+    else:
+        path.write_text('{"text": "one", "n": {}, "text": "two"}\n')
+    with pytest.raises(ValueError, match=rf"{name}, row 1 .* 2 columns 'text'; rename one"):
+        rs.Datastore.build(path, tokenizer, tmp_path / "store", progress=False)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.json.gz", "a.csv.gz"])
+def test_a_text_that_is_too_large_is_named_before_all_of_it_is_read(
+    tokenizer, tmp_path, name, monkeypatch
+):
+    monkeypatch.setattr(store_rows, "LARGEST", 1 << 20)
+    options = {"progress": False, "shard_tokens": 1000}
+    begin = {"a.csv.gz": b"text\n", "a.txt.gz": b""}.get(name, b'{"text": "')
+    with gzip.open(tmp_path / name, "wb") as file:
+        file.write(begin)
+        for _ in range(1 << 8):
+            file.write(b"x" * (1 << 18))
+    rs.Datastore.build(["a"], tokenizer, tmp_path / "first", **options)  # loads modules
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=rf"{name}.* is longer than"):
+        rs.Datastore.build(tmp_path / name, tokenizer, tmp_path / "store", **options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 25

@@ -44,7 +44,7 @@ REFUSED = [
     (["a", 7], "document 1 must be a text or one list of ids .* but is a int: 7"),
     *(
         ([bad], f"document 0 must .* is a {type(bad).__name__}: ")
-        for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], {"text": "a"}, None)
+        for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], None)
     ),
     *((bad, f"but is a {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
@@ -127,3 +127,86 @@ def test_batches_are_bounded_by_characters_and_number():
     texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
     lengths = [[len(text) for text in batch] for batch in batches(texts, 10, 3)]
     assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]
+
+
+def test_links_out_of_a_folder_or_to_hidden_files_are_skipped_and_counted(read, folder, caplog):
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "secret.py").write_text("secret")
+    for name, target in {
+        "notes.py": outside / "secret.py",
+        "up.py": Path("..") / "outside" / "secret.py",
+        "hidden.py": folder / ".git" / "c.py",
+        "again.py": folder / "a" / "z.py",
+        "linked": outside,
+    }.items():
+        (folder / name).symlink_to(target)
+    assert sorted(read(folder)) == ["", "b = 1\r\n", "y", "z", "z"]
+    assert "3 links in" in caplog.text and "hidden.py" in caplog.text
+    with pytest.raises(FileNotFoundError, match="has no file that matches"):
+        read(folder, pattern="linked/*.py")
+    assert read(folder / "notes.py") == ["secret"]  # a link that is named is meant
+
+
+TABLE = {"text": ["one", None, "two"], "n": [1, 2, 3]}
+CHATS = [[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]] * 2
+
+
+def pandas_frame(columns):
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+def polars_frame(columns):
+    return pytest.importorskip("polars").DataFrame(columns)
+
+
+@pytest.mark.parametrize("frame", [pandas_frame, polars_frame])
+def test_frames_are_read_as_their_rows(read, frame):
+    assert read(frame(TABLE)) == ["one", "", "two"]
+    assert read(frame({"a": ["x", "y"], "n": [1, 2]}), column="a") == ["x", "y"]
+    assert read(frame({"prompt": ["a", "b"], "completion": ["c", "d"]})) == ["ac", "bd"]
+    assert read(frame({"messages": CHATS, "text": ["x", "y"]})) == ["user: hi\n"] * 2
+    assert read(frame({"a": ["x", "y"]})["a"]) == ["x", "y"]
+    with pytest.raises(ValueError, match=r"the DataFrame: which column .* \['a', 'b'\]"):
+        read(frame({"a": ["x"], "b": ["y"]}))
+    with pytest.raises(ValueError, match="column='c' is not in the DataFrame"):
+        read(frame(TABLE), column="c")
+
+
+def test_what_is_missing_in_pandas_is_no_document(read, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    assert read(pandas.Series(["one", None, float("nan"), "two"])) == ["one", "", "", "two"]
+    assert read(pandas.Series(["one", pandas.NA], dtype="string")) == ["one", ""]
+    twice = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
+    with pytest.raises(ValueError, match="the DataFrame has 2 columns 'text'; rename one"):
+        read(twice)
+    pandas_frame({"messages": CHATS}).to_parquet(tmp_path / "chats.parquet")
+    frame = pandas.read_parquet(tmp_path / "chats.parquet")  # its lists are arrays
+    assert read(frame) == ["user: hi\n"] * 2
+
+
+def test_rows_of_any_iterable_are_read_by_their_columns(read):
+    rows = [{"text": "one", "n": 1}, {"messages": CHATS[0]}, {"content": "two"}]
+    assert read(rows) == read(iter(rows)) == ["one", "user: hi\n", "two"]
+    assert read(({"a": f"{i}", "text": "x"} for i in range(2)), column="a") == ["0", "1"]
+    with pytest.raises(ValueError, match=r"document 1: which column .* \['id'\]"):
+        read([{"text": "one"}, {"id": 5}])
+    assert read(iter(())) == []
+
+
+def test_arrays_of_strings_are_texts(read):
+    assert read(np.array(["one", "two"])) == read(np.array(["one", "two"], object))
+    assert read(np.array([[3, 4], [5, 6]]))[1].tolist() == [5, 6]
+    for source, message in {
+        "0-d": (np.array("one"), "but is a ndarray"),
+        "2-d": (np.array([["one"]]), "document 0 must be a text"),
+        "columns": ({"text": ["one", "two"]}, "text must be a text or one list of ids"),
+    }.values():
+        with pytest.raises(ValueError, match=message):
+            read(source)
+
+
+def test_a_name_with_a_control_character_is_refused(read):
+    for name in ("a\nb", "\t", "\x7f"):
+        with pytest.raises(ValueError, match="of a document has a control character"):
+            read({"a": "one", name: "two"})
