@@ -112,8 +112,9 @@ class Answer:
             raise grammar_too_slow(generation.request.constraint.param)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
-        for part in [] if choice.reader is None else choice.reader.read(None):
-            yield self._add(row, part, [])
+        if choice.reader is not None:
+            for part in choice.reader.read(None, cut_off=generation.outcome != "stop"):
+                yield self._add(row, part, [])
         choice.finish_reason = "length"
         if generation.outcome == "stop":
             choice.finish_reason = "tool_calls" if choice.calls else "stop"
