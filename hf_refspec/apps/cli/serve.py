@@ -105,12 +105,24 @@ def serve(args: Namespace) -> int:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
         stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
-        drafters = [*sources(args, tokenizer), *map(DatastoreDrafts, stores.values())]
+        drafters = sources(args, tokenizer)
+        opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
+        source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
+        source_names |= {str(store.path): name for name, store in stores.items()}
+        drafters += map(DatastoreDrafts, stores.values())
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
-        queue = args.max_seconds, args.max_waiting
         annotates = bool(args.reference or args.datastore or args.cache or args.store)
-        engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows, annotates)
+        engine = Engine(
+            model,
+            tokenizer,
+            drafters,
+            max_seconds=args.max_seconds,
+            max_waiting=args.max_waiting,
+            isolates=args.isolate,
+            max_rows=args.max_rows,
+            source_names=source_names if annotates else None,
+        )
         engine.start()
         names = args.served_model_name or [name_for_people(args.model)]
         served = ServedModel(names, tokenizer, model.config, args.max_new_tokens)

@@ -45,6 +45,29 @@ def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokeniz
     assert re.search(r"length: 3 \+ 400 tokens, .* MAT \d", error)
 
 
+def test_annotations_have_the_names_that_the_operator_gave(folder, tmp_path, tokenizer):
+    pytest.importorskip("llguidance")
+    options = ["--model", folder, "--datastore", tmp_path / "third"]
+    Datastore.build(["ten plus eleven"], tokenizer, tmp_path / "third", progress=False)
+    for name, text in {"a": "one plus two", "b": "seven plus nine"}.items():
+        Datastore.build([text], tokenizer, tmp_path / name / "notes", progress=False)
+        options += ["--store", f"{name}={tmp_path / name / 'notes'}"]
+    with server_process(*options) as (_, address, _):
+
+        def sources(text: str) -> list[str]:
+            """The sources of an answer that must be this text."""
+            schema = {"name": "x", "schema": {"const": text}}
+            body = {"model": "bytes", "messages": [{"role": "user", "content": "say it"}]}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+            answer = requests.post(f"{address}/chat/completions", json=body).json()
+            places = answer["choices"][0]["message"]["annotations"]
+            return [place["copied_span"]["source"] for place in places]
+
+        assert sources("seven plus nine") == ["b"]
+        assert sources("one plus two") == ["a"]
+        assert sources("ten plus eleven") == ["third"]
+
+
 def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder, tmp_path):
     options = ["--model", folder, "--host", "0.0.0.0", "--max-new-tokens", 2000]
     options += ["--cache", tmp_path / "cache"]

@@ -115,7 +115,7 @@ def test_annotations_say_where_characters_of_an_answer_stand(speller, tokenizer,
     source = ReferenceCopy(["nothing", whole[6:30]], tokenizer, include_prompt=False)
     with serving(speller, tokenizer, [source]) as server:
         assert "annotations" not in server.chat("one").choices[0].message.model_extra
-        server.engine.annotates = True
+        server.engine.source_names = {}
         for stop, end in ((None, 30), (whole[20:26], whole.find(whole[20:26]))):
             message = server.chat("one", stop=stop).choices[0].message
             place = {"source": "references", "document": 1, "offset": 0}
@@ -134,7 +134,7 @@ def test_an_annotation_has_no_character_that_began_before_its_tokens(byte_llama,
     source = ReferenceCopy(tokenizer("é01234567")["input_ids"][1:], include_prompt=False)
     schema = {"name": "x", "schema": {"const": "aé01234567"}}
     with serving(byte_llama, tokenizer, [source]) as server:
-        server.engine.annotates = True
+        server.engine.source_names = {}
         form = {"type": "json_schema", "json_schema": schema}
         message = server.chat("one", response_format=form).choices[0].message
     [place] = [each["copied_span"] for each in message.to_dict()["annotations"]]
