@@ -222,11 +222,12 @@ class Engine:
         with self._changed:
             self._running.remove(generation)
         self._end(generation)
-        line = f"{generation.outcome}: {generation.prompt_tokens} + {generation.tokens} tokens"
+        line = f"{generation.outcome}: {generation.prompt_tokens} tokens of prompt"
+        line += f", {generation.tokens} of answer"
         if generation.request.prediction is not None:
-            line += f", {generation.accepted_prediction_tokens} of the prediction"
-        line += f", {self._last_seconds:.2f} s, MAT {generation.stats.mat:.2f}"
-        logger.info("%s; %d waiting", line, self.waiting)
+            line += f", {generation.accepted_prediction_tokens} accepted from the prediction"
+        line += f", {self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
+        logger.info("%s; %d requests waiting", line, self.waiting)
 
     def _end(self, generation: Generation) -> None:
         self.metrics.record(generation)
