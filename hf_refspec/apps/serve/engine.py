@@ -311,7 +311,7 @@ class Prediction(Source):
 
 
 class Grammar(Prediction):
-    """As above, for the grammar of a request, as long as its `budget` allows."""
+    """Drafts and prunes by the grammar of a request, while its `budget` of time lasts."""
 
     def __init__(self) -> None:
         super().__init__()
