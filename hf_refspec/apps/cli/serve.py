@@ -7,11 +7,15 @@ import logging
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
+from queue import Queue
 
 from ...drafting.compilation import drafting_kernels
+from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
@@ -25,6 +29,7 @@ logger = logging.getLogger("hf_refspec")
 
 _OUT = "write what would be pushed into a new folder, and push nothing"
 _PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
+_LOG_LINES = 10_000  # that wait to be written
 _KEY = "HF_REFSPEC_API_KEY"
 _LIMITS = (
     ("--max-new-tokens", 2048, "of an answer, also of a request that names no number"),
@@ -100,16 +105,27 @@ def serve(args: Namespace) -> int:
     if "" in keys:
         raise ValueError(f"a key of --api-key or of {_KEY} is empty; give one, or leave it out")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    with listen(args.host, args.port) as listening:
+    with listen(args.host, args.port) as listening, _log_in_background():
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
         stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
         drafters = sources(args, tokenizer, stores.values())
+        opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
+        source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
+        source_names |= {str(store.path): name for name, store in stores.items()}
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
-        queue = args.max_seconds, args.max_waiting
         annotates = bool(args.reference or args.datastore or args.cache or args.store)
-        engine = Engine(model, tokenizer, drafters, *queue, args.isolate, args.max_rows, annotates)
+        engine = Engine(
+            model,
+            tokenizer,
+            drafters,
+            max_seconds=args.max_seconds,
+            max_waiting=args.max_waiting,
+            isolates=args.isolate,
+            max_rows=args.max_rows,
+            source_names=source_names if annotates else None,
+        )
         engine.start()
         names = args.served_model_name or [name_for_people(args.model)]
         served = ServedModel(names, tokenizer, model.config, args.max_new_tokens)
@@ -124,6 +140,32 @@ def serve(args: Namespace) -> int:
             server.run([listening])
         engine.close(_PASS_SECONDS)
     return 130 if server.force_exit else 0
+
+
+class _DroppingHandler(QueueHandler):
+    """Drops what is logged while its queue is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+@contextmanager
+def _log_in_background() -> Iterator[None]:
+    """Logs in its own thread, also for uvicorn and asyncio: if standard error is a pipe that
+    nobody reads, a line would hold up whoever logs it, all clients if that is the event loop."""
+    handlers = logger.handlers
+    lines: Queue[logging.LogRecord] = Queue(_LOG_LINES)
+    logging_thread = QueueListener(lines, *handlers)
+    logging_thread.start()
+    loggers = [logger, logging.getLogger("uvicorn"), logging.getLogger("asyncio")]
+    for source in loggers:
+        source.handlers = [_DroppingHandler(lines)]
+    try:
+        yield
+    finally:
+        for source in loggers:
+            source.handlers = handlers
+        logging_thread.stop()
 
 
 def add_space(parser: ArgumentParser) -> None:

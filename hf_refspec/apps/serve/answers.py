@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from starlette.responses import StreamingResponse
@@ -51,7 +50,7 @@ class Answer:
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
-        self._annotates = engine.annotates and self._is_chat
+        self._source_names = engine.source_names if self._is_chat else None
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
         self._logprobs = prepared.top_logprobs is not None
         options = request.stream_options
@@ -69,7 +68,7 @@ class Answer:
         while left:
             row, piece = await self._pieces.get()
             left -= piece is None
-            if piece is None and self._annotates:
+            if piece is None and self._source_names is not None:
                 await asyncio.to_thread(getattr, self._generations[row].stats, "copied")
             for event in self._ended(row) if piece is None else self._read(row, piece):
                 yield event
@@ -112,8 +111,9 @@ class Answer:
             raise grammar_too_slow(generation.request.constraint.param)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
-        for part in [] if choice.reader is None else choice.reader.read(None):
-            yield self._add(row, part, [])
+        if choice.reader is not None:
+            for part in choice.reader.read(None, cut_off=generation.outcome != "stop"):
+                yield self._add(row, part, [])
         choice.finish_reason = "length"
         if generation.outcome == "stop":
             choice.finish_reason = "tool_calls" if choice.calls else "stop"
@@ -151,17 +151,23 @@ class Answer:
     def _annotations(self, row: int) -> Event:
         """The parts of a text, by their characters, that stand in the sources or the prompt; of a
         text that may have calls none."""
-        generation, choice, found = self._generations[row], self._choices[row], []
-        for span in generation.stats.copied if self._annotates and choice.reader is None else ():
+        names = self._source_names
+        if names is None:
+            return {}
+        generation = self._generations[row]
+        choice = self._choices[row]
+        found: list[Event] = []
+        for span in generation.stats.copied if choice.reader is None else ():
             ends, begin = generation.ends, generation.ends[span.start]
             if begin in ends[: span.start]:  # the first tokens complete another character
-                begin = min((each for each in ends if each > begin), default=begin)
+                begin = min((end for end in ends if end > begin), default=begin)
             end = min(ends[span.end], len(choice.text))
             if begin < end:  # not behind a stop string
-                about: Event = {"document": span.document, "offset": span.offset}
-                about |= {"source": Path(span.source).name, "start_index": begin, "end_index": end}
-                found.append({"type": "copied_span", "copied_span": about})
-        return {"annotations": found} if self._annotates else {}
+                place: Event = {"source": names.get(span.source, span.source)}
+                place |= {"document": span.document, "offset": span.offset}
+                place |= {"start_index": begin, "end_index": end}
+                found.append({"type": "copied_span", "copied_span": place})
+        return {"annotations": found}
 
     def _message(self, row: int, choice: Choice) -> Event:
         if not self._is_chat:

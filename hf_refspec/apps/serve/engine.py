@@ -7,7 +7,7 @@ import gc
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Condition, Thread
 from time import monotonic
@@ -43,7 +43,7 @@ class Engine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
     while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` keep what they
     learn for later ones, and the common beginning of two prompts is read once. Answers have
-    annotations if it `annotates`."""
+    annotations if there are `source_names`, the operator's names of datastores by their paths."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Engine:
         max_waiting: int,
         isolates: bool = False,
         max_rows: int | None = None,
-        annotates: bool = False,
+        source_names: Mapping[str, str] | None = None,
     ) -> None:
-        self.annotates = annotates
+        self.source_names = source_names
         self._model = model
         self._tokenizer = tokenizer
         self._drafter = Blend([Prediction(), Grammar(), *sources])
@@ -222,11 +222,12 @@ class Engine:
         with self._changed:
             self._running.remove(generation)
         self._end(generation)
-        line = f"{generation.outcome}: {generation.prompt_tokens} + {generation.tokens} tokens"
+        line = f"{generation.outcome}: {generation.prompt_tokens} tokens of prompt"
+        line += f", {generation.tokens} of answer"
         if generation.request.prediction is not None:
-            line += f", {generation.accepted_prediction_tokens} of the prediction"
-        line += f", {self._last_seconds:.2f} s, MAT {generation.stats.mat:.2f}"
-        logger.info("%s; %d waiting", line, self.waiting)
+            line += f", {generation.accepted_prediction_tokens} accepted from the prediction"
+        line += f", {self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
+        logger.info("%s; %d requests waiting", line, self.waiting)
 
     def _end(self, generation: Generation) -> None:
         self.metrics.record(generation)
@@ -310,7 +311,7 @@ class Prediction(Source):
 
 
 class Grammar(Prediction):
-    """As above, for the grammar of a request, as long as its `budget` allows."""
+    """Drafts and prunes by the grammar of a request, while its `budget` of time lasts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from transformers import (
 
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
-from ..shared.text_stream import PART_OF_CHARACTER, TextStream
+from ..shared.text_stream import TextStream, token_bytes
 from .grammars import Constraint, GrammarBudget
 from .tool_calls import CallReader
 
@@ -156,15 +156,22 @@ class Generation(StoppingCriteria):
         self.listener(Piece(text, logprobs))
 
     def _described(self, token: int, top: int | None = None) -> TokenLogprob:
-        """A token and its log probability; a part of a character has no bytes."""
-        text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        """A token and its log probability; a token that the text leaves out adds no bytes."""
+        # Some tokenizers drop the space before the first word of a text.
+        before = [token] if self.tokens > 1 else []
+        known, text = self._decode(before), self._decode([*before, token])
+        text = text.removeprefix(known)
+        skipped = not self.request.keeps_special_tokens and token in self._tokenizer.all_special_ids
+        encoded = [] if skipped else [*token_bytes(self._tokenizer, token, text)]
         logprob = max(float(self.next_logprobs[token]), _LEAST)
-        encoded = None if PART_OF_CHARACTER in text else [*text.encode()]
         described = {"token": text, "logprob": logprob, "bytes": encoded}
         if top is None:
             return described
         best = self.next_logprobs.topk(min(top, len(self.next_logprobs))).indices.tolist()
         return {**described, "top_logprobs": [self._described(each) for each in best]}
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     @property
     def prompt_tokens(self) -> int:

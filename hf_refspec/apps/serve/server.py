@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from time import monotonic
@@ -47,12 +48,23 @@ def url(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
+def _open_files() -> float:
+    """The number of files and connections that this process may have open."""
+    with suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        if (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
+            return limit
+    return math.inf
+
+
 class Server(uvicorn.Server):
     """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
 
     def __init__(self, app: FastAPI, engine: Engine, limits: Limits) -> None:
         options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, **options))
+        options |= {"log_config": None, "log_level": "warning", "access_log": False}
+        super().__init__(uvicorn.Config(app, **options))
         self._engine, self._limits = engine, limits
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -81,7 +93,7 @@ class Server(uvicorn.Server):
             since = {key: since.get(key, now) for key in keys}
             newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
             for place, ((connection, _), began) in enumerate(newest_first):
-                is_old = place >= self._limits.connections
+                is_old = place >= min(self._limits.connections, _open_files() // 2)
                 if now - began > (1 if is_old else self._patience(connection)):
                     connection.transport.abort()
             await asyncio.sleep(_LOOK_SECONDS)

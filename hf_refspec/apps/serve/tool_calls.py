@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import groupby
+from typing import Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -73,31 +74,52 @@ class CallReader:
         shown = [each.model_dump(exclude_none=True) for each in tools]
         template, prefix = (_HERMES, "") if own is None else (own, prompt)
         self._parser = tokenizer.get_response_parser(template, prefix=prefix, tools=shown)
-        self._body = ""  # of the call that is being read
+        self._held = ""  # read, but neither text of a part nor the tags of a complete region
         self._failed = False
 
-    def read(self, text: str | None) -> list[Part]:
-        """The parts that a piece of the answer completes; `None` is its end."""
-        if self._failed:
-            return [] if text is None else [text]
-        try:
-            events = self._parser.finalize()[1] if text is None else self._parser.feed(text)
-            return [part for event in events for part in self._parts(event)]
-        except (ValueError, KeyError, TypeError):  # not JSON, or not of a call
-            self._failed = True
-            return [self._body + (text or "")]
+    def read(self, text: str | None, cut_off: bool = False) -> list[Part]:
+        """The parts that a piece of the answer completes; `None` is its end. A call that this end
+        has `cut_off`, or that cannot be read, is text as the model wrote it, with its tags."""
+        parts: list[Part] = []
+        # Character by character: then a region ends with the last one that was read.
+        for piece in [None] if text is None else text:
+            self._held += piece or ""
+            try:
+                if not self._failed:
+                    parser = self._parser
+                    events = parser.finalize()[1] if piece is None else parser.feed(piece)
+                    for event in events:
+                        parts += self._parts(event, cut_off)
+            except (ValueError, KeyError, TypeError):  # not JSON, or not of a call
+                self._failed = True
+            if self._failed:
+                parts.append(self._held)
+                self._held = ""
+        return _joined(parts)
 
-    def _parts(self, event: dict[str, Any]) -> list[Part]:
-        text, is_call = event.get("text") or "", event.get("field") == "tool_calls"
-        if is_call and event["type"] == "region_close":
-            parts, self._body = calls_in(event["value"]) or [self._body], ""
-            return parts
-        if not text or event["type"] != "region_chunk":
-            return []
-        if is_call:
-            self._body += text
-            return []
-        return [text if event["field"] == "content" else Reasoning(text)]
+    def _parts(self, event: dict[str, Any], cut_off: bool) -> list[Part]:
+        kind, field, text = event["type"], event.get("field"), event.get("text") or ""
+        if kind == "region_close" and field != "content":
+            held, self._held = self._held, ""
+            if field == "tool_calls":
+                return (not cut_off and calls_in(event["value"])) or [held]
+        if kind == "region_chunk" and field != "tool_calls":
+            self._held = self._held.partition(text)[2]
+            return [text if field == "content" else Reasoning(text)]
+        return []
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Parts of which no two neighbours are text, or thoughts."""
+    joined: list[Part] = []
+    for kind, group in groupby(parts, type):
+        if kind is str:
+            joined.append("".join(cast(Iterator[str], group)))
+        elif kind is Reasoning:
+            joined.append(Reasoning("".join(cast(Reasoning, part).text for part in group)))
+        else:
+            joined += group
+    return [part for part in joined if part not in ("", Reasoning(""))]
 
 
 def calls_in(value: Any) -> list[Part]:

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from transformers import PreTrainedTokenizerBase
 
 PART_OF_CHARACTER = "\ufffd"
+
+# Byte-level tokenizers write printable characters of Latin-1 for their bytes, others for the rest.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+_BYTES |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, text: str) -> bytes:
+    """The bytes that a token adds to a text: those of its own `text`, or, of a part of a character,
+    those that the vocabulary names."""
+    written = tokenizer.convert_ids_to_tokens(token)
+    if PART_OF_CHARACTER not in text or not isinstance(written, str):
+        return text.encode()
+    if byte := re.fullmatch("<0x([0-9A-F]{2})>", written):
+        return bytes.fromhex(byte[1])
+    if _BYTES.keys() >= {*written}:
+        return bytes(_BYTES[character] for character in written)
+    return text.encode()
 
 
 class TextStream:

@@ -15,7 +15,13 @@ from transformers import PreTrainedTokenizerBase
 from ..observation import Observation
 from ..source import NO_PATH, Source
 from ..tree import ROOT, DraftTree
-from .processor import CompiledGrammar, GrammarProcessor, llguidance, unpacked_mask
+from .processor import (
+    CompiledGrammar,
+    GrammarProcessor,
+    llguidance,
+    unpacked_mask,
+    with_token_ids,
+)
 from .schemas import JSON_FORM, as_schema, call_schema
 
 if TYPE_CHECKING:
@@ -53,7 +59,9 @@ class GrammarDrafts(Source):
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         json_schema (`dict` or pydantic model class, *optional*): Of the JSON to write.
         regex (`str`, *optional*): A regular expression for the whole text, in Rust's syntax.
-        lark (`str`, *optional*): A grammar in llguidance's dialect of Lark.
+        lark (`str`, *optional*): A grammar in llguidance's dialect of Lark. `<think>` without
+            quotation marks is the token of that name, `"<think>"` is text, which the tokenizer
+            may turn into that token unless it is special.
         tools (sequence of `dict`, *optional*): OpenAI's tool definitions, for a call of one of them
             as `{"name": ..., "arguments": {...}}`.
 
@@ -86,6 +94,10 @@ class GrammarDrafts(Source):
                 "give exactly one of json_schema, regex, lark and tools, "
                 f"but {' and '.join(given) or 'none'} was given"
             )
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(
+                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+            )
         [(name, value)] = given.items()
         library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
@@ -96,7 +108,7 @@ class GrammarDrafts(Source):
         elif name == "regex":
             grammar = library.grammar_from_regex(value)
         else:
-            grammar = library.grammar_from_lark(value)
+            grammar = library.grammar_from_lark(with_token_ids(tokenizer, value))
         self._grammar = CompiledGrammar(tokenizer, name, str(grammar))
         self.stops: Callable[[], bool] = bool
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +22,6 @@ class CompiledGrammar:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str, grammar: str) -> None:
         self._made_of = tokenizer, argument, grammar
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
         self._tokens = _read(tokenizer, len(tokenizer))
         self.eos_id: int = self._tokens.eos_token
         self._start: LLMatcher = llguidance().LLMatcher(self._tokens, grammar, log_level=0)
@@ -63,23 +60,64 @@ def llguidance(module: str = "") -> Any:
     return require(f"llguidance{module}", "GrammarDrafts", "grammar")
 
 
+class _Tokens:
+    """A tokenizer as llguidance reads it, except that added tokens such as Qwen's `<tool_call>` are
+    text unless the tokenizer says that they are special, and that no text becomes special tokens:
+    llguidance takes them all for special, and then refuses a text that its tokenizer turns into
+    one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, as_read: LLTokenizer) -> None:
+        self._as_read = as_read
+        self.eos_token_id = tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [as_read.decode_bytes([token]) for token in range(as_read.vocab_size)]
+        added = tokenizer.added_tokens_decoder
+        special = {token for token, added_token in added.items() if added_token.special}
+        self.special_token_ids = sorted(special.union(tokenizer.all_special_ids))
+        names = tokenizer.convert_ids_to_tokens(self.special_token_ids)
+        # Behind the first character of each, where a text is cut so that it is not read as one.
+        cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names if name[1:]]
+        self._cut = re.compile("|".join(cuts) or "(?!)")
+
+    def __call__(self, text: str) -> list[int]:
+        parts = self._cut.split(text)
+        return [token for part in parts for token in self._as_read.tokenize_str(part)]
+
+
 @lru_cache(maxsize=4)
 def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
-    """A tokenizer of that length as llguidance reads it, in a second."""
+    """A tokenizer of that length for llguidance, in a second."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"tokenizer is a {type(tokenizer).__name__} without an `eos_token`, which ends a "
             "grammar's text; set it"
         )
-    library = llguidance(".hf")
+    library = llguidance()
     try:
-        tokens: LLTokenizer = library.from_tokenizer(tokenizer)
+        tokens = _Tokens(tokenizer, llguidance(".hf").from_tokenizer(tokenizer, slices=[]))
     except Exception as error:
         raise ValueError(
             f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "
             f"({error}); use a fast one, which has a tokenizer.json"
         ) from error
-    return tokens
+    read: LLTokenizer = library.LLTokenizer(library.TokenizerWrapper(tokens))
+    return read
+
+
+# Strings, regular expressions and comments of Lark, or else the name of a token.
+_LARK = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?:#|//)[^\n]*|(<[^<>\s]+>)')
+
+
+def with_token_ids(tokenizer: PreTrainedTokenizerBase, lark: str) -> str:
+    """A grammar that names added tokens by their ids: llguidance knows the names of special tokens
+    alone."""
+    added = tokenizer.get_added_vocab()
+
+    def numbered(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<[{added[name]}]>" if name in added else match[0]
+
+    return _LARK.sub(numbered, lark)
 
 
 class _Text(NamedTuple):

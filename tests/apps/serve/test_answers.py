@@ -22,6 +22,7 @@ from hf_refspec import ReferenceCopy, RunningBatch, TokenRecycling
 from hf_refspec.apps.serve import engine
 from hf_refspec.apps.serve.generation import StopStrings
 from hf_refspec.apps.serve.served_model import OutputPenalties
+from hf_refspec.apps.shared.text_stream import PART_OF_CHARACTER
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
 
@@ -114,7 +115,7 @@ def test_annotations_say_where_characters_of_an_answer_stand(speller, tokenizer,
     source = ReferenceCopy(["nothing", whole[6:30]], tokenizer, include_prompt=False)
     with serving(speller, tokenizer, [source]) as server:
         assert "annotations" not in server.chat("one").choices[0].message.model_extra
-        server.engine.annotates = True
+        server.engine.source_names = {}
         for stop, end in ((None, 30), (whole[20:26], whole.find(whole[20:26]))):
             message = server.chat("one", stop=stop).choices[0].message
             place = {"source": "references", "document": 1, "offset": 0}
@@ -133,7 +134,7 @@ def test_an_annotation_has_no_character_that_began_before_its_tokens(byte_llama,
     source = ReferenceCopy(tokenizer("é01234567")["input_ids"][1:], include_prompt=False)
     schema = {"name": "x", "schema": {"const": "aé01234567"}}
     with serving(byte_llama, tokenizer, [source]) as server:
-        server.engine.annotates = True
+        server.engine.source_names = {}
         form = {"type": "json_schema", "json_schema": schema}
         message = server.chat("one", response_format=form).choices[0].message
     [place] = [each["copied_span"] for each in message.to_dict()["annotations"]]
@@ -347,6 +348,27 @@ def test_logprobs_are_the_models_own_of_each_token(server, speller, tokenizer, s
         top = expected[place - 1].topk(3).values.tolist()
         assert [other.logprob for other in each.top_logprobs] == pytest.approx(top, abs=1e-4)
         assert bytes(each.bytes).decode() == each.token
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_logprobs_join_to_the_text_also_of_parts_of_characters(
+    byte_llama, tokenizer, stream, seed
+):
+    """The model writes any byte."""
+    with serving(byte_llama, tokenizer) as server:
+        options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 40, "seed": seed}
+        answer = server.chat("größer 🙂", stream=stream, temperature=1.5, **options)
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    text = "".join(part.content or "" for part in parts)
+    tokens = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+    assert PART_OF_CHARACTER in text  # which stands for bytes that are no character
+    read = b"".join(bytes(one.bytes) for one in tokens)
+    assert read.decode(errors="replace") == text
+    tokens += [other for one in tokens for other in one.top_logprobs]
+    special = tokenizer.all_special_tokens
+    assert all(len(one.bytes) == (one.token not in special) for one in tokens)
 
 
 def test_completions_describe_logprobs_in_lists(server):

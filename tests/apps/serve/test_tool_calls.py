@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import byte_model
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running_server import serving
 
 from hf_refspec.apps.serve.protocol import ChatMessage, Tool
 from hf_refspec.apps.serve.tool_calls import CallReader, template_messages
@@ -26,9 +28,11 @@ def messages() -> list[ChatMessage]:
     return [ChatMessage.model_validate(each) for each in MESSAGES]
 
 
-def read(tokenizer, pieces):
+def read(tokenizer, pieces, cut_off=False):
     reader = CallReader(tokenizer, "", [TOOL], forced=True)
-    parts = [part for piece in [*pieces, None] for part in reader.read(piece)]
+    parts = [
+        part for piece in [*pieces, None] for part in reader.read(piece, cut_off and piece is None)
+    ]
     text = "".join(part for part in parts if isinstance(part, str))
     functions = [part["function"] for part in parts if isinstance(part, dict)]
     return text, [(each["name"], each["arguments"]) for each in functions]
@@ -43,10 +47,16 @@ def test_calls_are_found_however_the_text_is_cut(tokenizer, places):
 
 
 @pytest.mark.parametrize("body", ["{", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[]x"])
-def test_what_is_no_call_stays_text(tokenizer, body):
-    text, calls = read(tokenizer, [f"<tool_call>{body}</tool_call>", " end"])
-    assert calls == [] and body in text and text.endswith("end")
-    assert body in read(tokenizer, [f"<tool_call>{body}"])[0]  # cut off
+def test_what_is_no_call_stays_text_with_its_tags(tokenizer, body):
+    written = f"<tool_call>{body}</tool_call> end"
+    assert read(tokenizer, [written]) == read(tokenizer, written) == (written, [])
+
+
+@given(st.integers(1, len(CALL) - 1))
+def test_a_call_that_is_cut_off_stays_text_with_its_tag(tokenizer, length):
+    begun = "\n" + CALL[:length]
+    assert read(tokenizer, [CALL, begun], cut_off=True) == (begun, [("f", '{"a": 1}')])
+    assert read(tokenizer, "so:" + begun, cut_off=True) == ("so:" + begun, [])
 
 
 def test_several_calls_may_stand_in_a_list(tokenizer):
@@ -92,4 +102,52 @@ def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, 
     call = json.dumps({"name": "f", "arguments": {"a": 1}})
     pieces = [f"well [[{call}]]", "[[{nonsense]]", None]
     parts = [part for piece in pieces for part in reader.read(piece)]
-    assert parts[0] == "well " and isinstance(parts[1], dict) and "{nonsense" in parts[2]
+    assert parts[0] == "well " and isinstance(parts[1], dict) and parts[2:] == ["[[{nonsense]]"]
+
+
+@pytest.fixture(scope="module")
+def tagged():
+    """Serves a model whose tags are added tokens, as Qwen's."""
+    tokenizer = byte_model.qwen_tokenizer()
+    model = byte_model.byte_llama(len(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    with serving(model, tokenizer) as running:
+        yield running
+
+
+PLACE = {"type": "object", "properties": {"at": {"enum": ["Oslo", "<tool_call>"]}}}
+PLACE["required"] = ["at"]
+PLACES = {"type": "function", "function": {"name": "f", "parameters": PLACE}}
+CHOICES = ["required", {"type": "function", "function": {"name": "f"}}]
+
+
+def message(answer, stream: bool):
+    """The content, the calls' functions and the finish reason of an answer."""
+    if stream:
+        [*chunks] = answer
+        choices = [chunk.choices[0] for chunk in chunks]
+        content = "".join(choice.delta.content or "" for choice in choices) or None
+        calls = [call for choice in choices for call in choice.delta.tool_calls or []]
+        return content, [call.function for call in calls], choices[-1].finish_reason
+    [choice] = answer.choices
+    calls = choice.message.tool_calls or []
+    return choice.message.content, [call.function for call in calls], choice.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_demanded_call_of_a_model_whose_tags_are_added_tokens(tagged, choice, stream):
+    pytest.importorskip("llguidance")
+    options = {"tools": [PLACES], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = tagged.chat("one", stream=stream, max_tokens=100, **options)
+    content, [function], reason = message(answer, stream)
+    assert (content, function.name, reason) == (None, "f", "tool_calls")
+    assert json.loads(function.arguments)["at"] in PLACE["properties"]["at"]["enum"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_max_tokens_cuts_off_keeps_its_tag(tagged, stream):
+    pytest.importorskip("llguidance")
+    options = {"tools": [PLACES], "tool_choice": "required", "max_tokens": 6}
+    content, calls, reason = message(tagged.chat("one", stream=stream, **options), stream)
+    assert content.startswith('<tool_call>\n{"name') and (calls, reason) == ([], "length")

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 
+import byte_model
 import numpy as np
 import pytest
 import torch
@@ -385,6 +386,63 @@ def test_bad_grammars_are_refused(tokenizer, given, error, message):
 )
 def test_schemas_that_contain_themselves_and_end(tokenizer, schema):
     assert rs.GrammarDrafts(tokenizer, json_schema=schema).processor() is not None
+
+
+CALL = 'start: "<tool_call>\\n" %json {"const": 1} "\\n</tool_call>"'
+NAMES = 'start: <think> "a<tool_call>" </think> // <tool_call> is none'
+FORCED = [
+    ({"regex": "<think>a</think>b"}, "<think>a</think>b"),
+    ({"lark": CALL}, "<tool_call>\n1\n</tool_call>"),
+    ({"lark": NAMES}, "<think>a<tool_call></think>"),
+    ({"json_schema": {"const": "<tool_call> a </tool_call>"}}, '"<tool_call> a </tool_call>"'),
+]
+FREE = [
+    ({"lark": 'start: "<think" /<think>|b/'}, "<think<think>"),
+    ({"json_schema": {"enum": ["<think>", "<tool_call>"]}}, '"<tool_call>"'),
+    ({"regex": "(.|\n)*</think>yes"}, "no\n</think>yes"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), FORCED + FREE)
+def test_added_tokens_that_are_text_may_be_written(given, text):
+    tokenizer = byte_model.qwen_tokenizer()
+    processor = rs.GrammarDrafts(tokenizer, **given).processor()
+    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    for end, token in enumerate(ids):
+        scores = processor(torch.tensor([[0, *ids[:end]]]), torch.zeros(1, len(tokenizer)))
+        assert scores[0, token] == 0
+    assert set(ids) & set(tokenizer("<think></think><tool_call></tool_call>")["input_ids"])
+
+
+@pytest.mark.parametrize(("given", "text"), FORCED)
+def test_added_tokens_that_are_text_are_drafted(given, text):
+    tokenizer = byte_model.qwen_tokenizer()
+    grammar = rs.GrammarDrafts(tokenizer, **given)
+    with drafter_call(grammar, [np.array([0])], len(tokenizer)):
+        drafted = grammar.draft(64).tokens.tolist()
+    assert drafted == [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_thoughts_between_added_tokens_are_those_of_the_constrained_plain_call():
+    tokenizer = byte_model.qwen_tokenizer()
+    model = byte_model.byte_llama(len(tokenizer))
+    grammar = rs.GrammarDrafts(tokenizer, regex='<think>[a-z]{9}</think>\\{"name": "f"\\}')
+    options = {"max_new_tokens": 40, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    options["logits_processor"] = [grammar.processor()]
+    inputs = inputs_of(tokenizer, "Rex is")
+    assert assert_lossless(model, default(grammar), inputs, **options).mat > 1.5
+    ids = model.generate(**inputs, **options)[0]
+    tags = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert [token for token in ids if token in tags] == tags
+
+
+def test_a_forced_text_of_a_special_token_is_spelled_out():
+    tokenizer = byte_model.qwen_tokenizer()
+    grammar = rs.GrammarDrafts(tokenizer, json_schema={"const": "a<|im_end|><|im_start|>"})
+    with drafter_call(grammar, [np.array([0])], len(tokenizer)):
+        *tokens, last = grammar.draft(64).tokens.tolist()
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == '"a<|im_end|><|im_start|>"'
+    assert last == tokenizer.eos_token_id
 
 
 def test_bad_tokenizers_are_refused(tokenizer):
