@@ -12,7 +12,12 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import SpeculationStats
 from ..text_config import attends_locally, text_config
-from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
+from ..transformers_names import (
+    USUAL_ARGUMENTS,
+    experts_implementation,
+    has_compiled_forward,
+    takes_usual_steps,
+)
 from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
 from .model_memo import memo_of_state
@@ -22,6 +27,10 @@ from .static import ReproducibleVerifier, StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
+_COMPILED = (
+    "`torch.compile` was given its forward pass or some of its modules, and drafts would compile "
+    "many more graphs: call `model.compile()` without `fullgraph`, or leave it uncompiled"
+)
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
@@ -62,7 +71,7 @@ def select_verifier(
         config = generation_config if kind.same_bits else None
         probed = (kind, model, rows, model_kwargs)
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
-        plain = plain and not drops_cache(model)
+        plain = plain and _unverifiable(model) is None
         # A model may apply windows in its own manner (Dory): chains are then tried in this call.
         locally = attends_locally(text_config(model))
         later = probes_later and kind is TreeVerifier and usual and not locally
@@ -128,8 +137,8 @@ def known_finding(
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
     model as it is now is probed once, in passes that `stats` count."""
-    if drops_cache(model):
-        return Finding(False, failure=_CHECKPOINTING)
+    if (failure := _unverifiable(model)) is not None:
+        return Finding(False, failure=failure)
     if kind.same_bits and _routes_by_token(model):
         failure = (
             "drafts change how many tokens each of its experts runs over; load it with "
@@ -164,11 +173,13 @@ def _key(
     return ("exact", *of_call, device, boundary, compiled)
 
 
-def drops_cache(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing is at work: layers then run without the cache."""
-    return model.training and any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    )
+def _unverifiable(model: PreTrainedModel) -> str | None:
+    """Why no drafts can be verified in the model's present state. With gradient checkpointing its
+    layers run without the cache."""
+    if has_compiled_forward(model):
+        return _COMPILED
+    checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    return _CHECKPOINTING if model.training and any(checkpoints) else None
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:
