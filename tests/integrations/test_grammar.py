@@ -76,7 +76,7 @@ def test_xgrammar(
         assert generated() == expected
 
 
-def test_outlines(messages, outlines_generator, drafted_as_plain):
+def test_outlines(trained_model, messages, outlines_generator, drafted_as_plain):
     texts = [message["content"] for [message] in messages[1:]]
 
     def sampled() -> str:
