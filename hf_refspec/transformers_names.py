@@ -136,6 +136,18 @@ def has_compiled_call(model: PreTrainedModel) -> bool:
     return bool(model._compiled_call_impl)
 
 
+def has_compiled_forward(model: PreTrainedModel) -> bool:
+    """Whether `torch.compile` was given the forward pass of the model, or some module in it."""
+    return any(
+        (module is not model and module._compiled_call_impl is not None)
+        or (
+            hasattr(module.forward, "_torchdynamo_orig_callable")
+            and not hasattr(module.forward, "_torchdynamo_disable")
+        )
+        for module in model.modules()
+    )
+
+
 def keeps_state_in_modules(model: PreTrainedModel) -> bool:
     """Whether the model says that it holds a running state."""
     return bool(model._is_stateful)

@@ -2,8 +2,8 @@
 
 Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
 a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
-those of transformers; the few that know rows by their number are made for each row. Any other may
-keep state, and each row has a copy from before the call.
+those of transformers; the few that know rows by their number are made for each row. With any other
+the rows are decoded plainly.
 
 Each row asks the stopping criteria of transformers as soon as it has a token. Any other may count
 its calls, or speak of all rows together (lm-eval's stops when each row has had its stop string): it
@@ -14,8 +14,7 @@ dropped. A streamer gets the tokens of all rows at once too.
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,22 +29,13 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from ..drafting.grammar.processor import GrammarProcessor
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .row import Row, longest_row, padded
-from .validation import RefusedCallError
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
-
-# Objects of xgrammar and llguidance that are not Python's, which `copy.deepcopy` cannot copy:
-# what they compile never changes, and what reads a text has a method of its own.
-_COPIED: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("xgrammar.compiler", "CompiledGrammar"): lambda shared: shared,
-    ("xgrammar.matcher", "GrammarMatcher"): lambda matcher: matcher.fork(),
-    ("builtins", "LLTokenizer"): lambda shared: shared,
-    ("builtins", "LLMatcher"): lambda matcher: matcher.deep_copy(),
-}
 
 
 @dataclass
@@ -82,55 +72,39 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
+def fits_single_rows(asked: Any, rows: int) -> bool:
+    """Whether a logits processor gives the same scores when it is asked about each of several rows
+    alone: transformers' own (no subclass of them) and this package's. Others may know the rows by
+    their number."""
+    if type(asked) is EncoderRepetitionPenaltyLogitsProcessor:
+        # A prompt of several sequences stands there once.
+        return len(asked.encoder_input_ids) == rows
+    return type(asked) is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
+        type(asked) is GrammarProcessor or is_of_transformers(asked)
+    )
+
+
+def is_of_transformers(asked: Any) -> bool:
+    """Whether a processor or a criterion is one of transformers' own."""
+    return type(asked).__module__.startswith("transformers.generation.")
+
+
 def processor_of_row(asked: Any, row: int, rows: int) -> Any:
-    """The logits processor `asked` for one of several rows."""
+    """The logits processor `asked`, which [`fits_single_rows`], for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
         function, prompt = prefix_constraint(asked, row)
         return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    # A prompt of several sequences stands there once.
-    uneven = (
-        isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor)
-        and len(asked.encoder_input_ids) != rows
-    )
-    if uneven or isinstance(asked, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-        raise RefusedCallError(
-            f"`candidate_generator` cannot be combined with a {type(asked).__name__} and several "
-            "rows: it knows the rows by their number. Pass one prompt at a time."
-        )
-    own = copied_processor(asked)
-    if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
-        own = copy.copy(own)
+    if isinstance(asked, (GrammarProcessor, SynthIDTextWatermarkLogitsProcessor)):
+        return copy.deepcopy(asked)  # they keep state
+    own = asked
+    if isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor):
+        own = copy.copy(asked)
         own.encoder_input_ids = own.encoder_input_ids[row : row + 1]
-    elif isinstance(own, EncoderNoRepeatNGramLogitsProcessor):
-        own = copy.copy(own)
+    elif isinstance(asked, EncoderNoRepeatNGramLogitsProcessor):
+        own = copy.copy(asked)
         prompt = row * own.batch_size // rows  # several sequences have one prompt
         own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
     return own
-
-
-def copied_processor(asked: Any) -> Any:
-    """The logits processor itself if it keeps no state, else a copy.
-
-    Raises:
-        ValueError: If it cannot be copied.
-    """
-    stateless = type(asked).__module__.startswith("transformers.generation.")
-    if stateless and not isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
-        return asked
-    # Modules, which cannot be copied, are shared; those of outlines hold torch.
-    known = {id(module): module for module in list(sys.modules.values())}
-    try:
-        for held in getattr(asked, "__dict__", {}).values():
-            for part in held if isinstance(held, list) else [held]:
-                if copied := _COPIED.get((type(part).__module__, type(part).__name__)):
-                    known[id(part)] = copied(part)
-        return copy.deepcopy(asked, known)
-    except Exception as error:  # whatever its state raises at being copied
-        raise RefusedCallError(
-            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), "
-            "and with `candidate_generator` each row needs its own. Let it be copied by "
-            "`copy.deepcopy`, or pass one prompt at a time."
-        ) from error

@@ -43,6 +43,7 @@ class Loop:
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
     offered: bool = False  # whether any draft had a node, verified or not
+    failure: Exception | None = None  # of a probe or a forward pass, not of the call's own objects
     # Inputs of the output layer in the prompts, see `PassResult.states`.
     _states: list[torch.Tensor] = field(default_factory=list)
 
@@ -106,7 +107,8 @@ class Loop:
                 ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
                 kept = [i for i, has_ended in enumerate(ended) if not has_ended]
                 if 0 < len(kept) < len(rows):
-                    self.verifier.select(kept)
+                    with self.noting_failures():
+                        self.verifier.select(kept)
                 rows = [rows[i] for i in kept]
             steps = [Step(row, is_idle=row.finished and len(row) >= longest) for row in rows]
             if all(step.is_idle for step in steps):
@@ -121,7 +123,7 @@ class Loop:
             steps = [Step(row) for row in rows]
             result = self._forward(steps, records=fraction > 0)
             top = self._accept(steps, result.logits)
-            self.verifier.keep([step.path for step in steps])
+            self._keep(steps)
             if states := [*self._states, *result.states]:
                 self._observe_prompts(rows, result, states, fraction)
             self._states = []
@@ -146,7 +148,8 @@ class Loop:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
         if self.budget.most > 0:  # outside of all clocks: it may probe the model
-            self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
+            with self.noting_failures():
+                self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
             self._draft(steps)
             self._choose_nodes(steps, drafting_seconds())
@@ -154,7 +157,7 @@ class Loop:
             result = self._forward(steps)
             top = self._accept(steps, result.logits)
         with self._timed("other_seconds"):
-            self.verifier.keep([step.path for step in steps])
+            self._keep(steps)
             if result.is_step:
                 self.budget.record(steps, result.pass_tokens, verifying_seconds())
         with self._timed("learning_seconds"):
@@ -195,13 +198,27 @@ class Loop:
         # The last token of an idle row must not run: the model may have no position for it.
         seen = [AllButLast(step.row.seen) if step.is_idle else step.row.seen for step in steps]
         drafts = [step.verified for step in steps]
-        result = self.verifier.forward(seen, drafts, self._padded_size, records)
+        with self.noting_failures():
+            result = self.verifier.forward(seen, drafts, self._padded_size, records)
         for step, root in zip(steps, result.roots, strict=True):
             step.root = root
         return result
 
     def _padded_size(self, tokens: int) -> int:
         return self.budget.padded_size(tokens)
+
+    def _keep(self, steps: Sequence[Step]) -> None:
+        with self.noting_failures():
+            self.verifier.keep([step.path for step in steps])
+
+    @contextmanager
+    def noting_failures(self) -> Iterator[None]:
+        """Around what plain decoding does not run: the call can begin anew if it raises."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses. Returns the best next tokens at each
@@ -225,7 +242,8 @@ class Loop:
         first = torch.tensor([prompts.index(prompt) for prompt in range(max(prompts) + 1)])
         last = result.logits[first.to(result.logits.device, non_blocking=True), None]
         # All prompts together cost no more than one would: drafts of several rows pay less.
-        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
+        with self.noting_failures():
+            top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
         if top is None:
             return
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):

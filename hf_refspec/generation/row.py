@@ -146,6 +146,12 @@ class Row:
         ids = self.ids
         next_logits = logits[None].to(copy=True, dtype=torch.float32, device=ids.device)
         next_scores = self.logits_processor(ids, next_logits)
+        if next_scores.shape[:-1] != (1,):
+            names = ", ".join(type(processor).__name__ for processor in self.logits_processor)
+            raise ValueError(
+                f"`logits_processor` ({names}) returned scores of shape "
+                f"{tuple(next_scores.shape)} for one row of shape {tuple(next_logits.shape)}"
+            )
         if self.scores is not None:
             self.scores += (next_scores,)
         if self.logits is not None:

@@ -30,6 +30,7 @@ from ..verification.kinds import PLAIN, TREE
 from ..verification.verifier import Verifier
 from .default_drafter import drafter_of_call
 from .loop import Loop
+from .plain import why_plain
 from .prefixes import CachedText, Prefixes, state_of
 from .row import Row, prompt_tokens
 from .step import Step
@@ -62,7 +63,9 @@ def prepare_text(
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
         check_sources(drafter, text_config(model).vocab_size, logits_processor)
-    kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
+    kwargs = {
+        name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS or value
+    }
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     verifier, joins = _verifier(model, generation_config, kwargs)
     if generation_config.do_sample:
@@ -221,6 +224,8 @@ def _verifier(
 ) -> tuple[Verifier, bool]:
     """The verifier that reads the prompt, and whether its text then joins the others."""
     kwargs = model_kwargs
+    if why_plain(model, 1, (), kwargs) is not None:
+        return Verifier(PLAIN, model, config, kwargs), False
     if isinstance(find_cache(model_kwargs), StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
         kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}

@@ -35,13 +35,17 @@ from ..transformers_names import (
     ends_and_padding,
     is_synced,
 )
-from ..verification.choice import select_verifier
-from ..verification.random_state import random_numbers
+from ..verification.caches import find_cache
+from ..verification.choice import Choice, RefusedCallError, select_verifier
+from ..verification.draft_limits import InexactTreesError
+from ..verification.probe import error_line
+from ..verification.random_state import random_numbers, random_state, set_random_state
 from ..verification.ranks import Ranks, kept_in_step
-from .batch import BatchCriteria, processor_of_row
+from .batch import BatchCriteria, is_of_transformers, processor_of_row
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
 from .loop import Loop
+from .plain import Emitted, cache_mark, why_plain
 from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .step import is_blind
 from .validation import (
@@ -124,17 +128,32 @@ def speculate(
         check_reproducible(input_ids, generation_config, model_kwargs)
     if isinstance(given, CandidateChain) and verification == "auto":
         verification = "chain"
-    # They are not returned, and plain decoding computes them for nothing.
-    model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
-    asked = logits_processor, stopping_criteria, generation_config, streamer
-    ranks, synced = Ranks.of(model), is_synced(model, synced_gpus)
-    call = _Call(model, input_ids, *asked, model_kwargs, ranks, synced, adds_cache)
+    why = why_plain(model, len(input_ids), logits_processor, model_kwargs)
+    if why is not None and verification == REPRODUCIBLE:
+        raise RefusedCallError(f"`verification={REPRODUCIBLE!r}` is impossible here: {why}.")
+    if why is None:
+        model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
+    ranks = Ranks.of(model)
+    synced = is_synced(model, synced_gpus)
+    call = _Call(
+        model=model,
+        input_ids=input_ids,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        generation_config=generation_config,
+        streamer=streamer,
+        model_kwargs=model_kwargs,
+        ranks=ranks,
+        synced=synced,
+        adds_cache=adds_cache,
+    )
     with (
         kept_in_step(model, input_ids) if synced else nullcontext(),
         ranks.together(),
         drafter_of_call(model, given) as drafter,
     ):
-        return call.decode(drafter, *ranks.agree((max_draft_tokens, verification)))
+        max_draft_tokens, verification = ranks.agree((max_draft_tokens, verification))
+        return call.decode(drafter, max_draft_tokens, verification, why)
 
 
 @dataclass(frozen=True)
@@ -152,35 +171,44 @@ class _Call:
     synced: bool
     adds_cache: bool
 
-    def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
-        """See [`speculate`]."""
-        model, config, kwargs = self.model, self.generation_config, self.model_kwargs
+    def decode(
+        self, drafter: Drafter, max_draft_tokens: int | str, verification: str, why: str | None
+    ) -> Output:
+        """See [`speculate`]. Decodes plainly if drafts could change the text, which `why` says, and
+        begins anew so if a probe or a forward pass raises."""
+        config = self.generation_config
         if self.synced:
             config.disable_compile = True  # a graph would leave out the hook of `kept_in_step`
         if config.do_sample and not self.ranks.alone:
             numbers = random_numbers(self.input_ids.device)
             numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
-        rows, criteria = self._rows()
-        vocab_size = text_config(model).vocab_size
-        prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
+        vocab_size = text_config(self.model).vocab_size
+        prompts = prompt_tokens(self.input_ids, self.model_kwargs, vocab_size)
         sampling = Sampling.of(config)
-        asked = sampling, self.logits_processor
-        with drafter_call(drafter, prompts, vocab_size, *asked) as drafters:
-            drafts = max_draft_tokens != 0 or self.adds_cache
-            choice = select_verifier(
-                model,
-                verification,
-                len(rows),
-                config,
-                kwargs,
-                drafts=drafts,
-                probes_later=verification == "auto" and self.ranks.alone and not self.adds_cache,
-                stats=drafter.stats,
-            )
+        with drafter_call(
+            drafter, prompts, vocab_size, sampling, self.logits_processor
+        ) as drafters:
+            begins_anew = self.ranks.alone and verification != REPRODUCIBLE
+            random_state_before = random_state(self.input_ids.device)
+            restore_cache = cache_mark(find_cache(self.model_kwargs))
+            try:
+                choice = (
+                    self._choice(max_draft_tokens, verification, drafter.stats)
+                    if why is None
+                    else Choice(None, why)
+                )
+            except Exception as error:
+                if isinstance(error, RefusedCallError) or not begins_anew:
+                    raise
+                choice = Choice(None, f"a probe raised {error_line(error)}")
+                set_random_state(self.input_ids.device, random_state_before)
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
             if choice.verifier is None:
                 return self._decode_plainly(drafters, drafter.stats, choice.why)
+            rows, criteria = self._rows()
+            for row, drafter_of_row in zip(rows, drafters, strict=True):
+                row.drafter = drafter_of_row
             loop = Loop.over(
                 choice.verifier,
                 drafter,
@@ -193,18 +221,46 @@ class _Call:
                 reads_prompts=not self.synced,
                 ranks=self.ranks,
             )
-            for row, each in zip(rows, drafters, strict=True):
-                row.drafter = each
             drafter.stats.verification = choice.verifier.kind.name
-            output = self._run(loop, rows, criteria)
-            prompt_length, pads = self.input_ids.shape[1], self._pads
-            outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
+            failure = None
+            try:
+                output = self._run(loop, rows, criteria)
+            except Exception as error:
+                if loop.failure is None or not begins_anew:
+                    raise
+                failure = f"a forward pass raised {error_line(loop.failure)}"
+                if isinstance(error, InexactTreesError):
+                    failure = str(error)
+                loop.failure = None  # it holds tensors
+            if failure is not None:
+                set_random_state(self.input_ids.device, random_state_before)
+                restore_cache()
+                shown = len(rows[0]) if len(rows) == 1 else self.input_ids.shape[1]
+                shown = shown if criteria is None else criteria.asked
+                emitted = Emitted(rows, self.input_ids.shape[1], shown)
+                return self._decode_plainly(drafters, drafter.stats, failure, emitted)
+            prompt_length = self.input_ids.shape[1]
+            outputs = [row.output[: own_length(row, self._pads) - prompt_length] for row in rows]
             remember_outputs(drafter.stats, drafters, outputs)
             if not drafter.stats.drafted:
                 drafter.stats.reason = self._why_undrafted(loop, rows)
         if self.streamer is not None:
             self.streamer.end()
         return output
+
+    def _choice(
+        self, max_draft_tokens: int | str, verification: str, stats: SpeculationStats
+    ) -> Choice:
+        return select_verifier(
+            self.model,
+            verification,
+            len(self.input_ids),
+            self.generation_config,
+            self.model_kwargs,
+            drafts=max_draft_tokens != 0 or self.adds_cache,
+            probes_later=verification == "auto" and self.ranks.alone and not self.adds_cache,
+            stats=stats,
+        )
 
     def _run(self, loop: Loop, rows: list[Row], criteria: BatchCriteria | None) -> Output:
         verifier = loop.verifier
@@ -223,10 +279,11 @@ class _Call:
             loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
             ids = padded(rows, longest_row(rows), pads, self._pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
-            if keeps_cache:
-                verifier.finish(ids, [own_length(row, pads) for row in rows])
-            else:
-                verifier.entries.release()
+            with loop.noting_failures():
+                if keeps_cache:
+                    verifier.finish(ids, [own_length(row, pads) for row in rows])
+                else:
+                    verifier.entries.release()
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise
@@ -254,36 +311,57 @@ class _Call:
             return "the drafter found nothing to draft"
         return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
 
-    def _decode_plainly(self, drafters: list[Drafter], stats: SpeculationStats, why: str) -> Output:
-        """Plain decoding by transformers itself; the drafters observe its tokens."""
+    def _decode_plainly(
+        self,
+        drafters: list[Drafter],
+        stats: SpeculationStats,
+        why: str,
+        begun: Emitted | None = None,
+    ) -> Output:
+        """Plain decoding by transformers itself, also of a call that has `begun`; the drafters
+        observe its tokens."""
         logger.warning(
             "%s decodes plainly, with the same text and no speed-up: %s.",
             type(self.model).__name__,
             why,
         )
         stats.reason = why
+        stats.verification = "none"
         kwargs = self.model_kwargs
         if self.adds_cache:
             self.generation_config.use_cache = False
             others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
             kwargs = {**others, "use_cache": False}
+        processors = self.logits_processor
+        criteria = self.stopping_criteria
+        streamer = self.streamer
+        if begun is not None:
+            processors = begun.processors(processors)
+            criteria = begun.criteria(criteria)
+            streamer = begun.streamer(streamer)
         output = decode_plainly(
             self.model,
             self.input_ids,
-            logits_processor=self.logits_processor,
-            stopping_criteria=self.stopping_criteria,
+            logits_processor=processors,
+            stopping_criteria=criteria,
             generation_config=self.generation_config,
-            streamer=self.streamer,
+            streamer=streamer,
             **kwargs,
         )
         ids = output if isinstance(output, torch.Tensor) else output.sequences
         new_ids = ids[:, self.input_ids.shape[1] :].numpy(force=True).astype(np.int64)
         emitted = [self._emitted(row) for row in new_ids]
+        known = [0] * len(emitted)  # tokens of each row that were counted and observed before
+        if begun is not None:
+            known = [len(row.output) for row in begun.rows]
+            if begun.rows[0].scores:  # the others are those of a choice between one token
+                output.scores = (*begun.rows[0].scores, *output.scores[known[0] :])
         for column in range(new_ids.shape[1]):
-            stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+            spans = zip(known, emitted, strict=True)
+            stats.record_rows([(0, 0) for begin, new in spans if begin <= column < len(new)])
         remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
-        for drafter, tokens in zip(drafters, emitted, strict=True):
-            for token in tokens:
+        for drafter, begin, tokens in zip(drafters, known, emitted, strict=True):
+            for token in tokens[begin:]:
                 drafter.observe(Observation(token[None]))
         return output
 
@@ -306,8 +384,7 @@ class _Call:
         # Those of transformers are asked by each row, all others about the batch.
         of_row, of_batch = StoppingCriteriaList(), StoppingCriteriaList()
         for criterion in criteria:
-            known = type(criterion).__module__.startswith("transformers.generation.")
-            (of_row if known else of_batch).append(criterion)
+            (of_row if is_of_transformers(criterion) else of_batch).append(criterion)
         rows = []
         for i in range(count):
             own = [processor_of_row(each, i, count) for each in self.logits_processor]

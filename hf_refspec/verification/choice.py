@@ -13,7 +13,12 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import SpeculationStats
 from ..text_config import attends_locally, text_config
-from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
+from ..transformers_names import (
+    USUAL_ARGUMENTS,
+    experts_implementation,
+    has_compiled_forward,
+    takes_usual_steps,
+)
 from .caches import call_device, find_cache, is_padded
 from .kinds import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind
 from .model_memo import memo_of_state
@@ -21,6 +26,10 @@ from .probe import Finding, probe
 from .ranks import Ranks
 from .verifier import Verifier
 
+_COMPILED = (
+    "`torch.compile` was given its forward pass or some of its modules, and drafts would compile "
+    "many more graphs: call `model.compile()` without `fullgraph`, or leave it uncompiled"
+)
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
@@ -75,7 +84,7 @@ def select_verifier(
             rows == 1
             and kind.widths is None
             and not is_padded(model_kwargs)
-            and not drops_cache(model)
+            and _why_unverifiable(model) is None
         )
         can_wait = (
             probes_later
@@ -148,8 +157,8 @@ def known_finding(
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
     model as it is now is probed once, in passes that `stats` count."""
-    if drops_cache(model):
-        return Finding(False, failure=_CHECKPOINTING)
+    if (failure := _why_unverifiable(model)) is not None:
+        return Finding(False, failure=failure)
     if kind.same_bits and _routes_by_token(model):
         failure = (
             "drafts change how many tokens each of its experts runs over; load it with "
@@ -188,11 +197,13 @@ def _key(
     )
 
 
-def drops_cache(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing is at work: layers then run without the cache."""
-    return model.training and any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    )
+def _why_unverifiable(model: PreTrainedModel) -> str | None:
+    """Why no drafts can be verified in the model's present state. With gradient checkpointing its
+    layers run without the cache."""
+    if has_compiled_forward(model):
+        return _COMPILED
+    checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    return _CHECKPOINTING if model.training and any(checkpoints) else None
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -16,13 +15,15 @@ from .choice import known_finding
 from .kinds import Kind
 from .probe import Finding
 
-logger = logging.getLogger("hf_refspec")
-
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 # Names that count something else: max_window_layers, moe_topk.
 _COUNTS = re.compile(r"layers|moe|router|expert")
 # Every probe's text is longer than this.
 _CROSSED = 8
+
+
+class InexactTreesError(RuntimeError):
+    """The call goes on by a verifier that its model is not exact with."""
 
 
 class DraftLimits:
@@ -55,7 +56,11 @@ class DraftLimits:
         self.refused: Finding | None = None  # at the next of them, if drafts end there
 
     def cross(self, length: int) -> None:
-        """Probes the lengths that a text of this one has come to, once each."""
+        """Probes the lengths that a text of this one has come to, once each.
+
+        Raises:
+            InexactTreesError: If the first probe finds that nothing can be verified.
+        """
         while self.refused is None and self._boundaries and length >= self._boundaries[0]:
             boundary = self._boundaries[0] or None
             finding = known_finding(*self._call, boundary=boundary, stats=self._stats)
@@ -64,11 +69,8 @@ class DraftLimits:
                 continue
             self.refused = finding
             if self._boundaries[0] == 0:
-                logger.warning(
-                    "Trees of drafts cannot be verified on %s: this call decodes plainly, and the "
-                    "next one tries chains (%s).",
-                    type(self._call[1]).__name__,
-                    finding,
+                raise InexactTreesError(
+                    f"trees of drafts fail a probe, and the next call tries chains ({finding})"
                 )
 
     def depth(self, length: int, last_position: int) -> int:

@@ -106,7 +106,7 @@ def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # models raise anything at inputs that they cannot take
-        finding = Finding(False, failure=f"it raised {error!r}")
+        finding = Finding(False, failure=f"it raised {error_line(error)}")
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in model.modules()):
         finding = Finding(False, failure=_DROPOUT)
@@ -115,6 +115,11 @@ def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any)
     if not finding.exact:  # an exact model draws no random numbers, but other threads may have
         set_random_state(device, before)
     return finding
+
+
+def error_line(error: Exception) -> str:
+    """An exception in one line; those of compilers have many."""
+    return repr(error).split("\\n")[0]
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:

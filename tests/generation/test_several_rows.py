@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from calls import Call, assert_lossless, up_to_end
 from drafters import Listening, Noise, Prophets
-from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
@@ -41,26 +38,9 @@ def test_several_sequences_of_a_prompt_have_the_processors_of_that_prompt(call, 
     assert good.stats.mat > 1.2
 
 
-class Uncopyable(LogitsProcessor):
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, input_ids, scores):
-        return scores
-
-
 REFUSED = {
     "`output_scores=True`": {"output_scores": True, "return_dict_in_generate": True},
     "`output_logits=True`": {"output_logits": True, "return_dict_in_generate": True},
-    "EncoderRepetitionPenalty": {
-        "encoder_repetition_penalty": 1.5,
-        "num_return_sequences": 2,
-        "do_sample": True,
-    },
-    "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
-    "`logits_processor` has a Uncopyable that cannot be copied": {
-        "logits_processor": LogitsProcessorList([Uncopyable()])
-    },
 }
 
 

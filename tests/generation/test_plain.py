@@ -1,0 +1,285 @@
+"""Calls that decode plainly, from the beginning or after a forward pass has raised."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from architectures import small
+from calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
+from drafters import Noise, Prophets
+from hf_refspec.verification.caches import find_cache
+from transformers import LogitsProcessor, TemperatureLogitsWarper
+
+import hf_refspec as rs
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def broken(model, passes: int):
+    """Lets a model raise in forward passes over several tokens behind cached ones, which plain
+    decoding has only for prompts, but for the first few."""
+    left = [passes]
+
+    def cached(kwargs) -> int:
+        cache = find_cache(kwargs)
+        return 0 if cache is None else cache.get_seq_length()
+
+    def check(_, args, kwargs):
+        is_prompt = kwargs["input_ids"].shape[1] in (12, 13)
+        if kwargs["input_ids"].shape[1] > 1 and cached(kwargs) and not is_prompt:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Broken("this kernel takes one token")
+
+    check.only_reads = True  # so that findings about the model stay valid
+    return model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def everything(call: Call, drafter=None, **options):
+    """All that a call returns and shows to its own objects."""
+    seen, streamer, criterion = Alternating(), ListStreamer(), StopAtCall(28)
+    torch.manual_seed(0)
+    output = call.generate(
+        candidate_generator=drafter,
+        streamer=streamer,
+        stopping_criteria=[criterion],
+        return_dict_in_generate=True,
+        **({"logits_processor": [seen], "output_scores": True} if call.rows == 1 else {}),
+        **({} if drafter is None else {"max_draft_tokens": 8}),
+        **options,
+    )
+    scores = None if output.scores is None else torch.cat(output.scores)
+    shown = output.sequences.tolist(), seen.seen, streamer.puts, streamer.ended
+    return (*shown, torch.random.get_rng_state().tolist()), scores, output.past_key_values
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("passes", [0, 2])
+def test_a_call_whose_pass_raises_begins_anew_and_shows_nothing_twice(
+    fresh_llama, passes, rows, do_sample, caplog
+):
+    """With no passes the probe raises, or that of rows before anything is emitted."""
+    call = Call(fresh_llama, rows=rows)
+    shown, scores, cache = everything(call, do_sample=do_sample)
+    drafter = Prophets(call.inputs, torch.tensor(shown[0]), 0.6)
+    if passes:
+        everything(call, Noise(), do_sample=do_sample)  # probes
+    with broken(fresh_llama, passes):
+        again, scores_again, cache_again = everything(call, drafter, do_sample=do_sample)
+    assert again == shown
+    if rows == 1:
+        torch.testing.assert_close(scores_again, scores, rtol=1e-4, atol=1e-4)
+        assert drafter.observed == shown[0][0][12:]
+        assert drafter.stats.tokens == len(shown[0][0]) - 12
+    assert_same_entries(cache_again, cache, call.mask(len(shown[0][0]) - 1))
+    assert drafter.stats.verification == "none"
+    assert "this kernel takes one token" in drafter.stats.reason
+    assert [r.getMessage() for r in caplog.records].count(
+        "LlamaForCausalLM decodes plainly, with the same text and no speed-up: "
+        f"{drafter.stats.reason}."
+    ) == 1
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_a_given_cache_has_its_content_when_a_call_begins_anew(own, model_type):
+    model = own(model_type)
+    call = Call(model, rows=1, max_new_tokens=24)
+    cache = call.generate(return_dict_in_generate=True).past_key_values
+    ids = torch.cat([call.plain, call.inputs["input_ids"]], dim=1)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    caches = [copy.deepcopy(cache), copy.deepcopy(cache)]
+    drafter, options = Noise(), {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**inputs, **options, past_key_values=caches[0])
+    model.generate(**inputs, **options, candidate_generator=Noise(), max_draft_tokens=4)
+    with broken(model, passes=1):
+        options |= {"candidate_generator": drafter, "max_draft_tokens": 4}
+        assert model.generate(**inputs, **options, past_key_values=caches[1]).equal(plain)
+    assert "this kernel takes one token" in drafter.stats.reason
+    assert_same_entries(caches[1], caches[0], torch.ones(1, plain.shape[1] - 1))
+
+
+@pytest.fixture
+def own():
+    """Builds a model that no other test has probed or changed."""
+    return lambda model_type: copy.deepcopy(small(model_type))
+
+
+@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
+def test_what_the_calls_own_objects_raise_ends_it(fresh_llama, raised):
+    class Ending(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            if self.calls == 4:
+                raise raised("enough")
+            return scores
+
+    processor = Ending()
+    with pytest.raises(raised, match="enough"):
+        Call(fresh_llama, rows=1).generate(
+            candidate_generator=Noise(), logits_processor=[processor]
+        )
+    assert processor.calls == 4
+
+
+def test_an_interrupted_pass_ends_the_call(fresh_llama):
+    def interrupt(_, args, kwargs):
+        raise KeyboardInterrupt
+
+    call = Call(fresh_llama, rows=1)
+    hook = fresh_llama.register_forward_pre_hook(interrupt, with_kwargs=True)
+    with hook, pytest.raises(KeyboardInterrupt):
+        call.generate(candidate_generator=Noise())
+
+
+def compile_forward(model, **options):
+    model.forward = torch.compile(model.forward, **options)
+
+
+def compile_layer(model, **options):
+    model.model.layers[0].compile(**options)
+
+
+def compile_model(model, **options):
+    model.compile(**options)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize(
+    ("compiling", "fullgraph", "most"),
+    [
+        (compile_forward, True, 3),
+        (compile_forward, False, 3),
+        (compile_layer, True, 3),
+        (compile_model, True, 8),
+    ],
+)
+def test_the_first_call_of_a_compiled_model_has_the_ids_of_plain_decoding(
+    fresh_llama, compiling, fullgraph, most, attached
+):
+    call, graphs = Call(fresh_llama, rows=1, max_new_tokens=12), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiling(fresh_llama, backend=backend, fullgraph=fullgraph)
+    if attached:
+        with rs.attach(fresh_llama, max_draft_tokens=4):
+            drafted = call.generate()
+    else:
+        drafted = call.generate(candidate_generator=rs.ReferenceCopy(), max_draft_tokens=4)
+    assert drafted.tolist() == call.plain.tolist()
+    assert 0 < len(graphs) <= most
+
+
+def test_prompt_tuning_has_the_ids_of_plain_decoding_in_each_call(fresh_llama):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    model = peft.get_peft_model(fresh_llama, config).eval()
+    inputs = {"input_ids": torch.arange(8, 20)[None], "max_new_tokens": 12, "do_sample": False}
+    plain = model.generate(**inputs)
+    for _ in range(2):
+        assert model.generate(**inputs, candidate_generator=rs.ReferenceCopy()).equal(plain)
+
+
+class Biased(LogitsProcessor):
+    """Knows its rows by their number."""
+
+    def __init__(self, rows):
+        self.bias = 9 * torch.randn(rows, 500, generator=torch.Generator().manual_seed(0))
+
+    def __call__(self, input_ids, scores):
+        return scores + self.bias[:, : scores.shape[1]]
+
+
+class Warmer(TemperatureLogitsWarper):
+    """A subclass of a processor of transformers, which counts the rows that it has seen."""
+
+    def __init__(self, rows):
+        super().__init__(1.0)
+        self.rows = 0
+
+    def __call__(self, input_ids, scores):
+        self.rows += len(scores)
+        return scores.roll(self.rows, dims=-1)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("kind", [Biased, Warmer])
+def test_processors_that_know_their_rows_see_all_of_them(llama, kind, attached):
+    call = Call(llama, rows=3)
+    plain = call.generate(logits_processor=[kind(3)])
+    drafter = Prophets(call.inputs, plain, 0.8)
+    if attached:
+        with rs.attach(llama, drafter) as attachment:
+            drafted = call.generate(logits_processor=[kind(3)])
+        stats = attachment.stats
+    else:
+        drafted = call.generate(logits_processor=[kind(3)], candidate_generator=drafter)
+        stats = drafter.stats
+    assert drafted.tolist() == plain.tolist()
+    assert stats.reason.startswith(f"a {kind.__name__} may know the 3 rows by their number")
+
+
+def test_scores_of_another_number_of_rows_are_refused(llama):
+    with pytest.raises(ValueError, match=r"\(Biased\) returned scores of shape \(3, .* one row"):
+        Call(llama, rows=1).generate(logits_processor=[Biased(3)], candidate_generator=Noise())
+
+
+REASONS = {
+    "EncoderRepetitionPenalty": {"encoder_repetition_penalty": 1.5, "num_return_sequences": 2},
+    "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
+    "`output_attentions=True`": {"output_attentions": True},
+    "`output_hidden_states=True`": {"output_hidden_states": True},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_arguments_with_which_drafts_could_change_the_text(llama, reason):
+    call, drafter, texts = Call(llama, rows=4, do_sample=True), Noise(), []
+    for drafting in ({}, {"candidate_generator": drafter}):
+        torch.manual_seed(0)
+        texts.append(call.generate(**REASONS[reason], **drafting).tolist())
+    assert texts[0] == texts[1]
+    assert reason in drafter.stats.reason
+
+
+def test_attentions_that_are_not_returned_still_reach_the_model(models_by_type):
+    model, asked = models_by_type("falcon"), []
+
+    def record(_, args, kwargs):
+        asked.append(kwargs.get("output_attentions"))
+
+    call = Call(model, rows=1, output_attentions=True)
+    record.only_reads = True
+    with model.register_forward_pre_hook(record, with_kwargs=True):
+        drafted = call.generate(candidate_generator=Noise())
+        batch = rs.RunningBatch(model)
+        text = batch.add(**call.options)
+        while len(batch):
+            batch.step()
+    assert drafted.tolist() == call.plain.tolist() == text.sequences.tolist()
+    assert asked and all(asked)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_window_of_right_padding_in_a_static_cache(own, rows):
+    model, drafter = own("mistral"), Noise()
+    model.set_attn_implementation("eager")
+    window = model.config.sliding_window
+    ids = torch.randint(5, 60, (rows, 3 * window), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[-1, -window - 3 :] = 0
+    options = {"attention_mask": mask, "do_sample": False, "cache_implementation": "static"}
+    options |= {"max_new_tokens": 8, "disable_compile": True, "eos_token_id": None}
+    plain = model.generate(ids, **options)
+    assert model.generate(ids, **options, candidate_generator=drafter).equal(plain)
+    assert "padded on the right" in drafter.stats.reason
