@@ -142,9 +142,7 @@ def _sampled_tokens(steps: Sequence[Step], logits: torch.Tensor) -> dict[int, in
         scores = row.processed_blindly(logits[step.places.start : step.places.stop])
         noise_of = row.noise_ahead(vocab_size)
         depths = [0, *step.verified.depths().tolist()]
-        noise = [noise_of(depth) for depth in range(1 + max(depths))]
-        of_node = torch.tensor(depths).to(logits.device, non_blocking=True)
-        chosen.append(drawn(scores, torch.stack(noise)[of_node]))
+        chosen.append(drawn(scores, torch.stack([noise_of(depth) for depth in depths])))
     tokens = checked_tokens(torch.cat(chosen))
     places = [place for step in steps for place in step.places]
     return dict(zip(places, tokens, strict=True))

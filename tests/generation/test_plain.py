@@ -9,10 +9,10 @@ import torch
 from architectures import small
 from calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
 from drafters import Noise, Prophets
-from hf_refspec.verification.caches import find_cache
 from transformers import LogitsProcessor, TemperatureLogitsWarper
 
 import hf_refspec as rs
+from hf_refspec.verification.caches import find_cache
 
 
 class Broken(RuntimeError):
