@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import openai
 import requests
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_refspec import Datastore, Drafter, DraftTree
+from hf_refspec import Datastore, Drafter, DraftTree, RunningBatch
 from hf_refspec.apps.cli.arguments import listen
+from hf_refspec.apps.serve import engine as engines
+from hf_refspec.apps.serve import grammars, served_model
 from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import Engine
 from hf_refspec.apps.serve.served_model import ServedModel
@@ -26,6 +30,7 @@ from hf_refspec.apps.serve.server import Limits, Server, url
 from hf_refspec.drafting.candidates import default_sources
 
 NAME = "tiny"
+SECONDS = 600  # for what takes a few on a machine with nothing else to do
 
 
 class Slow(Drafter):
@@ -48,7 +53,7 @@ class RunningServer:
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=SECONDS)
 
     def chat(self, text: str, **options):
         """Sends one message, greedily."""
@@ -60,11 +65,11 @@ class RunningServer:
         self, body: str | bytes, path: str = "/chat/completions", **headers
     ) -> requests.Response:
         headers = {"Content-Type": "application/json", **headers}
-        return requests.post(self.url + path, data=body, headers=headers, timeout=60)
+        return requests.post(self.url + path, data=body, headers=headers, timeout=SECONDS)
 
     def metrics(self) -> dict[str, float]:
         """The value of each metric by its name with its labels."""
-        text = requests.get(self.url.removesuffix("/v1") + "/metrics", timeout=60).text
+        text = requests.get(self.url.removesuffix("/v1") + "/metrics", timeout=SECONDS).text
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         prefix = "hf_refspec_"
         pairs = (line.removeprefix(prefix).rsplit(" ", 1) for line in lines)
@@ -81,8 +86,7 @@ def streamed(chunks) -> str:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits a minute at most."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.02)
@@ -94,18 +98,23 @@ def serving(
     tokenizer: PreTrainedTokenizerBase,
     sources: list[Drafter] | None = None,
     max_new_tokens: int = 1000,
-    max_seconds: float = 60,
+    max_seconds: float = SECONDS,
     max_waiting: int = 8,
     max_body_bytes: int = 100_000,
     isolates: bool = False,
     max_rows: int = 1,
-    clock: Callable[[], float] = time.thread_time,
+    clock: Callable[[], float] = lambda: 0.0,
+    grammar_seconds: float = SECONDS,
     stores: dict[str, Datastore] | None = None,
+    max_draft_tokens: int | str = "auto",
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serves a model until the block is left."""
+    """Serves a model until the block is left. With "auto" it may draft nothing, by the clock. A
+    grammar may take any time by default."""
     sources = default_sources() if sources is None else sources
-    engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
+    batch = partial(RunningBatch, max_draft_tokens=max_draft_tokens)
+    with mock.patch.object(engines, "RunningBatch", batch):
+        engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
     served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
     bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
@@ -113,12 +122,17 @@ def serving(
         server = Server(make_app(served, engine, bounds, stores), engine, bounds)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
+        compiler = partial(grammars.GrammarCompiler, seconds=grammar_seconds)
         try:
-            yield RunningServer(url(listening), engine, server)
+            with (
+                mock.patch.object(served_model, "GrammarCompiler", compiler),
+                mock.patch.object(grammars, "_STARTING_SECONDS", SECONDS),
+            ):
+                yield RunningServer(url(listening), engine, server)
         finally:
             server.should_exit = server.force_exit = True
             thread.join()
-            engine.close(60)
+            engine.close(SECONDS)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def test_the_notebook_prints_what_it_shows(tmp_path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     shown = printed(notebook)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES.parent), *sys.path]))
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False)
+    client = NotebookClient(notebook, timeout=1800, kernel_name="python3", record_timing=False)
     client.execute(cwd=str(tmp_path))
     if os.environ.get("HF_REFSPEC_WRITE_OUTPUTS"):
         for cell in notebook.cells:  # warnings are this machine's

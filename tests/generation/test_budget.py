@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations, zip_longest
-from types import SimpleNamespace
+from collections.abc import Iterable
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_refspec import Drafter, DraftTree
@@ -21,6 +22,8 @@ from hf_refspec.generation.budget import (
     make_budget,
 )
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
+from hf_refspec.generation.row import Row
+from hf_refspec.generation.step import Step
 
 MOST_NODES = PASS_TOKENS[-1] - 1
 
@@ -53,33 +56,31 @@ class Copier(Drafter):
         return DraftTree.empty()
 
 
-class Text(SimpleNamespace):
-    def __len__(self) -> int:
-        return self.length
+CONFIG = GenerationConfig()
 
 
-def rows_of(drafters, drafts, emitted=(), length=10) -> list[SimpleNamespace]:
-    """Steps of rows with a draft each, and the tokens of the pass; `None` for a row that waits."""
-    return [
-        SimpleNamespace(
-            row=Text(
-                drafter=drafter,
-                seen=range(length),
-                length=length,
-            ),
-            draft=draft,
-            verified=draft,
-            is_idle=False,
-            path=None if tokens is None else [],
-            emitted=np.array([] if tokens is None else tokens),
-        )
-        for drafter, draft, tokens in zip_longest(drafters, drafts, emitted)
-    ]
+def step_of(drafter: Drafter, draft: DraftTree, length: int = 10, is_idle: bool = False) -> Step:
+    """A step of a text of this length, which verifies all that is drafted."""
+    ids = torch.zeros((1, length), dtype=torch.int64)
+    row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), CONFIG)
+    row.drafter = drafter
+    return Step(row, is_idle, draft, verified=draft)
 
 
-def trimmed(budget: Budget, rows, drafting_seconds: float = 0.0) -> list[DraftTree]:
-    budget.nodes(rows)
-    return budget.trim(rows, drafting_seconds)
+def steps_of(drafters: Iterable[Drafter], drafts: Iterable[DraftTree]) -> list[Step]:
+    return [step_of(drafter, draft) for drafter, draft in zip(drafters, drafts, strict=True)]
+
+
+def emit(step: Step, tokens: Iterable[int]) -> None:
+    """As if the target had chosen these tokens: a path of the draft, and one more."""
+    for token in tokens:
+        step.row.append(int(token))
+    step.path = list(range(len(step.row.output) - 1))
+
+
+def trimmed(budget: Budget, steps: list[Step], drafting_seconds: float = 0.0) -> list[DraftTree]:
+    budget.nodes(steps)
+    return budget.trim(steps, drafting_seconds)
 
 
 def rich(costs: PassCosts, **options) -> AutoBudget:
@@ -98,17 +99,18 @@ class OneRow:
 
     @property
     def nodes(self) -> int:
-        return self.budget.nodes(rows_of([self.drafter], [self.drafted]))
+        return self.budget.nodes([step_of(self.drafter, self.drafted)])
 
     def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
-        [kept] = trimmed(self.budget, rows_of([self.drafter], [draft]), drafting_seconds)
+        [kept] = trimmed(self.budget, [step_of(self.drafter, draft)], drafting_seconds)
         self.drafted = draft
         return kept
 
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        [row] = rows_of([self.drafter], [self.drafted], [tokens])
-        row.verified = kept
-        self.budget.record([row], 1 + len(kept), seconds)
+        step = step_of(self.drafter, self.drafted)
+        step.verified = kept
+        emit(step, tokens)
+        self.budget.record([step], 1 + len(kept), seconds)
 
 
 def budget_at(formula) -> OneRow:
@@ -201,17 +203,18 @@ def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right:
     budget = OneRow(costs)
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
     for number in range(-right, tokens):
-        [row] = rows_of([budget.drafter], [tree], [[99]])
-        row.draft = row.draft if budget.budget.nodes([row]) else DraftTree.empty()
+        step = step_of(budget.drafter, tree)
+        step.draft = tree if budget.budget.nodes([step]) else DraftTree.empty()
         budget.drafter.calibration = Calibration()  # estimates that nothing corrects
-        [row.verified] = budget.budget.trim([row], 0.0)
+        [step.verified] = budget.budget.trim([step], 0.0)
         slower = 1.0 if number < 10 * doubles else 2.0
-        taken = slower * np.interp(1 + len(row.verified), [1, 2, 64], [1.0, dear, 3 * dear])
+        taken = slower * np.interp(1 + len(step.verified), [1, 2, 64], [1.0, dear, 3 * dear])
         if number < 0:
-            row.emitted = np.arange(1 + len(row.verified))
+            emit(step, range(1 + len(step.verified)))
         else:
+            emit(step, [99])
             seconds, plain = seconds + taken, plain + slower
-        budget.budget.record([row], 1 + len(row.verified), taken)
+        budget.budget.record([step], 1 + len(step.verified), taken)
     return seconds - 1.015 * plain
 
 
@@ -257,9 +260,8 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
     def step(draft: DraftTree) -> bool:
         """Whether it drafted."""
         drafts = budget.nodes > 0
-        [row] = rows_of([budget.drafter], [draft if drafts else DraftTree.empty()])
-        budget.drafted = row.draft
-        [kept] = budget.budget.trim([row], 0.05)
+        budget.drafted = draft if drafts else DraftTree.empty()
+        [kept] = budget.budget.trim([step_of(budget.drafter, budget.drafted)], 0.05)
         budget.record(kept, [4, 5, 6][: 1 + len(kept)], 1.0)
         return drafts
 
@@ -282,7 +284,7 @@ def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
     def kept(drafts) -> list[int]:
         rows = len(drafts)
         costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > rows))
-        return list(map(len, trimmed(rich(costs), rows_of(drafters[:rows], drafts))))
+        return list(map(len, trimmed(rich(costs), steps_of(drafters[:rows], drafts))))
 
     nothing = DraftTree.empty()
     assert kept([tree]) == [2]
@@ -296,8 +298,8 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
     draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
     nodes = []
     for count in (8, 4, 1):
-        rows = rows_of([Copier() for _ in range(count)], [draft] * count)
-        kept = trimmed(rich(costs, packs=True), rows)
+        steps = steps_of([Copier() for _ in range(count)], [draft] * count)
+        kept = trimmed(rich(costs, packs=True), steps)
         nodes.append(max(map(len, kept)))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 7
@@ -310,8 +312,8 @@ def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
 
     def kept(waits: bool, *lengths: int) -> list[int]:
         drafter = Copier()
-        rows = [row for n in lengths for row in rows_of([drafter], [draft], length=n)]
-        return list(map(len, trimmed(rich(costs, packs=True, waits=waits), rows)))
+        steps = [step_of(drafter, draft, length) for length in lengths]
+        return list(map(len, trimmed(rich(costs, packs=True, waits=waits), steps)))
 
     assert kept(True, 10, 60, 60) == [3, 0, 0]
     assert kept(True, 60, 60, 10) == [0, 0, 3]
@@ -324,9 +326,12 @@ def test_each_row_learns_from_its_own_text():
     drafters = [Copier() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
-        rows = rows_of(drafters, [tree] * 3, [[4], [9], None])
-        trimmed(budget, rows)
-        budget.record(rows, 1, 1.0)
+        steps = steps_of(drafters[:2], [tree] * 2)
+        steps.append(step_of(drafters[2], tree, is_idle=True))
+        trimmed(budget, steps)
+        emit(steps[0], [4])
+        emit(steps[1], [9])
+        budget.record(steps, 1, 1.0)
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Copier().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
@@ -342,12 +347,13 @@ def test_a_given_number_of_nodes_never_changes():
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
             assert type(budget) is Budget and budget.speed is None
-            rows = rows_of([drafter], [tree], [[1]])
-            assert budget.nodes(rows) == nodes
-            [kept] = budget.trim(rows, 1.0)
+            step = step_of(drafter, tree)
+            assert budget.nodes([step]) == nodes
+            [kept] = budget.trim([step], 1.0)
             assert kept is tree
-            budget.record(rows, 1 + len(tree), 1.0)
-            assert budget.nodes(rows) == nodes
+            emit(step, [1])
+            budget.record([step], 1 + len(tree), 1.0)
+            assert budget.nodes([step]) == nodes
 
 
 # --- what drafting may cost
@@ -358,7 +364,7 @@ def test_a_given_number_of_nodes_never_changes():
 def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     """A pass over more than two tokens a row takes twice as long as one over two."""
     budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
-    budget.nodes(rows_of([Copier()] * rows, [DraftTree.empty()] * rows))
+    budget.nodes(steps_of([Copier()] * rows, [DraftTree.empty()] * rows))
     none = np.empty(0, dtype=np.float32)
     assert budget.speed(none, 0.0) == pytest.approx(1.05)
     assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)

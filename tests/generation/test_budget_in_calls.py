@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Prophet
+from pass_times import passes_take
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from hf_refspec.generation import budget as budgets
-from hf_refspec.generation.pass_costs import PassCosts, pass_costs
-
-
-class Timed(PassCosts):
-    """Records the seconds of a formula instead of those of the clock.
-
-    Attributes:
-        sizes: The tokens of a row in each pass so far.
-        total: How long they took.
-    """
-
-    def __init__(self, formula):
-        super().__init__()
-        self.formula = formula
-        self.sizes, self.total = [], 0.0
-
-    def record(self, tokens, seconds, length=0):
-        self.taken = self.formula(tokens)
-        self.sizes.append(tokens)
-        self.total += self.taken
-        super().record(tokens, self.taken, length)
-
-    def record_plain_step(self, rows, length, seconds):
-        super().record_plain_step(rows, length, self.taken)
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Has passes of all models take as long as a formula says; returns their costs."""
-
-    def timed_by(formula) -> Timed:
-        costs = Timed(formula)
-        monkeypatch.setattr(budgets, "pass_costs", lambda model, kind_of_pass: costs)
-        return costs
-
-    return timed_by
+from hf_refspec.generation.pass_costs import pass_costs
 
 
 def generated(model, accuracy: float, calls: int = 2):
@@ -56,22 +20,22 @@ def generated(model, accuracy: float, calls: int = 2):
     return stats
 
 
-def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama, timed):
-    costs = timed(lambda tokens: 1.0 if tokens == 1 else 2.0)
-    generated(llama, accuracy=0.2, calls=1)
-    costs.total = 0.0
-    stats = generated(llama, accuracy=0.2, calls=1)
-    assert costs.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
+def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama):
+    with passes_take(lambda tokens: 1.0 if tokens == 1 else 2.0) as passes:
+        generated(llama, accuracy=0.2, calls=1)
+        passes.total = 0.0
+        stats = generated(llama, accuracy=0.2, calls=1)
+    assert passes.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
 
 
-def test_the_first_call_of_a_model_measures_three_plain_steps_and_drafts(llama, timed):
-    costs = timed(lambda tokens: 1.0)
-    assert generated(llama, accuracy=1.0, calls=1).mat > 3
-    assert costs.sizes[:3] == [1, 1, 1] and costs.sizes[3] > 1
-    first = max(costs.sizes)
-    costs.sizes.clear()
-    generated(llama, accuracy=1.0, calls=1)
-    assert costs.sizes[0] == first  # what a pass costs is still known
+def test_the_first_call_of_a_model_measures_three_plain_steps_and_drafts(llama):
+    with passes_take(lambda tokens: 1.0) as passes:
+        assert generated(llama, accuracy=1.0, calls=1).mat > 3
+        assert passes.sizes[:3] == [1, 1, 1] and passes.sizes[3] > 1
+        first = max(passes.sizes)
+        passes.sizes.clear()
+        generated(llama, accuracy=1.0, calls=1)
+    assert passes.sizes[0] == first  # what a pass costs is still known
 
 
 def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
@@ -81,7 +45,7 @@ def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
     assert costs.plain_seconds(1, 20) > 0
 
 
-def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):
+def test_a_candidate_generators_draft_is_not_cut_by_default(llama):
     lengths = []
 
     class Theirs(PromptLookupCandidateGenerator):
@@ -91,6 +55,6 @@ def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):
             return ids, None
 
     plain = llama.generate(PROMPT, **GREEDY)
-    timed(float)
-    assert_lossless(llama, Theirs(), max_draft_tokens="auto")
+    with passes_take(float):
+        assert_lossless(llama, Theirs(), max_draft_tokens="auto")
     assert lengths == [6, 6, 6, 2]  # 24 tokens: the prefill's, 3 * (6 + 1) and the last 2

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 from calls import Call, up_to_end
 from drafters import Listening, Observed
+from pass_times import passes_take
 from trees import paths
 
 import hf_refspec as rs
@@ -46,10 +49,14 @@ class Dear(PassCosts):
 
 
 @pytest.fixture(autouse=True)
-def costs(monkeypatch):
+def costs():
     costs = Dear()
     costs.record(1, 1.0)
-    monkeypatch.setattr(budgets, "pass_costs", lambda model, kind_of_pass: costs)
+    with (
+        passes_take(lambda tokens: 1 + 0.05 * tokens),
+        mock.patch.object(budgets, "pass_costs", lambda model, kind_of_pass: costs),
+    ):
+        yield
 
 
 STATIC = {"cache_implementation": "static"}

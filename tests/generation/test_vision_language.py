@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
         },
     ),
     "qwen2_vl": (4, (3 * 4 * 4,), QWEN),
+    "qwen2_5_vl": (4, (3 * 4 * 4,), QWEN),
     "qwen3_vl": (
         4,
         (3 * 4 * 4,),
@@ -54,6 +55,8 @@ FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
         },
     ),
     "idefics3": (1, (1, 3, 8, 8), {}),
+    "smolvlm": (1, (1, 3, 8, 8), {}),
+    "internvl": (1, (3, 8, 8), {"vision_config": {"image_size": [8, 8], "patch_size": [4, 4]}}),
     "mllama": (
         1,
         (1, 2, 3, 8, 8),

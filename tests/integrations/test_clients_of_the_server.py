@@ -39,7 +39,7 @@ def url():
 
 
 def completions(url: str):
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600)
     return client.chat.completions
 
 

@@ -43,7 +43,7 @@ def _answers(url: str) -> bool:
 
 def completion(url: str, messages: list[dict[str, str]], stream: bool) -> str:
     """The answer to a chat, streamed or at once."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600)
     options = {"model": default_model(), "max_tokens": 12, "stream": stream}
     answer = client.chat.completions.create(messages=messages, **options)
     if not stream:

@@ -68,11 +68,11 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
 def test_while_a_search_runs_speculation_goes_on():
     options = {"stride": 2, "prefetch": ENTRIES}
     plain, _ = generated(None, Vectors())
-    waited, waiting = generated(Speculation(asynchronous=False, **options), Slow())
-    went_on, stats = generated(Speculation(asynchronous=True, **options), Slow())
-    assert waited == went_on == plain
-    assert stats.searches < waiting.searches
-    assert max(stats.strides) > 2 == max(waiting.strides)
+    both = [Speculation(asynchronous=asynchronous, **options) for asynchronous in (False, True)]
+    assert [generated(speculation, Slow())[0] for speculation in both] == [plain, plain]
+    waiting, went_on = (Timed().generated(speculation) for speculation in both)
+    assert went_on.searches < waiting.searches
+    assert max(went_on.strides) > 2 == max(waiting.strides)
 
 
 def test_ids_that_change_from_search_to_search_are_taken_as_they_come():
@@ -103,7 +103,6 @@ def test_stats_are_cleared_filled_and_printed():
     assert again is stats
     assert (stats.steps, stats.searches, stats.strides) == (2, 2, [])
     assert stats.verification_seconds >= 0.04
-    assert stats.waiting_seconds > stats.model_seconds
     assert "2 steps, 2 queries in 2 searches" in str(stats)
     assert stats.to_dict()["retrievals"] == 2
 

@@ -276,6 +276,7 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
         ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
         ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),
         ({"past_key_values": DynamicCache()}, ValueError, "`(cache|past_key_values)` cannot"),
+        ({"cache_implementation": "static"}, ValueError, "`iterative_ralm`.*a static cache"),
         ({"max_new_tokens": 600}, ValueError, "no room for a passage: LlamaForCausalLM takes 512"),
         ({"synced_gpus": True}, ValueError, "`synced_gpus=True`.*`iterative_ralm`"),
         ({"candidate_generator": rs.ReferenceCopy()}, ValueError, "`candidate_generator`"),

@@ -181,6 +181,7 @@ class TestBadInput:
             ({"speculation": "x"}, ValueError, "speculation must be of the letters"),
             ({"num_beams": 2}, ValueError, "`knn_lm` cannot be combined with `num_beams=2`"),
             ({"use_cache": False}, ValueError, "`knn_lm` cannot be combined with `use_cache"),
+            ({"cache_implementation": "static"}, ValueError, "`knn_lm`.*a static cache"),
             (SCORES, ValueError, "output_scores"),
             ({"retrieval_stats": {}}, TypeError, "RetrievalStats"),
             ({"guidance_scale": 2.0}, ValueError, "Pass `speculation=None`"),

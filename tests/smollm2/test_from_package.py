@@ -52,7 +52,7 @@ def test_two_processes_convert_it_once(home, package):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", code]
     children = [subprocess.Popen(command, **options, **pipes) for _ in range(2)]
-    outputs = [child.communicate(timeout=600) for child in children]
+    outputs = [child.communicate(timeout=1800) for child in children]
     assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
     assert sum(errors.count("Converting the model") for _out, errors in outputs) == 1
 

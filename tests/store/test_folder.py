@@ -78,7 +78,7 @@ def test_processes_that_build_at_one_path_do_not_disturb_each_other(tmp_path):
         process.stdin.flush()
     made = 0
     for process in processes:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
         made += int(out)
     stores = os.listdir(tmp_path)

@@ -10,13 +10,15 @@ from urllib.parse import urlsplit
 import pytest
 from running_server import NAME, RunningServer, serving, wait_until
 
+from hf_refspec.apps.serve import server as servers
+
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 def connected(server: RunningServer, sent: bytes = b"") -> socket.socket:
     parts = urlsplit(server.url)
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=600)
     connection.sendall(sent)
     return connection
 
@@ -32,6 +34,12 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def begun_requests(server: RunningServer) -> tuple[int, int]:
+    """How many connections the server has, and how many of them have sent a whole head."""
+    connections = list(server.server.server_state.connections)
+    return len(connections), sum(each.cycle is not None for each in connections)
+
+
 @pytest.mark.parametrize("before", [b"", HEALTH])
 def test_half_a_head_is_not_waited_for_however_it_drips(speller, tokenizer, before):
     with serving(speller, tokenizer, head_seconds=0.5) as server:
@@ -44,13 +52,23 @@ def test_half_a_head_is_not_waited_for_however_it_drips(speller, tokenizer, befo
                 time.sleep(0.1)
 
 
-def test_of_too_many_half_requests_the_oldest_are_given_up(speller, tokenizer):
+def test_of_too_many_half_requests_the_oldest_are_given_up(speller, tokenizer, monkeypatch):
+    """By this clock, no time passes before all of them are there."""
     body = HALF + b": 1\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
-    connections = []
-    with serving(speller, tokenizer, connections=4) as server:
-        for sent in [HALF, body] * 4:
-            connections.append(connected(server, sent))
-            time.sleep(0.15)
+    connections, looks, waited = [], [], 0.0
+
+    def clock() -> float:
+        looks.append(True)
+        return waited + 1e-6 * len(looks)
+
+    monkeypatch.setattr(servers, "monotonic", clock)
+    with serving(speller, tokenizer, connections=4, body_seconds=600) as server:
+        for number in range(8):
+            connections.append(connected(server, body if number % 2 else HALF))
+            wait_until(lambda: begun_requests(server) == (len(connections), len(connections) // 2))
+            before = len(looks)
+            wait_until(lambda before=before: len(looks) > before + 1)
+        waited = 2.0
         wait_until(lambda: sum(map(is_closed, connections)) == 4)
         assert [is_closed(each) for each in connections] == [True] * 4 + [False] * 4
         assert server.metrics()["running_requests"] == 0

@@ -31,7 +31,7 @@ def server(speller, tokenizer, store):
 def ask(server, method: str, path: str = "", store: str = "code", **options) -> requests.Response:
     headers = {"Authorization": "Bearer k", **options.pop("headers", {})}
     url = f"{server.url}/stores/{store}/documents{path}"
-    return requests.request(method, url, headers=headers, timeout=60, **options)
+    return requests.request(method, url, headers=headers, timeout=600, **options)
 
 
 def test_requests_draft_from_documents_that_came_and_not_from_those_that_left(

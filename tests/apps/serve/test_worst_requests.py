@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from running_server import NAME, RunningServer, serving
 
 pytest.importorskip("llguidance")
 
-MOST = 1.2  # times what the other client's answer takes alone
-TRIES = 6  # of which one must do: the machine may be busy with something else
+# Seconds of this process: the requests take up to 0.2, and one that is not held back takes many.
+MOST = 1.5
 USER = {"role": "user", "content": "one"}
 
 
@@ -70,34 +69,17 @@ WORST: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def paced(byte_llama, tokenizer) -> Iterator[RunningServer]:
-    """A pass takes 25 ms, as one of a small model on a CPU does, and computes next to nothing."""
-    model = copy.deepcopy(byte_llama)
-    model.register_forward_pre_hook(lambda *_: time.sleep(0.025))
-    with serving(model, tokenizer, [], max_rows=2, max_body_bytes=4 << 20) as server:
+def strict(byte_llama, tokenizer) -> Iterator[RunningServer]:
+    """Limits the time of grammars, as by default."""
+    options = {"clock": time.thread_time, "grammar_seconds": 3, "max_body_bytes": 4 << 20}
+    with serving(byte_llama, tokenizer, [], max_rows=2, **options) as server:
         yield server
 
 
-def seconds(server: RunningServer) -> float:
-    """What an answer of 64 tokens takes."""
-    body = {"model": NAME, "messages": [USER], "max_tokens": 64, "temperature": 0}
-    began = time.perf_counter()
-    assert server.post(json.dumps(body)).status_code == 200
-    return time.perf_counter() - began
-
-
 @pytest.mark.parametrize("kind", WORST)
-def test_another_clients_answer_takes_as_long_beside_it(paced, pool, kind):
+def test_it_computes_little_where_others_are_answered(strict, kind):
+    """Other load has no part in the time that the process computes itself."""
     body = json.dumps({"model": NAME, "max_tokens": 24, **WORST[kind]}).encode()
-
-    def send() -> None:
-        time.sleep(0.1)
-        paced.post(body)
-
-    ratios: list[float] = []
-    while len(ratios) < TRIES and min(ratios, default=MOST + 1) > MOST:
-        alone = seconds(paced)
-        sent = pool.submit(send)
-        ratios.append(seconds(paced) / alone)
-        sent.result()
-    assert min(ratios) <= MOST
+    began = time.process_time()
+    strict.post(body)
+    assert time.process_time() - began <= MOST

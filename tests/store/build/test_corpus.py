@@ -183,7 +183,7 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
     def slow():
         yield from TEXTS[:5]
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(600)
         yield from TEXTS[5:]
 
     for write, path in (
@@ -194,7 +194,7 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
         begun.clear(), go_on.clear()
         writer = threading.Thread(target=write, args=[slow()])
         writer.start()
-        assert begun.wait(20)
+        assert begun.wait(600)
         with pytest.raises(DatastoreError, match="is being written by another process"):
             write(TEXTS)
         error = in_a_child(lambda write=write: write(TEXTS))
