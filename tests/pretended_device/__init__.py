@@ -1,8 +1,8 @@
 """A pretended accelerator, torch's device "pretended", which shows on any CPU what holds on a GPU.
 
-Its tensors lie in the host's memory and are computed by the CPU's kernels, see `device.cpp`; towards
-the host it behaves as a GPU does. To import this module is to register the device for the whole
-process, so that only processes that run tests on it should. It needs a C++ compiler and ninja.
+Its tensors lie in the host's memory and are computed by the CPU's kernels, see `device.cpp`;
+towards the host it behaves as a GPU does. Importing this module registers the device for the whole
+process, so only processes that run tests on it should. It needs a C++ compiler and ninja.
 """
 
 from __future__ import annotations
