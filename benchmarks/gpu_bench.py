@@ -331,7 +331,7 @@ class Bench:
 
 def run_tests(report: Report, device: str, seconds: float) -> None:
     """The tests of what holds on a GPU, or as many as the time allows."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", "-rf", "-p", "no:cacheprovider", "--tb=short"]
     command += [str(TESTS_FOLDER / test) for test in TESTS]
     environment = {**os.environ, "HF_REFSPEC_DEVICE": device}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -350,7 +350,7 @@ def run_tests(report: Report, device: str, seconds: float) -> None:
             raise
     *lines, last = output.strip().splitlines() or ["no output"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    report.write("tests", "\n".join([*failed, last]))
+    report.write("tests", "\n".join([*failed, last.strip("= ")]))
 
 
 def new_bench(report: Report, args: argparse.Namespace, texts: Texts, end: float) -> Bench:

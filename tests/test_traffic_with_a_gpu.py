@@ -74,7 +74,10 @@ CASES = [
     Case("gemma2, three rows", rows=3, model_type="gemma2"),
     Case("deepseek_v3, three rows", rows=3, model_type="deepseek_v3"),
 ]
-IN_BUDGET = {"chain"}  # the others are still to come
+# What the passes of today keep to, and what is still to come: empty the second, drop the first.
+FEW_UPLOADS = {"chain"}
+WAITS_TO_COME = {case.name for case in CASES if case.rows > 1 or case.options.get("do_sample")}
+RARE = 0.1  # blocks that grow, rows that leave
 
 
 @dataclass(frozen=True)
@@ -163,13 +166,20 @@ def test_plain_decoding_waits_once_a_token_and_uploads_nothing(case):
 
 @pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_pass_keeps_to_its_waits_and_uploads(case, kind, request):
-    if case.name not in IN_BUDGET:
-        request.applymarker(pytest.mark.xfail(reason="a pass uploads its arguments one by one"))
+def test_the_host_waits_once_a_pass_and_once_more_to_sample(case, kind, request):
+    if case.name in WAITS_TO_COME:
+        request.applymarker(pytest.mark.xfail(reason="waits in the layers, or for each depth"))
     seen = measured(case, kind)
-    # Blocks that grow and rows that leave are few, and yet in some of the passes.
-    assert seen.waits <= case.waits + 0.1, seen.places
-    assert seen.uploads <= case.uploads + 0.1, seen.places
+    assert seen.waits <= case.waits + RARE, seen.places
+
+
+@pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_pass_uploads_its_arguments_together(case, kind, request):
+    if case.name not in FEW_UPLOADS:
+        request.applymarker(pytest.mark.xfail(reason="uploads its arguments one by one"))
+    seen = measured(case, kind)
+    assert seen.uploads <= case.uploads + RARE, seen.places
 
 
 def main() -> None:

@@ -94,9 +94,10 @@ def test_passes_are_timed_whose_drafts_are_all_wrong(llama, monkeypatch, options
 def small_run(data, tokenizer, tmp_path, monkeypatch):
     """Runs it with a tiny model; returns its exit status and its report."""
     monkeypatch.setattr(gpu_bench, "FEWEST_TOKENS", 4)
-    monkeypatch.setattr(
-        gpu_bench, "TESTS", ["test_on_a_gpu.py::test_prompt_ids_may_stay_on_the_cpu"]
-    )
+    test = tmp_path / "test_device.py"
+    test.write_text(TEST, encoding="utf-8")
+    monkeypatch.setattr(gpu_bench, "TESTS", [test])
+    monkeypatch.setattr(gpu_bench, "TEST_SECONDS", UNLIMITED)
     monkeypatch.setattr(gpu_bench, "WIDTHS", (1, 8))
     monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
     tokenizer.save_pretrained(data / "llama2-tokenizer")
