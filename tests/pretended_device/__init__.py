@@ -82,7 +82,9 @@ class _DeviceModule:
 
 def _built():
     """The compiled device, which is built where this source and this torch have not been before."""
-    version = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    # With the path: ninja builds again what another checkout has built, maybe while that runs.
+    built_from = f"{torch.__version__} {_SOURCE}".encode() + _SOURCE.read_bytes()
+    version = hashlib.sha256(built_from).hexdigest()[:16]
     name = f"pretended_device_{version}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     # Of several processes one builds. torch's own lock would stay locked for ever where a process
