@@ -66,8 +66,11 @@ def drafters(plain):
 def test_ids_equal_plain_decoding_in_float32(architecture, options, on_device):
     model = on_device(architecture.model_type)
     plain = generate(model)
+    verification = "static" if options else architecture.verification
     for drafter in drafters(plain):
         assert torch.equal(generate(model, candidate_generator=drafter, **options), plain)
+        # A pass that raises is decoded plainly, with the same ids.
+        assert drafter.stats.verification == verification
 
 
 def test_most_texts_are_equal_in_bfloat16(on_device):

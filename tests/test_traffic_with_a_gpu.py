@@ -48,6 +48,12 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def verified(self) -> str:
+        """How its drafts should be verified."""
+        static = "cache_implementation" in self.options
+        return "static" if static else self.verification.replace("auto", "tree")
+
     def inputs(self) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(3, 97, (self.rows, 12), generator=generator)
@@ -137,6 +143,8 @@ def measured(case: Case, kind: str) -> PerPass:
         with traffic() as seen:
             ids = generate(new_tokens, **drafting)
         assert torch.equal(ids, plain)
+        if kind != PLAIN:  # a pass that raises is decoded plainly, with the same ids
+            assert drafter.stats.verification == case.verified
         counts.append(seen)
         passes.append(new_tokens if kind == PLAIN else drafter.stats.forward_passes)
     short, long = counts
