@@ -1,15 +1,14 @@
-"""What drafts gain on one GPU, eager and compiled: `scripts/gpu_bench`.
-
-A Llama of the shape of Llama 3.1 8B with random weights in bfloat16 writes recorded answers; then a
-trained model, if there is one, writes freely, one text and four texts at a time.
-"""
+"""What drafts gain on one GPU, in eight minutes: `scripts/gpu_bench --help`."""
 
 from __future__ import annotations
 
 import argparse
-import gc
+import os
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -17,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 from suites import (
+    SIZES,
     RecordedAnswer,
-    chat_ids,
     humaneval,
     llma_rag,
     random_model,
@@ -39,17 +38,36 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
 from hf_refspec.apps.bench.prompts import taking_turns
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, decode, rate
-from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison, rate
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import default_sources
 
 VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out: the first passes of a call say little.
-NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
-BATCHES = 8  # of a suite, at most
+NEW_TOKENS, FEWEST_TOKENS = 96, 48
+SUITES = "rag", "humaneval", "spec-bench"
+FIRST_TEXTS = 2  # of each suite, before anything else is measured
+ROWS = 4
+WIDTHS = (1, 8, 16, 32, 64)  # the tokens of a pass
+TIMED_PASSES = 10
+SECONDS = 470
+TEST_SECONDS, LAST_WORDS = 120, 15
+TESTS_FOLDER = Path(__file__).parents[1] / "tests"
+TESTS = ["test_on_a_gpu.py", "test_calls_on_a_gpu.py"]
 COLUMNS = ["texts", "method", "tokens/s", "speed-up", "MAT", "equal texts"]
 Texts: TypeAlias = dict[str, list[RecordedAnswer]]  # of each suite
-SECONDS = 420  # for all texts but the first of each suite
+Methods: TypeAlias = dict[str, dict[str, Any]]
+ABOUT = """Measures on one GPU, and ends in time with the figures that it has.
+
+In this order: the tests of what holds on a GPU; a random Llama of the shape of Llama 3.1 8B in
+bfloat16 writes recorded answers (questions about documents, code, chat), plainly, with prompt
+look-up, with "auto" and with 64 nodes, two texts of each; the milliseconds of a pass over 1, 8, 16,
+32 and 64 tokens; both compiled over a static cache; sampling, and four rows of one text; then
+further texts while time is left. Each figure is written to report.md as soon as it is there.
+
+It needs no network: a Python (PYTHON, default python3) whose torch sees the GPU, with this
+package's dependencies and pytest, and the data files, llama2-tokenizer among them. `--device cpu
+--size tiny` tries it without a GPU."""
 
 
 class ForcedLlama(LlamaForCausalLM):
@@ -114,31 +132,44 @@ def static_options(length: int, device: str) -> dict[str, Any]:
     return static
 
 
-def gpu_methods(static: dict[str, Any], rows: int = 1) -> dict[str, dict[str, Any]]:
-    """Eager decoding, and of one row compiled and reproducible decoding, plain and drafted."""
-
-    def drafted(nodes: int | str, **options: Any) -> dict[str, Any]:
-        drafter = rs.Blend(default_sources())
-        return {"candidate_generator": drafter, "max_draft_tokens": nodes, **options}
-
-    methods = {PLAIN: {}, "auto": drafted("auto"), "64 draft tokens": drafted(64)}
-    if rows > 1:
-        return methods
-    reproducible = {**static, "verification": "reproducible"}
+def eager_methods() -> Methods:
+    """Plain decoding first, and each method with a new drafter."""
     return {
-        **methods,
+        PLAIN: {},
         LOOK_UP: {"prompt_lookup_num_tokens": LOOK_UP_TOKENS},
-        f"{PLAIN}, compiled": static,
-        "auto, compiled": drafted("auto", **static),
-        "64 draft tokens, compiled": drafted(64, **static),
-        f"{PLAIN}, reproducible": reproducible,
-        "auto, reproducible": drafted("auto", **reproducible),
+        "auto": drafting("auto"),
+        "64 nodes": drafting(64),
     }
 
 
-def batch_of(model: Any, texts: list[RecordedAnswer]) -> tuple[BatchEncoding, dict[str, Any]]:
+def drafting(nodes: int | str) -> dict[str, Any]:
+    return {"candidate_generator": rs.Blend(default_sources()), "max_draft_tokens": nodes}
+
+
+def compiled_methods(static: dict[str, Any]) -> Methods:
+    """The same over a static cache; transformers' prompt look-up takes none."""
+    methods = {name: {**options, **static} for name, options in eager_methods().items()}
+    del methods[LOOK_UP]
+    return methods
+
+
+def sampling_methods() -> Methods:
+    """Some text of its own: what is sampled leaves the recorded answer at times."""
+    sampled = {"do_sample": True, "top_k": 0}
+    return {name: {**options, **sampled} for name, options in eager_methods().items()}
+
+
+def batch_methods() -> Methods:
+    """Prompt look-up takes one row."""
+    methods = eager_methods()
+    del methods[LOOK_UP]
+    return methods
+
+
+def batch_of(model: Any, texts: Sequence[RecordedAnswer]) -> tuple[BatchEncoding, dict[str, Any]]:
     """The inputs of a call for some prompts, padded on the left, and its options. A [`ForcedLlama`]
-    writes the answer to the only one; other models write freely."""
+    writes the answer to the first, which should be the only one or stand there several times; other
+    models write freely."""
     longest = max(len(text.prompt_ids) for text in texts)
     padding = [longest - len(text.prompt_ids) for text in texts]
     ids = [[0] * most + text.prompt_ids for most, text in zip(padding, texts, strict=True)]
@@ -146,81 +177,11 @@ def batch_of(model: Any, texts: list[RecordedAnswer]) -> tuple[BatchEncoding, di
     inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
     options = {"max_new_tokens": NEW_TOKENS}
     if isinstance(model, ForcedLlama):
-        [text] = texts
+        text = texts[0]
         model.force(text.prompt_ids + text.answer_ids)
         new_tokens = min(NEW_TOKENS, len(text.answer_ids))
         options = {"max_new_tokens": new_tokens, "eos_token_id": None}
     return BatchEncoding(inputs).to(model.device), options
-
-
-def warm_up(
-    model: Any, methods: dict[str, dict[str, Any]], rows: int, longest: int, end: float
-) -> tuple[list[str], list[str]]:
-    """Calls each method until nothing is compiled or captured any more. Returns the names of the
-    methods that work, and why others are left out; after `end` only the first is begun."""
-    vocab_size = model.config.vocab_size
-    # A text as long as the longest one, of tokens that teach no table anything about others.
-    generator = torch.Generator().manual_seed(0)
-    half = torch.randint(vocab_size // 2, vocab_size, (longest // 2 + 1,), generator=generator)
-    ids = half.repeat(3)[: longest + WARM_UP_TOKENS].tolist()
-    inputs, options = batch_of(model, [RecordedAnswer(ids[:longest], ids[longest:])] * rows)
-    names: list[str] = []
-    left_out: list[str] = []
-    for name, given in methods.items():
-        if names and perf_counter() > end:
-            left_out.append(f"{name}: there was no time to warm it up")
-            continue
-        try:
-            if "candidate_generator" in given and "max_cache_len" in given:
-                static = dict(given)
-                del static["candidate_generator"], static["max_draft_tokens"]
-                rs.warmup(model, longest + NEW_TOKENS, rows, **static)
-            for _ in range(2):
-                decode(model, inputs, **options, **given, do_sample=False)
-        except Exception as error:  # a compiler's or driver's, say: the others are still measured
-            line = str(error).strip().partition("\n")[0]
-            left_out.append(f"{name}: {type(error).__name__}: {line}")
-        else:
-            names.append(name)
-    return names, left_out
-
-
-def measure(model: Any, texts: Texts, rows: int, end: float) -> tuple[list[list[Any]], list[str]]:
-    """Measures texts of each suite in batches until `end`, every suite for the same time. Returns
-    the rows of a table, and what was left out."""
-    starts = {name: range(0, len(each) - rows + 1, rows)[:BATCHES] for name, each in texts.items()}
-    batches = {
-        name: [texts[name][start : start + rows] for start in of_suite]
-        for name, of_suite in starts.items()
-        if of_suite
-    }
-    if not batches or perf_counter() > end:
-        return [], ["the time was up" if batches else "there are no texts"]
-    longest = max(len(text.prompt_ids) for each in batches.values() for b in each for text in b)
-    static = static_options(longest + NEW_TOKENS, model.device.type)
-    half = (perf_counter() + end) / 2
-    names, left_out = warm_up(model, gpu_methods(static, rows), rows, longest, half)
-    cells: list[list[Any]] = []
-    for left, (suite, of_suite) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
-        if PLAIN not in names:
-            break
-        methods = {name: gpu_methods(static, rows)[name] for name in names}
-        comparison = Comparison(model, lambda methods=methods: methods, do_sample=False)
-        until = perf_counter() + (end - perf_counter()) / left
-        for number, batch in enumerate(of_suite):
-            if number and perf_counter() > until:
-                break
-            inputs, options = batch_of(model, batch)
-            comparison.ask(inputs, **options)
-        for name, calls in comparison.calls.items():
-            faster = rate(calls) / rate(comparison.calls[PLAIN])
-            mat, equal = comparison.mat(name) / rows, comparison.equal(name)
-            figures = f"{rate(calls):.1f}", f"{faster:.2f}x", f"{mat:.2f}"
-            cells.append([suite, name, *figures, f"{equal} of {len(calls)}"])
-    torch.compiler.reset()  # or torch would compile the next number of rows for any number
-    gc.collect()
-    torch.cuda.empty_cache()
-    return cells, left_out
 
 
 def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> Texts:
@@ -245,67 +206,208 @@ def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> Texts:
     }
 
 
-def free_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> Texts:
-    """Prompts that a trained model answers."""
-    asked = taking_turns(spec_bench(data / "spec_bench_questions.jsonl"))
-    return {
-        "rag": llma_rag(data / "llma_rag.jsonl", tokenizer),
-        "spec-bench": [RecordedAnswer(chat_ids(q.until(0, []), tokenizer), []) for q in asked],
-    }
+class WrongTokens(rs.Drafter):
+    """Drafts the same number of tokens for each pass, none of which is accepted."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def draft(self, budget: int) -> rs.DraftTree:
+        """A chain, but for the rare case that the text has one of these tokens."""
+        nodes = min(self._nodes, budget)
+        return rs.DraftTree.chain([2 + node for node in range(nodes)])
+
+
+def pass_milliseconds(model: Any, text: RecordedAnswer, width: int, **options: Any) -> float:
+    """The milliseconds of a pass over this number of tokens behind a prompt, with all that the
+    host does for it."""
+    drafter = WrongTokens(width - 1)
+    inputs, given = batch_of(model, [text])
+    given |= {"max_new_tokens": TIMED_PASSES + width, "do_sample": False, **options}
+    for _ in range(2):  # the first call compiles, or probes the model
+        drafted = {"candidate_generator": drafter, "max_draft_tokens": max(width - 1, 1)}
+        model.generate(**inputs, **given, **drafted)
+    stats = drafter.stats
+    return 1000 * stats.verifying_seconds / (stats.forward_passes - 1)
+
+
+class Report:
+    """The figures so far. Each is printed and written into a file at once."""
+
+    def __init__(self, path: Path, title: str) -> None:
+        self._path = path
+        self._sections: dict[str, str] = {"": f"# {title}\n"}
+
+    def write(self, section: str, text: str, figure: str = "") -> None:
+        """Replaces a section; prints what is new in it."""
+        self._sections[section] = f"## {section}\n\n{text.strip()}\n"
+        self._path.write_text("\n".join(self._sections.values()), encoding="utf-8")
+        print(f"{section}: {figure or text.strip()}", flush=True)
+
+
+class Bench:
+    """The stages, in the order in which they are worth their time."""
+
+    def __init__(self, report: Report, model: Any, texts: Texts, end: float) -> None:
+        self._report, self._model, self._texts, self._end = report, model, texts, end
+        longest = max(len(text.prompt_ids) for some in texts.values() for text in some)
+        self._static = static_options(longest + NEW_TOKENS + max(WIDTHS), model.device.type)
+        self._comparisons: dict[tuple[str, str], Comparison] = {}
+
+    def run(self) -> None:
+        """Measures until all texts are measured or the time is up."""
+        stages: list[Callable[[], None]] = [
+            *(
+                lambda number=number: self.texts("eager", eager_methods, number)
+                for number in range(FIRST_TEXTS)
+            ),
+            lambda: self.passes("eager"),
+            lambda: self.texts("compiled", lambda: compiled_methods(self._static), 0),
+            lambda: self.passes("compiled", **self._static),
+            lambda: self.texts("sampled", sampling_methods, 0),
+            lambda: self.texts("four rows", batch_methods, 0, ROWS),
+        ]
+        most = max(map(len, self._texts.values()))
+        stages += [
+            lambda number=number: self.texts("eager", eager_methods, number)
+            for number in range(FIRST_TEXTS, most)
+        ]
+        for stage in stages:
+            stage()
+
+    def texts(self, about: str, methods: Callable[[], Methods], number: int, rows: int = 1) -> None:
+        """One text of each suite by all methods."""
+        for suite, texts in self._texts.items():
+            if number >= len(texts) or perf_counter() > self._end:
+                continue
+            key = about, suite
+            if key not in self._comparisons:
+                self._comparisons[key] = Comparison(self._model, methods, do_sample=False)
+            comparison = self._comparisons[key]
+            inputs, options = batch_of(self._model, [texts[number]] * rows)
+            if number == 0:  # the first calls compile, or probe the model
+                self._try_out(about, comparison, inputs, options)
+            self._ask(about, suite, comparison, inputs, options, rows)
+
+    def _try_out(self, about: str, comparison: Comparison, inputs: Any, options: Any) -> None:
+        """Calls each method until it is compiled, and leaves out those that raise."""
+        for name in list(comparison.methods):
+            try:
+                for _ in range(2 if about == "compiled" else 1):
+                    comparison.call(name, inputs, **options)
+            except Exception as error:  # a compiler's or driver's, say: the others still count
+                line = str(error).strip().partition("\n")[0]
+                self._report.write(f"{about}, {name}", f"{type(error).__name__}: {line}")
+                del comparison.methods[name], comparison.calls[name]
+
+    def _ask(
+        self, about: str, suite: str, comparison: Comparison, inputs: Any, options: Any, rows: int
+    ) -> None:
+        if PLAIN not in comparison.methods:
+            return
+        comparison.ask(inputs, **options)
+        last = (f"{name} {rate(calls[-1:]):.1f}" for name, calls in comparison.calls.items())
+        figure = f"{suite}, tokens/s: {', '.join(last)}"
+        cells = []
+        for (of, of_suite), each in self._comparisons.items():
+            for name, calls in each.calls.items() if of == about and each.prompts else ():
+                faster = rate(calls) / rate(each.calls[PLAIN])
+                figures = f"{rate(calls):.1f}", f"{faster:.2f}x", f"{each.mat(name) / rows:.2f}"
+                cells.append([of_suite, name, *figures, f"{each.equal(name)} of {len(calls)}"])
+        self._report.write(f"recorded answers, {about}", table(COLUMNS, cells), figure)
+
+    def passes(self, about: str, **options: Any) -> None:
+        """The cost of passes, which decides how many nodes pay."""
+        text = next(iter(self._texts.values()))[0]
+        cells: list[list[str]] = []
+        for width in WIDTHS:
+            if perf_counter() > self._end:
+                return
+            milliseconds = pass_milliseconds(self._model, text, width, **options)
+            cells.append([str(width), f"{milliseconds:.2f}"])
+            rows = table(["tokens", "milliseconds"], cells)
+            self._report.write(f"a pass, {about}", rows, f"{width} tokens {milliseconds:.2f} ms")
+
+
+def run_tests(report: Report, device: str, seconds: float) -> None:
+    """The tests of what holds on a GPU, or as many as the time allows."""
+    command = [sys.executable, "-m", "pytest", "-rf", "-p", "no:cacheprovider", "--tb=short"]
+    command += [str(TESTS_FOLDER / test) for test in TESTS]
+    environment = {**os.environ, "HF_REFSPEC_DEVICE": device}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=TESTS_FOLDER.parent, env=environment, **pipes) as run:
+        try:
+            output, _ = run.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGINT)  # pytest then tells what has failed so far
+            try:
+                output, _ = run.communicate(timeout=LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                output, _ = run.communicate()
+        except BaseException:
+            run.kill()
+            raise
+    *lines, last = output.strip().splitlines() or ["no output"]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    report.write("tests", "\n".join([*failed, last.strip("= ")]))
+
+
+def new_bench(report: Report, args: argparse.Namespace, texts: Texts, end: float) -> Bench:
+    """Builds the model on its device."""
+    tokens = max(max(t.prompt_ids + t.answer_ids) for some in texts.values() for t in some)
+    vocab_size = tokens + 1 if args.size == "tiny" else max(VOCABULARY, tokens + 1)
+    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+    model = random_model(args.size, vocab_size, args.device, dtype, ForcedLlama)
+    return Bench(report, model, texts, end)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures and writes the report; returns 1 if nothing was measured, 2 for bad options."""
     parser = argparse.ArgumentParser(
-        prog="scripts/gpu_bench", description="Measures on one NVIDIA GPU."
+        prog="scripts/gpu_bench",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="the data files, llama2-tokenizer among them")
+    known = os.environ.get("HF_REFSPEC_DATA")
+    add("--data", type=Path, default=known, help="the data files; default: HF_REFSPEC_DATA")
     add("--out", type=Path, help="a new folder; default: benchmarks/<name of the GPU>")
-    add("--model", help="a trained model that writes freely; default: the default model")
-    add("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU")
+    add("--device", default="cuda", help="where the model runs; default: cuda")
+    add("--size", choices=SIZES, default="8B", help="of the random model; default: 8B")
+    add("--seconds", type=float, default=SECONDS, help=f"of everything; default: {SECONDS}")
     args = parser.parse_args(arguments)
-    began = perf_counter()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not args.small:
-        print("gpu_bench: torch sees no GPU; check the driver, or try --small", file=sys.stderr)
+    end = perf_counter() + args.seconds
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("gpu_bench: torch sees no GPU; check the driver, or try --device", file=sys.stderr)
         return 2
-    name = torch.cuda.get_device_name() if device == "cuda" else "small"
+    name = torch.cuda.get_device_name() if args.device == "cuda" else args.device
     out = args.out or Path(__file__).parent / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     try:
+        if args.data is None:
+            raise ValueError("no data: pass --data DATA, or set HF_REFSPEC_DATA")
         tokenizer = load_tokenizer(str(args.data / "llama2-tokenizer"))
-        forced = recorded_texts(args.data, tokenizer)
+        recorded = recorded_texts(args.data, tokenizer)
+        texts = {suite: recorded[suite] for suite in SUITES if recorded[suite]}
         out.mkdir(parents=True)
     except (OSError, ValueError) as error:
         print(f"gpu_bench: {error}", file=sys.stderr)
         return 2
     transformers.logging.set_verbosity_error()
-    rs.warmup()
-    size, dtype = ("tiny", torch.float32) if args.small else ("8B", torch.bfloat16)
-    vocab_size = len(tokenizer) if args.small else max(VOCABULARY, len(tokenizer))
-    sections: list[str] = []
-
-    def section(model: Any, about: str, texts: Texts, rows: int, part: float) -> None:
-        cells, left_out = measure(model, texts, rows, began + part * SECONDS)
-        title = f"## {about}, {rows} {'texts' if rows > 1 else 'text'} at a time\n"
-        sections.append("\n".join([title, table(COLUMNS, cells), *left_out]))
-
-    try:
-        model = random_model(size, vocab_size, device, dtype, ForcedLlama)
-        section(model, f"random {size}, recorded answers", forced, 1, 0.5)
-        del model
-        if args.model or not args.small:
-            model = load_model(args.model or rs.default_model(), device, dtype)
-            texts = free_texts(args.data, load_tokenizer(args.model))
-            for rows, part in ((1, 0.8), (4, 1.0)):
-                section(model, Path(args.model or rs.default_model()).name, texts, rows, part)
-    except KeyboardInterrupt:
-        sections.append("stopped by ctrl-C")
     versions = f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
-    report = "\n".join([f"# {versions}\n", *sections])
-    (out / "report.md").write_text(report, encoding="utf-8")
-    print(report)
-    return 0 if "| auto |" in report else 1
+    report = Report(out / "report.md", versions)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # raises as ctrl-C does
+    try:
+        signal.setitimer(signal.ITIMER_REAL, args.seconds)
+        run_tests(report, args.device, min(TEST_SECONDS, args.seconds / 3))
+        rs.warmup()
+        new_bench(report, args, texts, end).run()
+    except KeyboardInterrupt:
+        report.write("stopped", f"after {args.seconds + perf_counter() - end:.0f} seconds")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    return 0 if "| auto |" in (out / "report.md").read_text(encoding="utf-8") else 1
 
 
 if __name__ == "__main__":

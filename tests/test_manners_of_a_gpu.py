@@ -40,7 +40,7 @@ ROW, MASK = torch.tensor([0, 2]), HERE > 5
         "a mask to fill": lambda there: there.masked_fill(MASK, 0.0),
         "index_select": lambda there: there.index_select(0, ROW),
         "gather": lambda there: there.gather(1, torch.zeros(3, 1, dtype=torch.int64)),
-        "index_copy": lambda there: there.index_copy_(0, ROW, there[:2]),
+        "index_copy": lambda there: there.index_copy_(0, ROW, there[:2].clone()),
         "embedding": lambda there: torch.nn.functional.embedding(ROW, there),
         "an index of the device": lambda there: HERE[ROW.to(DEVICE)],
         "values of the host": lambda there: there.__setitem__(ROW.to(DEVICE), HERE[:2]),

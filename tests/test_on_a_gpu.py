@@ -1,14 +1,13 @@
 """What holds on the CPU holds on a GPU: `scripts/gpu_bench` runs these tests there.
 
-    HF_REFSPEC_DEVICE=cpu pytest tests/test_on_a_gpu.py
+    HF_REFSPEC_DEVICE=pretended pytest tests/test_on_a_gpu.py
 
-tries them without one.
+runs them on a pretended one, as `test_pretended_device.py` does.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from accelerate import dispatch_model
 from architectures import ARCHITECTURES, small
 from calls import RANDOM_PROMPT as PROMPT
 from calls import compiled_anywhere
+from devices import DEVICE, needs_device
 from drafters import Noise, Prophet
 
 from hf_refspec.drafting.draft_model import DraftModel
@@ -24,10 +24,7 @@ from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
 from hf_refspec.retrieval.vector_index import squared_lengths
 
-DEVICE = os.environ.get("HF_REFSPEC_DEVICE", "cuda")
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
-)
+pytestmark = needs_device
 NEW_TOKENS = 24
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 COMPILED = {"cache_implementation": "static"}
@@ -69,8 +66,11 @@ def drafters(plain):
 def test_ids_equal_plain_decoding_in_float32(architecture, options, on_device):
     model = on_device(architecture.model_type)
     plain = generate(model)
+    verification = "static" if options else architecture.verification
     for drafter in drafters(plain):
         assert torch.equal(generate(model, candidate_generator=drafter, **options), plain)
+        # A pass that raises is decoded plainly, with the same ids.
+        assert drafter.stats.verification == verification
 
 
 def test_most_texts_are_equal_in_bfloat16(on_device):

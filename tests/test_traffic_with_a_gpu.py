@@ -48,6 +48,12 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def verified(self) -> str:
+        """How its drafts should be verified."""
+        static = "cache_implementation" in self.options
+        return "static" if static else self.verification.replace("auto", "tree")
+
     def inputs(self) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(3, 97, (self.rows, 12), generator=generator)
@@ -74,7 +80,7 @@ CASES = [
     Case("gemma2, three rows", rows=3, model_type="gemma2"),
     Case("deepseek_v3, three rows", rows=3, model_type="deepseek_v3"),
 ]
-IN_BUDGET = {"chain"}  # the others are still to come
+RARE = 0.1  # blocks that grow, rows that leave
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,8 @@ def measured(case: Case, kind: str) -> PerPass:
         with traffic() as seen:
             ids = generate(new_tokens, **drafting)
         assert torch.equal(ids, plain)
+        if kind != PLAIN:  # a pass that raises is decoded plainly, with the same ids
+            assert drafter.stats.verification == case.verified
         counts.append(seen)
         passes.append(new_tokens if kind == PLAIN else drafter.stats.forward_passes)
     short, long = counts
@@ -163,13 +171,16 @@ def test_plain_decoding_waits_once_a_token_and_uploads_nothing(case):
 
 @pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_pass_keeps_to_its_waits_and_uploads(case, kind, request):
-    if case.name not in IN_BUDGET:
-        request.applymarker(pytest.mark.xfail(reason="a pass uploads its arguments one by one"))
+def test_the_host_waits_once_a_pass_and_once_more_to_sample(case, kind):
     seen = measured(case, kind)
-    # Blocks that grow and rows that leave are few, and yet in some of the passes.
-    assert seen.waits <= case.waits + 0.1, seen.places
-    assert seen.uploads <= case.uploads + 0.1, seen.places
+    assert seen.waits <= case.waits + RARE, seen.places
+
+
+@pytest.mark.parametrize("kind", [PROPHET, LOOK_UP])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_pass_uploads_its_arguments_together(case, kind):
+    seen = measured(case, kind)
+    assert seen.uploads <= case.uploads + RARE, seen.places
 
 
 def main() -> None:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from math import inf
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import gpu_bench
 import pytest
 import torch
-from gpu_bench import NEW_TOKENS, ForcedLlama, batch_of, gpu_methods, measure, warm_up
+from gpu_bench import (
+    NEW_TOKENS,
+    ForcedLlama,
+    batch_of,
+    compiled_methods,
+    eager_methods,
+    pass_milliseconds,
+)
 from suites import RecordedAnswer, random_model
 
 from hf_refspec.apps.bench.measure import LOOK_UP
 from hf_refspec.apps.shared.comparison import PLAIN, decode
 
 # Static caches as on a GPU, but not compiled: that takes minutes on a CPU.
-STATIC = {"cache_implementation": "static", "max_cache_len": 64 + NEW_TOKENS}
+STATIC = {"cache_implementation": "static", "max_cache_len": 192 + NEW_TOKENS}
+SMALL = ["--size", "tiny", "--device", "cpu"]
+UNLIMITED = 10_000  # seconds
+TEST = """
+import os
+def test_of_a_device(): assert os.environ["HF_REFSPEC_DEVICE"] == "cpu"
+def test_that_fails(): assert False
+"""
+SCRIPT = Path(gpu_bench.__file__).parents[1] / "scripts" / "gpu_bench"
 
 
 def texts(count: int) -> list[RecordedAnswer]:
@@ -28,24 +48,17 @@ def llama(tokenizer) -> ForcedLlama:
     return random_model("tiny", len(tokenizer), kind=ForcedLlama)
 
 
-def test_all_methods_write_the_text_that_is_forced(llama):
+@pytest.mark.parametrize("methods", [eager_methods(), compiled_methods(STATIC)])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_all_methods_write_the_text_that_is_forced(llama, methods, rows):
     [text] = texts(1)
-    inputs, options = batch_of(llama, [text])
-    passes = {}
-    for name, given in gpu_methods(STATIC).items():
+    inputs, options = batch_of(llama, [text] * rows)
+    for name, given in methods.items():
+        if name == LOOK_UP and rows > 1:
+            continue
         call = decode(llama, inputs, **options, **given, do_sample=False)
-        assert call.ids == text.answer_ids, name
-        passes[name] = call.passes
-    for name in (PLAIN, f"{PLAIN}, compiled", f"{PLAIN}, reproducible"):
-        assert passes[name] == 22
-    for name in (LOOK_UP, "64 draft tokens", "64 draft tokens, compiled"):
-        assert passes[name] < 22
-
-
-def test_several_rows_are_decoded_eagerly_by_a_model_that_writes_freely(byte_llama):
-    cells, left_out = measure(byte_llama, {"rag": texts(5)}, 2, inf)
-    assert [row[1] for row in cells] == [PLAIN, "auto", "64 draft tokens"] and not left_out
-    assert {row[-1] for row in cells} == {"2 of 2"}
+        assert call.ids == text.answer_ids * rows, name
+        assert call.passes == 22 if name == PLAIN else call.passes < 22 * rows, name
 
 
 def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
@@ -59,27 +72,102 @@ def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
     assert torch.equal(forced[off_the_text], unforced[off_the_text])
 
 
-def test_methods_that_fail_or_have_no_time_are_left_out(llama):
-    methods = gpu_methods({"cache_implementation": "none such"})
-    names, left_out = warm_up(llama, methods, 1, 40, inf)
-    assert names == [PLAIN, "auto", "64 draft tokens", LOOK_UP]
-    assert len(left_out) == len(methods) - 4 and all("Error" in each for each in left_out)
-    names, left_out = warm_up(llama, methods, 1, 40, 0.0)
-    assert names == [PLAIN] and "no time to warm it up" in left_out[0]
-    assert measure(llama, {"rag": texts(1)}, 1, 0.0) == ([], ["the time was up"])
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["eager", "static"])
+@pytest.mark.parametrize("width", [1, 8])
+def test_passes_are_timed_whose_drafts_are_all_wrong(llama, monkeypatch, options, width):
+    drafters = []
+
+    class Kept(gpu_bench.WrongTokens):
+        def __init__(self, nodes):
+            super().__init__(nodes)
+            drafters.append(self)
+
+    monkeypatch.setattr(gpu_bench, "WrongTokens", Kept)
+    assert pass_milliseconds(llama, texts(1)[0], width, **options) > 0
+    stats = drafters[0].stats
+    assert stats.accepted == 0
+    # The last tokens of a text leave no room for all nodes.
+    assert stats.drafted >= (width - 1) * gpu_bench.TIMED_PASSES
 
 
-def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
+@pytest.fixture
+def small_run(data, tokenizer, tmp_path, monkeypatch):
+    """Runs it with a tiny model; returns its exit status and its report."""
     monkeypatch.setattr(gpu_bench, "FEWEST_TOKENS", 4)
-    monkeypatch.setattr(gpu_bench, "BATCHES", 1)
+    test = tmp_path / "test_device.py"
+    test.write_text(TEST, encoding="utf-8")
+    monkeypatch.setattr(gpu_bench, "TESTS", [test])
+    monkeypatch.setattr(gpu_bench, "TEST_SECONDS", UNLIMITED)
+    monkeypatch.setattr(gpu_bench, "WIDTHS", (1, 8))
+    monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
     tokenizer.save_pretrained(data / "llama2-tokenizer")
     out = tmp_path / "out"
-    assert gpu_bench.main(["--small", "--data", str(data), "--out", str(out)]) == 0
-    report = (out / "report.md").read_text(encoding="utf-8")
-    assert "## random tiny, recorded answers, 1 text at a time" in report
-    assert all(f"| {suite} | plain |" in report for suite in ("rag", "no-overlap", "spec-bench"))
-    assert gpu_bench.main(["--small", "--data", str(data), "--out", str(out)]) == 2
+
+    def run(*options: str) -> tuple[int, str]:
+        limit = ["--seconds", str(3 * UNLIMITED)]
+        paths = ["--data", str(data), "--out", str(out)]
+        status = gpu_bench.main([*SMALL, *paths, *limit, *options])
+        return status, (out / "report.md").read_text(encoding="utf-8")
+
+    return run
+
+
+def test_a_run_writes_all_figures_in_their_order(small_run, capsys):
+    status, report = small_run()
+    assert status == 0
+    assert re.findall("^## (.*)", report, re.M) == [
+        "tests",
+        "recorded answers, eager",
+        "a pass, eager",
+        "recorded answers, compiled",
+        "a pass, compiled",
+        "recorded answers, sampled",
+        "recorded answers, four rows",
+    ]
+    assert re.search("^FAILED .*test_that_fails.*\n1 failed, 1 passed", report, re.M)
+    for method in (PLAIN, LOOK_UP, "auto", "64 nodes"):
+        assert re.search(rf"^\| rag \| {method} \| .*\| 3 of 3 \|$", report, re.M)
+    assert capsys.readouterr().out.count("recorded answers, eager: rag, tokens/s: plain") == 3
+    assert small_run()[0] == 2  # the folder is there
+
+
+def test_tests_that_take_too_long_are_ended(small_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_bench, "TEST_SECONDS", 0)
+    monkeypatch.setattr(gpu_bench.Bench, "run", lambda _: None)
+    endless = "import time\ndef test_of_a_device(): time.sleep(9999)"
+    (tmp_path / "test_device.py").write_text(endless, encoding="utf-8")
+    monkeypatch.setattr(gpu_bench, "LAST_WORDS", 1)
+    status, report = small_run()
+    assert status == 1
+    assert re.findall("^## (.*)", report, re.M) == ["tests"]
+
+
+def test_what_was_measured_stays_when_the_time_is_up(small_run, monkeypatch):
+    def alarm(*_, **__):
+        signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(gpu_bench.Bench, "passes", alarm)
+    status, report = small_run()
+    assert status == 0
+    sections = re.findall("^## (.*)", report, re.M)
+    assert sections == ["tests", "recorded answers, eager", "stopped"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_without_time_there_are_no_figures(small_run):
+    status, report = small_run("--seconds", "0.01")
+    assert status == 1
+    assert re.findall("^## (.*)", report, re.M) == ["stopped"]
+
+
+def test_methods_that_fail_are_left_out(small_run, monkeypatch):
+    monkeypatch.setattr(gpu_bench, "static_options", lambda *_: {"cache_implementation": "none"})
+    monkeypatch.setattr(gpu_bench.Bench, "passes", lambda *_, **__: None)
+    status, report = small_run()
+    assert status == 0
+    assert "## compiled, plain\n\nValueError: " in report
+    assert "## recorded answers, compiled" not in report
+    assert "## recorded answers, four rows" in report
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -88,3 +176,17 @@ def test_without_a_gpu_it_is_refused(tmp_path, data, capsys):
     message = capsys.readouterr().err
     assert "torch sees no GPU" in message and len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_without_data_it_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HF_REFSPEC_DATA", raising=False)
+    assert gpu_bench.main([*SMALL, "--out", str(tmp_path / "out")]) == 2
+    assert "HF_REFSPEC_DATA" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_says_what_it_does():
+    environment = {**os.environ, "PYTHON": sys.executable}
+    run = subprocess.run([SCRIPT, "--help"], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "In this order: the tests" in run.stdout and "--seconds" in run.stdout

@@ -1,8 +1,8 @@
 """A pretended accelerator, torch's device "pretended", which shows on any CPU what holds on a GPU.
 
-Its tensors lie in the host's memory, computed by the CPU's kernels, see `device.cpp`; towards
-the host it behaves as a GPU does. To import this module is to register the device for the whole
-process, so that only processes that run tests on it should. It needs a C++ compiler and ninja.
+Its tensors lie in the host's memory and are computed by the CPU's kernels, see `device.cpp`;
+towards the host it behaves as a GPU does. Importing this module registers the device for the whole
+process, so only processes that run tests on it should. It needs a C++ compiler and ninja.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class _DeviceModule:
 
 def _built():
     """The compiled device, which is built where this source and this torch have not been before."""
-    version = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    # With the path: ninja builds again what another checkout has built, maybe while that runs.
+    built_from = f"{torch.__version__} {_SOURCE}".encode() + _SOURCE.read_bytes()
+    version = hashlib.sha256(built_from).hexdigest()[:16]
     name = f"pretended_device_{version}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     # Of several processes one builds. torch's own lock would stay locked for ever where a process

@@ -442,6 +442,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", TORCH_FN(attention_by_products));
   m.impl("convolution_overrideable", TORCH_FN(convolution));
   m.impl("histc", TORCH_FN(histc));
+  // torch would look at the indices once for the shape, and once more to run it.
+  m.impl("index.Tensor", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
