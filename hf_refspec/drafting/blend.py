@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from transformers.generation import CandidateGenerator
@@ -49,44 +49,52 @@ class Blend(Drafter):
     """
 
     def __init__(self, drafters: Sequence[Drafter | CandidateGenerator | Datastore]) -> None:
-        self.drafters: list[Drafter] = []
+        self._sources: list[Drafter] = []
         for given in drafters:
             drafter = as_source(given)
             if drafter is None:
                 shown = shown_with_remedy(given)
                 raise TypeError(f'drafters must be drafters or "auto", but has {shown}')
-            self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
-        if not self.drafters:
+            self._sources += drafter.sources
+        if not self.sources:
             raise ValueError("drafters is empty; give at least one")
-        if len(set(map(id, self.drafters))) < len(self.drafters):
+        if len(set(map(id, self.sources))) < len(self.sources):
             raise ValueError("drafters has the same drafter twice; make another one")
-        self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
-        self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
-        self._calibrations = [Calibration() for _ in self.drafters]
+        self.observed_top_k = max(drafter.observed_top_k for drafter in self.sources)
+        self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.sources)
+        self._calibrations = [Calibration() for _ in self.sources]
         if costly := self._that("costly"):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.
-            priors = (0.0 if i in costly else PRIOR_EXPONENT for i in range(len(self.drafters)))
+            priors = (0.0 if i in costly else PRIOR_EXPONENT for i in range(len(self.sources)))
             self._calibrations = [Calibration(prior) for prior in priors]
             self.calibration = Calibration()
 
     def _that(self, trait: str, has: bool = True) -> dict[int, Source]:
         """The sources that have (or lack) a trait of [`Source`] now, by their numbers."""
-        sources = {i: each for i, each in enumerate(self.drafters) if isinstance(each, Source)}
+        sources = {i: each for i, each in enumerate(self.sources) if isinstance(each, Source)}
         return {i: each for i, each in sources.items() if getattr(each, trait) == has}
 
+    @property
+    def sources(self) -> list[Drafter]:
+        return self._sources
+
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        for source in self.sources:
+            source.check(vocab_size, processors)
+
     def __repr__(self) -> str:
-        return " | ".join(map(repr, self.drafters))
+        return " | ".join(map(repr, self.sources))
 
     def fork(self) -> Blend:
-        fork = Blend([drafter.fork() for drafter in self.drafters])
+        fork = Blend([drafter.fork() for drafter in self.sources])
         fork.calibration, fork._calibrations = self.calibration, self._calibrations
         return fork
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
+        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.sources]
         self._drafts: list[_Draft] = []
-        for drafter in self.drafters:
+        for drafter in self.sources:
             drafter.call = self.call
             drafter.begin(prompt_ids, vocab_size)
         self._costly, self._pruners = self._that("costly"), self._that("prunes")
@@ -100,7 +108,7 @@ class Blend(Drafter):
     def observe(self, observation: Observation) -> None:
         if not observation.of_prompt:
             self._record(observation.tokens)
-        for drafter in self.drafters:
+        for drafter in self.sources:
             if not observation.of_prompt or drafter.prompt_fraction > 0:
                 drafter.observe(observation)
 
@@ -123,7 +131,7 @@ class Blend(Drafter):
         self._drafts = []
 
     def end(self) -> None:
-        for drafter in self.drafters:
+        for drafter in self.sources:
             drafter.end()
 
     def _estimates(self, budget: int) -> list[DraftTree]:
@@ -131,10 +139,10 @@ class Blend(Drafter):
         those of the costly ones, which know the drafts before and whose paths the cheap ones
         continue."""
         self._drafts, estimates = [], [DraftTree.empty()]
-        for i in sorted(range(len(self.drafters)), key=self._costly.__contains__):
+        for i in sorted(range(len(self.sources)), key=self._costly.__contains__):
             if i in self._costly:
                 self._costly[i].known = merged(estimates, budget)
-            tree = checked_draft(self.drafters[i], budget, self._vocab_size)
+            tree = checked_draft(self.sources[i], budget, self._vocab_size)
             estimates.append(self._estimate(i, tree))
             if i in self._costly:
                 estimates += self._continued(estimates[-1], budget)
@@ -186,6 +194,3 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
-
-
-Drafter._blended = Blend

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, check_sources, owned, sources_of
+from .drafter import Call, Drafter, Sampling, owned
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -25,6 +25,10 @@ class AwaitingKernels(Drafter):
         self.has_begun = False
         self._arguments = prompt_ids, vocab_size  # of `begin`
         self._missed: list[np.ndarray] = []  # the tokens that were emitted before it
+
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return self.drafter.sources
 
     def begins(self) -> bool:
         """Whether the drafter has begun; it does as soon as the kernels are loaded."""
@@ -63,7 +67,7 @@ def drafter_call(
     row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
     using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
-        check_sources(drafter, vocab_size, processors)
+        drafter.check(vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows = []
         for each, prompt_ids in zip(drafters, prompts, strict=True):
@@ -80,9 +84,7 @@ def remember_outputs(
     stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
     """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
-    of each source that has it, names of sources with arrays that no later call may change."""
+    of each source."""
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
-        used = drafter.drafter if isinstance(drafter, AwaitingKernels) else drafter
-        sources: list[Any] = [each for each in sources_of(used) if hasattr(each, "source_texts")]
-        texts = [text for source in sources for text in source.source_texts()]
+        texts = [text for source in drafter.sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import numpy as np
 
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
-from ..index.suffix_array import DEPTH, IndexedText
+from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
@@ -77,7 +78,7 @@ class DatastoreDrafts(LookUp):
         self.max_match = self.longest_match = max_match
         self.mode = mode
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         if self.store.config.vocab_size > vocab_size:
             raise DatastoreError(
                 f"{self.store.path} has tokens up to {self.store.config.vocab_size - 1}, outside "
@@ -102,7 +103,7 @@ class DatastoreDrafts(LookUp):
             limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
             return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
 
-    def source_texts(self) -> list[tuple[str, list[IndexedText]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         return [(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -101,7 +102,7 @@ class DraftModel(Source):
         copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
         return copied
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         own = self._assistant_size
         if own != vocab_size and not self.padded:
             raise ValueError(

@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
-from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
 Noise: TypeAlias = Callable[[int], torch.Tensor]
-
-# transformers' protocol names no vocabulary (any id of an int32 may be a token), and no budget.
-_ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
 
 
 @dataclass(frozen=True)
@@ -69,27 +65,21 @@ class Call:
         noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
             text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
             divided by them.
-        assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
-            assisted decoding.
     """
 
     sampling: Sampling | None = None
     chain: bool = False
     speed: Speed | None = None
     noise: Noise | None = None
-    assisted_ids: np.ndarray | None = None
 
 
-class Drafter(CandidateGenerator):
+class Drafter:
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
     call with several rows each row has a `fork` of its own. It can be pickled and copied between
     calls. A [`Blend`] has further uses for some drafters, see [`~drafting.source.Source`].
-
-    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
-    chains of up to 10 tokens, as its prompt look-up does: assisted decoding sets no budget.
 
     Attributes:
         stats (`SpeculationStats`): Of the last call.
@@ -109,7 +99,6 @@ class Drafter(CandidateGenerator):
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
-    _blended: ClassVar[Any]  # the class of blends, which sets it: it imports this one
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -118,6 +107,22 @@ class Drafter(CandidateGenerator):
         drafter.call = Call()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
         return drafter
+
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        """The drafters that draft in its calls: itself, or the sources of a [`Blend`]."""
+        return [self]
+
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        """Checks a call before any work starts. By default everything is accepted.
+
+        Args:
+            vocab_size (`int`): The target model's.
+            processors (sequence of `LogitsProcessor`, *optional*): The call's, where known.
+
+        Raises:
+            ValueError: If it would draft ids outside of the vocabulary.
+        """
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
@@ -151,55 +156,20 @@ class Drafter(CandidateGenerator):
         fork.calibration = self.calibration
         return fork
 
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
+        """The texts that it copies from, for `stats.copied`: each source's name and its arrays,
+        which no later call may change. Called before `end`; none by default."""
+        return []
+
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""
 
-    def get_candidates(
-        self, input_ids: torch.LongTensor, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
-
-        Ids that continue those of the last call belong to its text; others begin a new one.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
-
-        Returns:
-            The candidate ids, of shape `(1, n + m)`, and `None`: there are no draft logits.
-
-        Raises:
-            ValueError: if there is more than one row.
-            RuntimeError: if another call is using this drafter.
-        """
-        if input_ids.shape[0] != 1:
-            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
-        ids, seen = input_ids[0].numpy(force=True).copy(), self.call.assisted_ids
-        with owned(self):
-            if seen is None or not np.array_equal(ids[: len(seen)], seen):
-                if seen is not None:
-                    self.end()
-                self.call = Call(chain=True)
-                self.begin(ids, _ANY_VOCABULARY)
-            elif len(ids) > len(seen):
-                self.observe(Observation(ids[len(seen) :]))
-            self.call.assisted_ids = ids
-            chain = checked_draft(self, _ASSISTED_DRAFT_TOKENS, _ANY_VOCABULARY)
-        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
-        return torch.cat((input_ids, draft_ids[None]), dim=1), None
-
-    def update_candidate_strategy(
-        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
-    ) -> None:
-        """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
-
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
-        blend: Drafter = self._blended([self, other])
-        return blend
+        return _blend(self, other)
 
     def __ror__(self, other: Any) -> Drafter:
-        blend: Drafter = self._blended([other, self])
-        return blend
+        return _blend(other, self)
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
@@ -231,33 +201,21 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
     return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
 
 
-def sources_of(drafter: Drafter) -> list[Drafter]:
-    """All that one call of a drafter uses: itself, and the sources of a blend."""
-    is_blend = isinstance(drafter, Drafter._blended)
-    return [drafter, *drafter.drafters] if is_blend else [drafter]
+def _blend(first: Any, second: Any) -> Drafter:
+    from .blend import Blend  # builds on this module
 
-
-def check_sources(
-    drafter: Drafter, vocab_size: int, processors: Sequence[Any] | None = None
-) -> None:
-    """Before a call does any work: lets each source that has `check_vocabulary(vocab_size)` refuse
-    the target model by a ValueError, and one that has `check_processors(processors)` warn of them,
-    where they are known."""
-    for source in sources_of(drafter):
-        for name, known in (("check_vocabulary", vocab_size), ("check_processors", processors)):
-            if known is not None and hasattr(source, name):
-                getattr(source, name)(known)
+    return Blend([first, second])
 
 
 @contextmanager
 def owned(drafter: Drafter) -> Iterator[None]:
     """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
     with ExitStack() as stack:
-        for each in sources_of(drafter):
-            lock: threading.Lock = each.__dict__.setdefault("_in_use", threading.Lock())
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
             if not lock.acquire(blocking=False):
                 raise RuntimeError(
-                    f"this {type(each).__name__} is in use by another call; make one drafter per "
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
                     "thread, or fork() it"
                 )
             stack.callback(lock.release)

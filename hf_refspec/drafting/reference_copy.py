@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -84,7 +84,7 @@ class ReferenceCopy(LookUp):
         self._prompt_end = self._references_end = len(self._text)
         self._largest_id = int(self._text.tokens.max(initial=-1))
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         if self._largest_id >= vocab_size:
             raise ValueError(
                 f"references has the id {self._largest_id}, outside of the target model's "
@@ -118,7 +118,7 @@ class ReferenceCopy(LookUp):
         if self._copies_output:
             self._text.extend(observation.tokens)
 
-    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         references, prompt = np.split(self._text.tokens[: self._prompt_end], [self._references_end])
         prompt = np.append(prompt, -1)  # a copy: a later call writes its prompt to this place
         return [("references", [references]), ("prompt", [prompt])]

@@ -20,7 +20,7 @@ from transformers.generation import CandidateGenerator
 
 from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling, check_sources
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
@@ -60,7 +60,7 @@ def prepare_text(
     is_auto = candidate_generator is None or candidate_generator == "auto"
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
-        check_sources(drafter, text_config(model).vocab_size, logits_processor)
+        drafter.check(text_config(model).vocab_size, logits_processor)
     kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     verifier, joins = _verifier(model, generation_config, kwargs)

@@ -164,5 +164,5 @@ def test_a_datastore_is_taken_as_what_drafts_from_it(llama, store):
     plain = llama.generate(prompt, **options)
     for given in (store, ReferenceCopy() | store, store | ReferenceCopy()):
         assert torch.equal(llama.generate(prompt, candidate_generator=given, **options), plain)
-    sources = [type(each) for each in (store | ReferenceCopy()).drafters]
+    sources = [type(each) for each in (store | ReferenceCopy()).sources]
     assert sources == [DatastoreDrafts, ReferenceCopy]

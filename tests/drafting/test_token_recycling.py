@@ -70,9 +70,9 @@ def test_a_call_tells_every_source_how_it_samples(llama):
     call = Call(llama, 2)
     sampling = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 0.9}
     llama.generate(**{**call.options, **sampling}, candidate_generator=drafter)
-    assert [each.call.sampling for each in drafter.drafters] == [Sampling(0.5, 0, 0.9)] * 2
+    assert [each.call.sampling for each in drafter.sources] == [Sampling(0.5, 0, 0.9)] * 2
     llama.generate(**call.options, candidate_generator=drafter)
-    assert [each.call.sampling for each in drafter.drafters] == [None] * 2
+    assert [each.call.sampling for each in drafter.sources] == [None] * 2
 
 
 def test_a_rejected_node_teaches_what_comes_after_it():

@@ -76,7 +76,7 @@ class Engine:
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        names = [type(each).__name__ for each in self._drafter.drafters]
+        names = [type(each).__name__ for each in self._drafter.sources]
         self.metrics = Metrics(names, lambda: self.waiting, lambda: self.running)
 
     @property
@@ -184,7 +184,7 @@ class Engine:
             drafter: Any = copy.deepcopy(self._drafter)
         else:
             drafter = generation.session.enter_context(self._pool.drafter())
-        prediction, grammar, *_ = drafter.drafters
+        prediction, grammar, *_ = drafter.sources
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -129,7 +131,7 @@ class RetrievalCache(LookUp):
         super().observe(observation)
         self._output.append(observation.tokens)
 
-    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         if (view := self._view) is None:
             return []
         forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
