@@ -1,4 +1,4 @@
-"""The drafters of one call: from `begin` to `end`, and what stands in for one that cannot begin."""
+"""The drafters of one call, from `begin` to `end`, and a stand-in for those that must wait."""
 
 from __future__ import annotations
 
@@ -16,25 +16,33 @@ from .tree import DraftTree
 
 
 class AwaitingKernels(Drafter):
-    """Stands in for a drafter until the kernels are loaded, and drafts nothing before."""
+    """A drafter that begins as soon as the kernels are loaded, and drafts nothing before.
+
+    Attributes:
+        drafter ([`Drafter`]): The drafter that it stands in for.
+        has_begun (`bool`): Whether that has begun.
+    """
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
-        self.call, self.calibration = drafter.call, drafter.calibration
-        self.observed_top_k, self.prompt_fraction = drafter.observed_top_k, drafter.prompt_fraction
+        self.call = drafter.call
+        self.calibration = drafter.calibration
+        self.observed_top_k = drafter.observed_top_k
+        self.prompt_fraction = drafter.prompt_fraction
         self.has_begun = False
-        self._arguments = prompt_ids, vocab_size  # of `begin`
-        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it
+        self._prompt_ids = prompt_ids
+        self._vocab_size = vocab_size
+        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it began
 
     @property
     def sources(self) -> Sequence[Drafter]:
         return self.drafter.sources
 
-    def begins(self) -> bool:
-        """Whether the drafter has begun; it does as soon as the kernels are loaded."""
+    def begin_if_ready(self) -> bool:
+        """Begins once the kernels are loaded; returns whether the drafter has begun."""
         if not self.has_begun and drafting_kernels.ready():
             self.has_begun = True
-            self.drafter.begin(*self._arguments)
+            self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
                 self.drafter.observe(Observation(np.concatenate(self._missed)))
         return self.has_begun
@@ -43,7 +51,7 @@ class AwaitingKernels(Drafter):
         return self.drafter.draft(budget) if self.has_begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
-        if self.begins():
+        if self.begin_if_ready():
             self.drafter.observe(observation)
         elif not observation.of_prompt:
             self._missed.append(observation.tokens)
@@ -69,12 +77,15 @@ def drafter_call(
     with owned(drafter), ExitStack() as ends:
         drafter.check(vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
-        rows = []
-        for each, prompt_ids in zip(drafters, prompts, strict=True):
-            each.stats, each.call = SpeculationStats(), Call(sampling)
-            awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
+        rows: list[Drafter] = []
+        for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
+            row_drafter.stats = SpeculationStats()
+            row_drafter.call = Call(sampling)
+            awaiting = AwaitingKernels(row_drafter, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
-            rows.append(each if drafting_kernels.loaded and awaiting.begins() else awaiting)
+            # Loading them takes half a second, which the first token should not wait for.
+            begins_now = drafting_kernels.loaded and awaiting.begin_if_ready()
+            rows.append(row_drafter if begins_now else awaiting)
         yield rows
         for fork in drafters[1:]:
             drafter.stats += SpeculationStats(sources=fork.stats.sources)

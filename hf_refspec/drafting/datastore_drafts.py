@@ -13,7 +13,7 @@ from ..index.suffix_array import DEPTH
 from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .source import LookUp
+from .look_up import LookUp
 from .tree import DraftTree
 
 _MIN_MATCH = {"rest": 2, "mixed": 1}

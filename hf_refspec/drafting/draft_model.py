@@ -18,8 +18,8 @@ from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
 from .drafter import Sampling
 from .observation import Observation
+from .path_drafter import PathDrafter
 from .payoff import Payoff
-from .source import Source
 from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
@@ -31,7 +31,7 @@ _SIBLINGS = 4
 _NUCLEUS = 1024
 
 
-class DraftModel(Source):
+class DraftModel(PathDrafter):
     """Drafts what a smaller model, the assistant, expects: a chain of its best tokens, and beside
     each the next best ones.
 

@@ -79,7 +79,7 @@ class Drafter:
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
     call with several rows each row has a `fork` of its own. It can be pickled and copied between
-    calls. A [`Blend`] has further uses for some drafters, see [`~drafting.source.Source`].
+    calls. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
         stats (`SpeculationStats`): Of the last call.

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
 

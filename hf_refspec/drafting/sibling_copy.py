@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
-from ..index.token_buffer import SideBySide
+from ..index.token_buffer import JoinedTexts
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .tree import DraftTree
 
 
@@ -20,7 +20,7 @@ class _Groups:
     of a drafter begins without any."""
 
     def __init__(self) -> None:
-        self.texts: dict[bytes, SideBySide] = {}  # each row's end of the prompt, and its output
+        self.texts: dict[bytes, JoinedTexts] = {}  # each row's end of the prompt, and its output
         self.going = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
 
@@ -39,7 +39,7 @@ class SiblingCopy(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _texts: SideBySide | None = None
+    _texts: JoinedTexts | None = None
 
     def __init__(self) -> None:
         self._groups = _Groups()
@@ -50,7 +50,7 @@ class SiblingCopy(LookUp):
         self._prompt, groups = prompt_ids.tobytes(), self._groups
         with groups.lock:
             groups.going[self._prompt] += 1
-            self._texts = groups.texts.setdefault(self._prompt, SideBySide())
+            self._texts = groups.texts.setdefault(self._prompt, JoinedTexts())
             self._number = self._texts.add(self._context)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:

@@ -19,8 +19,8 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree
 

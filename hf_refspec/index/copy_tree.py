@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow, no_tree, uncounted
+from .best_first import divide, grower, no_tree, uncounted
 from .draft_tree import TREE
 from .kernels import kernel
 from .token_buffer import LinkedText, common_suffix, latest_of
@@ -81,7 +81,7 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
             anchor, longest = place, length
     join, number = match_length == 1, np.full(1, count)
     found = _Matches(text, context[-1], anchor, join, copy_length, positions, lengths, number)
-    return grow(found, count, capacity, budget, chain), anchor
+    return _grow_matches(found, count, capacity, budget, chain), anchor
 
 
 @uncounted
@@ -117,8 +117,8 @@ def _root_matches(text, context, skipped, match_length, matches, count):
     return count, longest_position, longest
 
 
-@expands(_Matches)
-def _expand(found, growth, first, node, depth, prob):
+@uncounted
+def expand_matches(found, growth, first, node, depth, prob):
     if depth == found.copy_length:
         return 0
     if node >= 0:
@@ -143,6 +143,9 @@ def _expand(found, growth, first, node, depth, prob):
     for child in growth.children[:count]:
         weights[child] = prob * weights[child] / total * longest / (longest + 1.0)
     return count
+
+
+_grow_matches = grower(expand_matches)
 
 
 @uncounted

@@ -21,7 +21,7 @@ _ENTERED_COUNT = 256
 
 
 @dataclass(frozen=True)
-class Entries:
+class TableContent:
     """The content of a [`~index.recycling.Table`], the oldest entry first."""
 
     contexts: np.ndarray
@@ -129,21 +129,21 @@ class NextTokens:
         with self._lock:
             return static_tree(self._table, last, budget)
 
-    def entries(self) -> Entries:
+    def entries(self) -> TableContent:
         """All entries, the oldest first."""
         with self._lock:
             table = self._table
             order = np.argsort(table.ages[: len(self)])
             held = table.contexts[order], table.tokens[order], table.probs[order]
-            return Entries(*held, self._counts.copy())
+            return TableContent(*held, self._counts.copy())
 
-    def _enter(self, entries: Entries, most: int) -> None:
+    def _enter(self, entries: TableContent, most: int) -> None:
         """Replaces all entries by the newest `most` of others."""
         kept = slice(max(len(entries) - most, 0), None)
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
         enter(self._table, *map(np.ascontiguousarray, held))
 
-    def enter(self, entries: Entries) -> None:
+    def enter(self, entries: TableContent) -> None:
         """Begins with what another table held, its newest `max_contexts`."""
         with self._lock:
             self._enter(entries, self.max_contexts)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow, uncounted
+from .best_first import divide, grower, uncounted
 from .draft_tree import TREE
 from .kernels import kernel, kernel_type
 from .recycling import MOST_CONTEXT, Table, find
@@ -103,11 +103,11 @@ def recycling_tree(
     notes = number, np.empty(MOST_CONTEXT, np.int32), np.empty(MOST_CONTEXT, np.int64)
     found = _Known(table, longest, text, commonest, counts, counted, pooling, *best, *notes)
     each = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
-    return grow(found, 1, 1 + (1 + budget) * each, budget, chain)
+    return _grow_context(found, 1, 1 + (1 + budget) * each, budget, chain)
 
 
-@expands(_Known)
-def _expand(found, growth, first, node, depth, prob):
+@uncounted
+def expand_context(found, growth, first, node, depth, prob):
     start, known = _propose(found, growth, node)
     if found.number[0] == start:
         return 0
@@ -129,6 +129,9 @@ def _expand(found, growth, first, node, depth, prob):
             children[kept] = child
             kept += 1
     return kept
+
+
+_grow_context = grower(expand_context)
 
 
 @uncounted

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow
+from .best_first import divide, grower, uncounted
 from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
@@ -193,11 +193,11 @@ def grow_trie(read, order_count, pseudo_count, budget):
     pseudo-count of 0 the longest match alone decides."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
-    return grow(found, len(read.rows), len(read.rows), budget, False)
+    return _grow_orders(found, len(read.rows), len(read.rows), budget, False)
 
 
-@expands(_Orders)
-def _expand(found, growth, first, node, depth, prob):
+@uncounted
+def expand_orders(found, growth, first, node, depth, prob):
     following, weights, numbers = growth.following, found.weights, found.numbers
     rows, lengths, orders, occurrences = found.read
     # What one place of each order weighs here.
@@ -220,3 +220,6 @@ def _expand(found, growth, first, node, depth, prob):
         growth.weights[row] = prob * occurrences[row] * weights[orders[row]]
         row = following[row]
     return divide(growth, first, node)
+
+
+_grow_orders = grower(expand_orders)

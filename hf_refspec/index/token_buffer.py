@@ -87,7 +87,7 @@ class TokenBuffer:
         self._length = length
 
 
-class SideBySide:
+class JoinedTexts:
     """A [`LinkedText`] of several texts, each in a place of its own with a boundary behind it: what
     one of them gets is found from all others at once.
 

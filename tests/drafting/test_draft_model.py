@@ -21,7 +21,7 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.drafter import Sampling, checked_draft
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.source import Source
+from hf_refspec.drafting.path_drafter import PathDrafter
 from hf_refspec.drafting.tree import merged
 
 
@@ -181,7 +181,7 @@ def test_an_assistant_that_is_sure_and_wrong_soon_runs_once_a_draft(sure_llama, 
 # --- in a blend
 
 
-class Chain(Source):
+class Chain(PathDrafter):
     """Drafts one path, and continues paths by 1 and 2."""
 
     def __init__(self, tokens, prob: float):

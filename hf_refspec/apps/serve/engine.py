@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
+from ...drafting.path_drafter import NO_PATH, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
-from ...drafting.source import NO_PATH, Source
 from ...drafting.stats import SpeculationStats
 from ...drafting.tree import DraftTree
 from ...generation.default_drafter import DrafterPool
@@ -284,12 +284,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Prediction(Source):
+class Prediction(PathDrafter):
     """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
     one request after another, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source = Source()  # which drafts nothing
+        self.source = PathDrafter()  # which drafts nothing
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.prunes, self.source.call = self.source.prunes, self.call
@@ -306,7 +306,7 @@ class Prediction(Source):
 
     def end(self) -> None:
         self.source.end()
-        self.source, self.prunes = Source(), False
+        self.source, self.prunes = PathDrafter(), False
 
 
 class Grammar(Prediction):

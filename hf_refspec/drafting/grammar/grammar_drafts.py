@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..observation import Observation
-from ..source import NO_PATH, Source
+from ..path_drafter import NO_PATH, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import CompiledGrammar, GrammarProcessor, llguidance, unpacked_mask
 from .schemas import JSON_FORM, as_schema, call_schema
@@ -32,7 +32,7 @@ _ENDS, _END_PROB = 3, 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
-class GrammarDrafts(Source):
+class GrammarDrafts(PathDrafter):
     """Constrains a text by a grammar, and drafts the tokens that it forces.
 
         grammar = GrammarDrafts(tokenizer, json_schema=Person)

@@ -16,8 +16,8 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
+from ..look_up import LookUp
 from ..observation import Observation
-from ..source import LookUp
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
