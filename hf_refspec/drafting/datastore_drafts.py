@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
-from ..store.compact import CONTINUATIONS, Mode
+from ..store.compact import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .look_up import LookUp
 from .tree import DraftTree
-
-_MIN_MATCH = {"rest": 2, "mixed": 1}
-# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
-CONTINUATION_LENGTH = 10
 
 
 class DatastoreDrafts(LookUp):
@@ -34,21 +30,21 @@ class DatastoreDrafts(LookUp):
         max_match (`int`, *optional*, defaults to 16):
             How many of the last tokens may match, 128 at most. (The compact form has its own,
             smaller number.)
-        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
-            `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
+        published (`bool`, *optional*, defaults to `False`):
+            `True` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3), with the settings of its authors' code: it finds the longest
             suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
             most frequent nodes of the trie of the 10 tokens behind its first 5000 places in each
-            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. `"mixed"` lets
+            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. By default
             shorter, more frequent matches vote as well, since a long match that is rare makes a
-            poor tree, and reads a fair sample of about 1000 places, see
+            poor tree, and a fair sample of about 1000 places is read, see
             [`~index.rest_trie.mixed_tree`]. The compact form has the trees that it was made with.
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
         DatastoreError: if the header of one of its files shows that the file is damaged.
-        ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
-            is no such `mode` (in this form). A call raises a DatastoreError if the datastore's
+        ValueError: if `max_match` is less than 1 (2 if `published`) or more than 128, or the
+            compact form is `published`. A call raises a DatastoreError if the datastore's
             tokens are outside of the target's vocabulary, and `draft` if its files do not belong
             together.
     """
@@ -57,26 +53,24 @@ class DatastoreDrafts(LookUp):
         self,
         store: Datastore,
         max_match: int = 16,
-        mode: Mode = "mixed",
+        published: bool = False,
     ) -> None:
         if not isinstance(store, Datastore):
             raise TypeError(
                 f"store must be a Datastore, but is {store!r}; open one with "
                 "Datastore.from_pretrained(repo_or_path)"
             )
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
-        if mode == "rest" and store.form == "compact":
-            raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
+        if published and store.form == "compact":
+            raise ValueError("published=True needs the full form of the datastore; open that one")
         check_count("max_match", max_match)
         if max_match > DEPTH:
             raise ValueError(f"max_match must be at most {DEPTH}, but is {max_match}")
-        self.min_match = _MIN_MATCH[mode]
+        self.min_match = 2 if published else 1
         if max_match < self.min_match:
-            raise ValueError(f'max_match must be at least 2 for mode="rest", but is {max_match}')
+            raise ValueError(f"max_match must be at least 2 for published=True, but is {max_match}")
         self.store = store
         self.max_match = self.longest_match = max_match
-        self.mode = mode
+        self.published = published
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         if self.store.config.vocab_size > vocab_size:
@@ -99,9 +93,16 @@ class DatastoreDrafts(LookUp):
         with self.store.naming_damage():
             if self.store.ngrams is not None:
                 return DraftTree(*self.store.ngrams.tree(context, self.min_match, budget))
-            tree = rest_tree if self.mode == "rest" else mixed_tree
-            limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
-            return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
+            grow = rest_tree if self.published else mixed_tree
+            tree = grow(
+                self.store.shards,
+                context,
+                self.min_match,
+                budget,
+                max_continuations=PLACES_READ[self.published],
+                continuation_length=CONTINUATION_LENGTH,
+            )
+            return DraftTree(*tree)
 
     def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         return [(str(self.store.path), [*self.store.shards])]

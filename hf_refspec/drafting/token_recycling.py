@@ -6,7 +6,7 @@ import copy
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Mode: TypeAlias = Literal["contexts", "published"]
 
 # A row for each length of the longest known context, 0 to 3: the exponents of contexts of 1, 2 and
 # 3 tokens, of frequencies and of the last position, see `index.recycling_tree`. Fitted to 1,900
@@ -69,17 +67,16 @@ class TokenRecycling(LookUp):
         max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept. A
             full table gives up the eighth that was not verified for longest. A context takes 8 k +
             28 to 8 k + 36 bytes: 24 MB at most by default.
-        mode (`"contexts"` or `"published"`, *optional*, defaults to `"contexts"`): `"published"` is
-            the algorithm of "Turning Trash into Treasure: Accelerating Inference of Large Language
-            Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
-            next tokens of each token, and the static tree of 80 nodes that the authors published,
-            breadth first (the first nodes, where the budget is smaller). Nothing is drafted after
-            a token that was not seen yet; the paper's matrix begins with zeros. `top_k` and
-            `context` are then 8 and 1.
+        published (`bool`, *optional*, defaults to `False`): Whether to draft by the algorithm of
+            "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+            Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best next tokens of each
+            token, and the static tree of 80 nodes that the authors published, breadth first (the
+            first nodes, where the budget is smaller). Nothing is drafted after a token that was not
+            seen yet; the paper's matrix begins with zeros. `top_k` and `context` are then 8 and 1.
 
     Raises:
         TypeError: if a number is no int.
-        ValueError: if a number is less than 1, `context` more than 3, or there is no such `mode`.
+        ValueError: if a number is less than 1, `context` more than 3.
             `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
             has learned from a model with another vocabulary.
     """
@@ -94,15 +91,13 @@ class TokenRecycling(LookUp):
         top_k: int = 8,
         context: int = 3,
         max_contexts: int = 1 << 18,
-        mode: Mode = "contexts",
+        published: bool = False,
     ) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
         table = NextTokens(top_k, context, max_contexts)
-        if mode == "published":
+        if published:
             table = NextTokens(8, 1, max_contexts)
-        self.mode = mode
-        self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
+        self.published = published
+        self.prompt_fraction = 0.0 if published else _PROMPT_FRACTION
         self._own(table)
 
     def _own(self, table: NextTokens, **origin: Any) -> None:
@@ -151,7 +146,7 @@ class TokenRecycling(LookUp):
         table.vocab_size = vocab_size
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        if self.mode == "published":
+        if self.published:
             return DraftTree(*self._table.static_tree(int(context[-1]), budget))
         runners_up = _NOTHING if behind_path else self._runners_up
         limits = budget, self.call.chain and not behind_path

@@ -125,7 +125,6 @@ def test_llma_copies_the_span_after_the_first_longest_match(references, prompt, 
         ({"references": [None]}, TypeError, r"references\[0\] must be a string, a list of ids"),
         ({"match_length": 0}, ValueError, "match_length must be at least 1, but is 0"),
         ({"copy_length": 0}, ValueError, "copy_length must be at least 1, but is 0"),
-        ({"mode": "trie"}, ValueError, "mode must be one of .*'tree', 'llma'.* but is 'trie'"),
         ({"include_prompt": False}, ValueError, "include_prompt=False leaves nothing"),
     ],
 )

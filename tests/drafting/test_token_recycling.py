@@ -138,7 +138,6 @@ def test_threads_may_learn_into_one_table():
         (lambda: TokenRecycling(top_k=2.5), TypeError, "top_k must be an int"),
         (lambda: TokenRecycling(context=4), ValueError, "context must be at most 3"),
         (lambda: TokenRecycling(max_contexts=0), ValueError, "max_contexts must be at least 1"),
-        (lambda: TokenRecycling(mode="fast"), ValueError, "mode must be one of"),
         (lambda: TokenRecycling().begin(PROMPT, 5), ValueError, "top_k is 8, .* has only 5"),
         (lambda: taught().begin(PROMPT, 50), ValueError, "of 40 tokens, .* model's has 50"),
     ],
