@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
     from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
-    from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
+    from .drafting.sessions.session_drafts import SessionDrafts as SessionDrafts
     from .drafting.sibling_copy import SiblingCopy as SiblingCopy
-    from .drafting.stats import SpeculationStats as SpeculationStats
+    from .drafting.stats import DraftStats as DraftStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
     from .generation.check import ModelCheck as ModelCheck
@@ -58,9 +58,9 @@ _MODULES = {
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
     "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],
-    "drafting.sessions.retrieval_cache": ["RetrievalCache"],
+    "drafting.sessions.session_drafts": ["SessionDrafts"],
     "drafting.sibling_copy": ["SiblingCopy"],
-    "drafting.stats": ["SpeculationStats"],
+    "drafting.stats": ["DraftStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
     "generation.check": ["ModelCheck", "check"],

@@ -11,7 +11,7 @@ import numpy as np
 from .compilation import drafting_kernels
 from .drafter import Call, Drafter, Sampling, owned
 from .observation import Observation
-from .stats import SpeculationStats
+from .stats import DraftStats
 from .tree import DraftTree
 
 
@@ -79,7 +79,7 @@ def drafter_call(
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows: list[Drafter] = []
         for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
-            row_drafter.stats = SpeculationStats()
+            row_drafter.stats = DraftStats()
             row_drafter.call = Call(sampling)
             awaiting = AwaitingKernels(row_drafter, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
@@ -88,11 +88,11 @@ def drafter_call(
             rows.append(row_drafter if begins_now else awaiting)
         yield rows
         for fork in drafters[1:]:
-            drafter.stats += SpeculationStats(sources=fork.stats.sources)
+            drafter.stats += DraftStats(sources=fork.stats.sources)
 
 
 def remember_outputs(
-    stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
+    stats: DraftStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
     """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
     of each source."""

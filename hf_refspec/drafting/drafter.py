@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
-from .stats import SpeculationStats
+from .stats import DraftStats
 from .tree import DraftTree
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Drafter:
     calls. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
-        stats (`SpeculationStats`): Of the last call.
+        stats (`DraftStats`): Of the last call.
         call ([`Call`]): What the present call tells its drafters, known when it begins.
         calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
         decides_length (`bool`): Whether a call without `max_draft_tokens` verifies its drafts as
@@ -93,7 +93,7 @@ class Drafter:
             fraction of the prefill; 0 if none is needed.
     """
 
-    stats: SpeculationStats
+    stats: DraftStats
     call: Call
     calibration: Calibration
     decides_length: bool = False
@@ -103,7 +103,7 @@ class Drafter:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
-        drafter.stats = SpeculationStats()
+        drafter.stats = DraftStats()
         drafter.call = Call()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
         return drafter

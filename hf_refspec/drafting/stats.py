@@ -42,7 +42,7 @@ class SourceStats:
 
 
 @dataclass(repr=False)
-class SpeculationStats:
+class DraftStats:
     """Counts and times of one call of `generate`, over all of its rows.
 
     Attributes:
@@ -129,7 +129,7 @@ class SpeculationStats:
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
 
-    def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
+    def __iadd__(self, other: DraftStats) -> DraftStats:
         """Adds another call's counts and times."""
         for name, value in vars(other).items():
             if isinstance(value, (int, float)):
@@ -145,7 +145,7 @@ class SpeculationStats:
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __repr__(self) -> str:
-        return f"SpeculationStats({self})"
+        return f"DraftStats({self})"
 
     def __str__(self) -> str:
         line = (

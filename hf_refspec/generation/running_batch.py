@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.chain import PlainVerifier
@@ -90,7 +90,7 @@ class RunningBatch:
         check_count("prefill_tokens", prefill_tokens)
         check_count("prefix_tokens", prefix_tokens, least=0)
         check_options(max_draft_tokens, "auto")
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self._model = model
         self.max_rows = max_rows
         self._prefill_tokens = prefill_tokens
@@ -305,7 +305,7 @@ class RunningBatch:
                 found.append((text, CachedText(ids, entries, text._state)))
         return found
 
-    def _new_loop(self, verifier: Verifier, stats: SpeculationStats, rows: int = 1) -> Loop:
+    def _new_loop(self, verifier: Verifier, stats: DraftStats, rows: int = 1) -> Loop:
         """A loop over texts whose drafters each decide for themselves, of one row or of several."""
         most = 0 if isinstance(verifier, PlainVerifier) else self._max_draft_tokens
         kind = verifier.kind_of_pass, verifier.widths, verifier.packs

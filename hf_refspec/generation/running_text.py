@@ -21,7 +21,7 @@ from transformers.generation import CandidateGenerator
 from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
 from ..verification.cache import find_cache, is_padded, new_cache
@@ -79,7 +79,7 @@ class RunningText:
         finished (`bool`): Whether it has ended.
         shared_tokens (`int`): How many tokens of the prompt another text had in common, so that
             their keys and values were copied.
-        stats ([`SpeculationStats`]): Of this text. Passes that it shares with others are counted,
+        stats ([`DraftStats`]): Of this text. Passes that it shares with others are counted,
             not timed.
         interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
             text ends if it returns `True`. Afterwards stopping criteria are asked.
@@ -97,7 +97,7 @@ class RunningText:
         self.input_ids = row.ids
         self.finished = False
         self.shared_tokens = 0
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self.interrupted: Callable[[], bool] | None = None
         self._row, self._streamer = row, streamer
         self._drafter, self._sampling = drafter, sampling

@@ -26,7 +26,7 @@ from ..drafting.calls import AwaitingKernels, drafter_call, remember_outputs
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import (
     CACHE_NAMES,
@@ -252,7 +252,7 @@ class _Call:
             return "the drafter found nothing to draft"
         return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
 
-    def _decode_plainly(self, drafters: list[Drafter], stats: SpeculationStats, why: str) -> Output:
+    def _decode_plainly(self, drafters: list[Drafter], stats: DraftStats, why: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
         logger.warning(
             "%s decodes plainly, with the same text and no speed-up: %s.",

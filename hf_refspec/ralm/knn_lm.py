@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.budget import Budget
 from ..generation.loop import Loop
@@ -108,7 +108,7 @@ def knn_lm(
     with recorded(model, store.config.layer) as hidden:
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
         limits = DraftLimits(PlainVerifier, model, 1, model_kwargs)
-        loop = Loop(verifier, Budget(0), limits, SpeculationStats(), chains=True)
+        loop = Loop(verifier, Budget(0), limits, DraftStats(), chains=True)
         text = KnnText(row, verifier, loop, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:

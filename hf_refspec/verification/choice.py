@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import attends_locally, text_config
 from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
 from .cache import call_device, find_cache, is_padded
@@ -40,7 +40,7 @@ def select_verifier(
     model_kwargs: dict[str, Any],
     drafts: bool = True,
     probes_later: bool = False,
-    stats: SpeculationStats | None = None,
+    stats: DraftStats | None = None,
 ) -> tuple[Verifier | None, str]:
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
@@ -124,7 +124,7 @@ def known_finding(
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
     config: GenerationConfig | None = None,
-    stats: SpeculationStats | None = None,
+    stats: DraftStats | None = None,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
     model as it is now is probed once, in passes that `stats` count."""

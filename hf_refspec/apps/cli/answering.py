@@ -22,8 +22,8 @@ from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
-from ...drafting.sessions.retrieval_cache import RetrievalCache
-from ...drafting.stats import SpeculationStats
+from ...drafting.sessions.session_drafts import SessionDrafts
+from ...drafting.stats import DraftStats
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
@@ -115,7 +115,7 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
-        found.append(RetrievalCache(tokenizer=tokenizer, path=args.cache))
+        found.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
     return found
 
 
@@ -216,7 +216,7 @@ class Chat:
     document: str | None = None
     opening: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    _stats: SpeculationStats = field(default_factory=SpeculationStats)
+    _stats: DraftStats = field(default_factory=DraftStats)
 
     def converse(self) -> None:
         """Answers what is typed until /exit or the end of the input."""

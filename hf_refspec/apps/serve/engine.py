@@ -23,7 +23,7 @@ from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
 from ...drafting.path_drafter import NO_PATH, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
-from ...drafting.stats import SpeculationStats
+from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
 from ...generation.default_drafter import DrafterPool
 from ...generation.running_batch import RunningBatch
@@ -239,7 +239,7 @@ class Metrics:
     def __init__(
         self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        self._stats = SpeculationStats()
+        self._stats = DraftStats()
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="hf_refspec", registry=self._registry)
         gauge = partial(Gauge, namespace="hf_refspec", registry=self._registry)

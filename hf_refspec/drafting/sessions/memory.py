@@ -1,4 +1,4 @@
-"""The sessions of a `RetrievalCache`, for many threads and, with a database, many processes."""
+"""The sessions of a `SessionDrafts`, for many threads and, with a database, many processes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
 
 
-class RetrievalCache(LookUp):
+class SessionDrafts(LookUp):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
@@ -37,7 +37,7 @@ class RetrievalCache(LookUp):
     whose prompts have most tokens in common with the present one, as LLMA does ("Inference with
     Reference", arXiv 2304.04487, section 2.3).
 
-    It does not draft from the present call; `ReferenceCopy() | RetrievalCache()` drafts from both.
+    It does not draft from the present call; `ReferenceCopy() | SessionDrafts()` drafts from both.
 
     A drafter serves one call at a time; `fork()` returns another one that shares the sessions, for
     another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is another
@@ -162,7 +162,7 @@ class RetrievalCache(LookUp):
         """Forgets all sessions."""
         self._memory.clear()
 
-    def fork(self) -> RetrievalCache:
+    def fork(self) -> SessionDrafts:
         """Another drafter with the same memory, for another thread or row of a batch."""
         fork = copy.copy(self)
         fork._forget_call()
