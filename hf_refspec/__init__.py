@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .drafting.draft_model import DraftModel as DraftModel
     from .drafting.drafter import Drafter as Drafter
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
+    from .drafting.look_up import LookUp as LookUp
     from .drafting.observation import Observation as Observation
+    from .drafting.path_drafter import PathDrafter as PathDrafter
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.session_drafts import SessionDrafts as SessionDrafts
     from .drafting.sibling_copy import SiblingCopy as SiblingCopy
@@ -56,7 +58,9 @@ _MODULES = {
     "drafting.draft_model": ["DraftModel"],
     "drafting.drafter": ["Drafter"],
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
+    "drafting.look_up": ["LookUp"],
     "drafting.observation": ["Observation"],
+    "drafting.path_drafter": ["PathDrafter"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.session_drafts": ["SessionDrafts"],
     "drafting.sibling_copy": ["SiblingCopy"],
@@ -90,7 +94,7 @@ __all__ = [
     "install",
     "is_installed",
     "uninstall",
-    *_MODULE_OF,
+    *(name for name in _MODULE_OF if name != "Blend"),  # `|` makes them
 ]
 
 
