@@ -52,10 +52,10 @@ class Blend(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter | CandidateGenerator | Datastore]) -> None:
         self._sources: list[Drafter] = []
-        for given in drafters:
-            drafter = as_source(given)
+        for source in drafters:
+            drafter = as_source(source)
             if drafter is None:
-                shown = shown_with_remedy(given)
+                shown = shown_with_remedy(source)
                 raise TypeError(f'drafters must be drafters or "auto", but has {shown}')
             self._sources += drafter.sources
         if not self.sources:

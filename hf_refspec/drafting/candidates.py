@@ -1,4 +1,4 @@
-"""The drafter for what a call may draft from: `"auto"`, a datastore or a `CandidateGenerator`."""
+"""Drafters for `"auto"`, a datastore or a `CandidateGenerator`, and one for transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def default_sources(
 
 
 class CandidateChain(Drafter):
-    """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
+    """Drafts the candidates of a `CandidateGenerator` (prompt look-up, an assistant, your own).
 
     Its candidates are verified as a chain against the target's own choice, sampled or greedy. The
     logits that it may return serve as estimates of what will be accepted."""
@@ -56,7 +56,8 @@ class CandidateChain(Drafter):
 
     def draft(self, budget: int) -> DraftTree:
         candidate_ids, logits = self.generator.get_candidates(self._ids)
-        tokens, probs = candidate_ids[0, self._ids.shape[1] :][:budget], None
+        tokens = candidate_ids[0, self._ids.shape[1] :][:budget]
+        probs = None
         if logits is not None and logits.shape[1] >= len(tokens):  # (1, m, vocab_size)
             all_probs = logits[0, : len(tokens)].float().softmax(dim=-1)
             chosen = all_probs.gather(1, tokens[:, None].to(logits.device))[:, 0].nan_to_num(0.0)
@@ -124,42 +125,42 @@ class AssistedDrafts(CandidateGenerator):
         """Does nothing: `get_candidates` sees which tokens were accepted."""
 
 
-def as_drafter(given: Any) -> Drafter:
+def as_drafter(generator: Any) -> Drafter:
     """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
-    drafter = as_source(given)
+    drafter = as_source(generator)
     if drafter is None:
         raise TypeError(
             '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {shown_with_remedy(given)}."
+            f"`CandidateGenerator`, but is {shown_with_remedy(generator)}."
         )
     return drafter
 
 
-def shown_with_remedy(given: Any) -> str:
-    """Names, for a message, what was given as a drafter and is none, and how to draft from it."""
-    is_name = isinstance(given, str | os.PathLike | type)
+def shown_with_remedy(value: Any) -> str:
+    """Describes an argument that is not a drafter, and how to draft from it, for a message."""
+    is_name = isinstance(value, str | os.PathLike | type)
     remedies: dict[Any, str] = {
         type: "pass an instance, not the class",
         PreTrainedModel: "a model drafts as `rs.DraftModel(model)`",
         (list, tuple): "join drafters with `|`, as in `rs.ReferenceCopy() | store`",
         (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
     }
-    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(given, kind)), "")
-    hint = did_you_mean(given, ["auto"]) if isinstance(given, str) else ""
-    return f"{given!r}{hint or remedy}" if is_name else f"a {type(given).__name__}{remedy}"
+    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
+    hint = did_you_mean(value, ["auto"]) if isinstance(value, str) else ""
+    return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
 
 
-def as_source(given: Any) -> Drafter | None:
+def as_source(value: Any) -> Drafter | None:
     """The drafter for `"auto"`, a datastore or a `CandidateGenerator`; `None` for anything else."""
-    if isinstance(given, Drafter):
-        return given
-    if isinstance(given, str) and given == "auto":
+    if isinstance(value, Drafter):
+        return value
+    if isinstance(value, str) and value == "auto":
         copy, recycling = default_sources()
         recycling.kept_at_model = True
         return copy | recycling | SiblingCopy()
-    if isinstance(given, CandidateGenerator):
-        return CandidateChain(given)
+    if isinstance(value, CandidateGenerator):
+        return CandidateChain(value)
     from ..store.datastore import Datastore  # loaded only where a store is given
     from .datastore_drafts import DatastoreDrafts
 
-    return DatastoreDrafts(given) if isinstance(given, Datastore) else None
+    return DatastoreDrafts(value) if isinstance(value, Datastore) else None

@@ -108,5 +108,5 @@ class DatastoreDrafts(LookUp):
         return [(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:
-        given = super().__repr__().partition("(")[2]
-        return f"DatastoreDrafts({self.store!r}{', ' if given != ')' else ''}{given}"
+        options = super().__repr__().partition("(")[2]
+        return f"DatastoreDrafts({self.store!r}{', ' if options != ')' else ''}{options}"

@@ -53,14 +53,14 @@ class Sampling:
 
 @dataclass
 class Call:
-    """What a call of `generate` tells its drafters.
+    """The options of a call of `generate` that its drafters need.
 
     Attributes:
         sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
         chain (`bool`): Whether it verifies a single path. The best path of a draft is verified
             then; a drafter may do better by growing one path from the start.
-        speed (callable, *optional*): The tokens per second that are expected of the best pass over
-            nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
+        speed (callable, *optional*): Returns the expected tokens per second of the best pass over
+            nodes with given estimates (`np.ndarray`, float32), drafted in given seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
         noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
             text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
@@ -83,13 +83,13 @@ class Drafter:
 
     Attributes:
         stats (`DraftStats`): Of the last call.
-        call ([`Call`]): What the present call tells its drafters, known when it begins.
+        call ([`Call`]): The options of the present call, set before it begins.
         calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
         decides_length (`bool`): Whether a call without `max_draft_tokens` verifies its drafts as
             they are, and not only what pays.
         observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
             node; 0 if none.
-        prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
+        prompt_fraction (`float`): The most that an observation of the prompt may cost, as a
             fraction of the prefill; 0 if none is needed.
     """
 
@@ -138,7 +138,7 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} must implement draft(budget)")
 
     def observe(self, observation: Observation) -> None:
-        """Receives what a forward pass of the target model yielded.
+        """Receives the result of a forward pass of the target model.
 
         Args:
             observation ([`Observation`]): The emitted tokens, the verified tree and what the target
@@ -173,12 +173,12 @@ class Drafter:
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
-        given = []
-        for each in inspect.signature(type(self).__init__).parameters.values():
-            value = getattr(self, each.name, each.default)
-            if isinstance(value, (int, float, str)) and value != each.default:
-                given.append(f"{each.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(given)})"
+        arguments = []
+        for parameter in inspect.signature(type(self).__init__).parameters.values():
+            value = getattr(self, parameter.name, parameter.default)
+            if isinstance(value, (int, float, str)) and value != parameter.default:
+                arguments.append(f"{parameter.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -14,7 +14,10 @@ _PASSES, _FEW_TOKENS = 15, 4
 # The priors of how often the next token is among the assistant's, and is its best one, and their
 # weight. Outcomes fade by the last factor with each pass of the target, so that the assistant is
 # tried again.
-_ACCEPTED, _BEST_ACCEPTED, _PSEUDO_COUNT, _MEMORY = 0.8, 0.6, 2.0, 0.98
+_ACCEPTED = 0.8
+_BEST_ACCEPTED = 0.6
+_PSEUDO_COUNT = 2.0
+_MEMORY = 0.98
 # The number of passes that are planned ahead, for the first alone may not pay where a pass over two
 # tokens takes much longer than over one; and of the nodes that each adds beside its best one.
 _AHEAD, _BESIDE = 4, 3

@@ -1,4 +1,4 @@
-"""What a speculative call did, and where its time went."""
+"""Counts and times of a speculative call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 @dataclass
 class SourceStats:
-    """What one source of a [`Blend`] did.
+    """Counts of one source of a [`Blend`].
 
     Attributes:
         name (`str`): The name of its class.
@@ -137,7 +137,9 @@ class DraftStats:
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
         self.accepted_lengths = [sum(pair) for pair in lengths]
         sources = zip_longest(self.sources, other.sources)
-        self.sources = [own + more if own and more else own or more for own, more in sources]
+        self.sources = [
+            ours + theirs if ours and theirs else ours or theirs for ours, theirs in sources
+        ]
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -105,7 +105,9 @@ class DraftTree:
 
     def along(self, tokens: Iterable[int]) -> list[int]:
         """The nodes of the path with these tokens, from the root as far as the tree has them."""
-        children, node, nodes = self.children(), ROOT, []
+        children = self.children()
+        node = ROOT
+        nodes = []
         for token in tokens:
             if (node, token) not in children:
                 break

@@ -17,7 +17,10 @@ TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 # Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
 # the same token, a probability outside of [0, 1] or larger than its parent's.
-FOREIGN_TOKEN, LATE_PARENT, SAME_TOKEN, RISING_PROB = 1, 2, 3, 4
+FOREIGN_TOKEN = 1
+LATE_PARENT = 2
+SAME_TOKEN = 3
+RISING_PROB = 4
 
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)

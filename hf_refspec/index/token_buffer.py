@@ -135,7 +135,8 @@ class JoinedTexts:
 
     def _lay_out(self, texts: int, room: int) -> None:
         """Gives a number of texts places with that room."""
-        held, self._tokens = self._tokens, np.full((texts, room), -1, dtype=np.int32)
+        held = self._tokens
+        self._tokens = np.full((texts, room), -1, dtype=np.int32)
         self._tokens[: len(held), : held.shape[1]] = held
         self._previous = np.full(self._tokens.size, -1, dtype=np.int32)
         self._latest = np.full_like(self._latest, -1)
