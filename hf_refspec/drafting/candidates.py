@@ -25,8 +25,7 @@ _ASSISTED_DRAFT_TOKENS = 10
 
 
 def default_sources(
-    references: list[str] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    references: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[ReferenceCopy, TokenRecycling]:
     """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest."""
     return ReferenceCopy(references, tokenizer), TokenRecycling()
@@ -95,12 +94,7 @@ class AssistedDrafts(CandidateGenerator):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns `input_ids` `(1, n)` followed by a chain of m draft tokens, `(1, n + m)`, and
         `None`, as there are no draft logits. Ids that continue those of the last call belong to its
-        text; others begin a new one.
-
-        Raises:
-            ValueError: If there is more than one row.
-            RuntimeError: If another call is using the drafter.
-        """
+        text; others begin a new one."""
         if input_ids.shape[0] != 1:
             raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
         ids = input_ids[0].numpy(force=True).copy()

@@ -49,12 +49,7 @@ class DatastoreDrafts(LookUp):
             together.
     """
 
-    def __init__(
-        self,
-        store: Datastore,
-        max_match: int = 16,
-        published: bool = False,
-    ) -> None:
+    def __init__(self, store: Datastore, max_match: int = 16, published: bool = False) -> None:
         if not isinstance(store, Datastore):
             raise TypeError(
                 f"store must be a Datastore, but is {store!r}; open one with "

@@ -88,11 +88,7 @@ class TokenRecycling(LookUp):
     _pooling = _GREEDY
 
     def __init__(
-        self,
-        top_k: int = 8,
-        context: int = 3,
-        max_contexts: int = 1 << 18,
-        published: bool = False,
+        self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18, published: bool = False
     ) -> None:
         table = NextTokens(top_k, context, max_contexts)
         if published:
@@ -152,10 +148,9 @@ class TokenRecycling(LookUp):
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
         if self.published:
             return DraftTree(*self._table.static_tree(int(context[-1]), budget))
-        runners_up = _NOTHING if behind_path else self._runners_up
-        tree = self._table.tree(
-            context, runners_up, self._pooling, budget, chain=self.call.chain and not behind_path
-        )
+        last_tokens, last_probs = _NOTHING if behind_path else self._runners_up
+        chain = self.call.chain and not behind_path
+        tree = self._table.tree(context, last_tokens, last_probs, self._pooling, budget, chain)
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:

@@ -82,16 +82,9 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
         if length > longest:
             anchor = place
             longest = length
-    found = _Matches(
-        text,
-        context[-1],
-        anchor,
-        match_length == 1,
-        copy_length,
-        positions,
-        lengths,
-        np.full(1, count),
-    )
+    join = match_length == 1
+    number = np.full(1, count)
+    found = _Matches(text, context[-1], anchor, join, copy_length, positions, lengths, number)
     return _grow_matches(found, count, capacity, budget, chain), anchor
 
 

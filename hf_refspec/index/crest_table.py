@@ -58,22 +58,12 @@ for _dtype in ("uint16", "uint32"):
     kernel_type(
         f"NgramTable_{_dtype}",
         NgramTable,
-        _tokens,
-        "uint32[::1]",
-        "uint32[::1]",
-        _tokens,
-        "uint8[::1]",
-        "uint8[::1]",
-        "int64",
-        "int64",
+        f"{_tokens}, uint32[::1], uint32[::1], {_tokens}, uint8[::1], uint8[::1], int64, int64",
     )
 
 
 def build_table(
-    ngrams: Sequence[np.ndarray],
-    trees: Sequence[TreeArrays],
-    dtype: np.dtype,
-    vocab_size: int,
+    ngrams: Sequence[np.ndarray], trees: Sequence[TreeArrays], dtype: np.dtype, vocab_size: int
 ) -> NgramTable:
     """Builds a table of n-grams, of each order from 1 on (int32, `(count, n)`), and the tree of
     each in turn, of at most 255 nodes."""
@@ -131,9 +121,7 @@ def _hash(ngram):
 
 
 @kernel(
-    "void(uint16[::1], int64, uint32[::1])",
-    "void(uint32[::1], int64, uint32[::1])",
-    drafts=False,
+    "void(uint16[::1], int64, uint32[::1])", "void(uint32[::1], int64, uint32[::1])", drafts=False
 )
 def fill_slots(keys, max_ngram, slots):
     """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""

@@ -123,10 +123,9 @@ def kernel(
     return lambda function: Kernel(function, signatures, drafts, interpreted)
 
 
-def kernel_type(name: str, kind: type, *fields: str) -> None:
+def kernel_type(name: str, kind: type, fields: str) -> None:
     """Defines a named tuple's type for signatures: its name there, and the types of its fields."""
-    fields_of = [eval(field, _types) for field in fields]
-    _types[name] = types.BaseTuple.from_types(fields_of, kind)
+    _types[name] = types.BaseTuple.from_types(eval(fields, _types), kind)
 
 
 def all_kernels() -> list[Kernel]:

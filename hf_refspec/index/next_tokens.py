@@ -121,13 +121,13 @@ class NextTokens:
     def tree(
         self,
         text: np.ndarray,
-        runners_up: tuple[np.ndarray, np.ndarray],
+        last_tokens: np.ndarray,
+        last_probs: np.ndarray,
         pooling: Pooling,
         budget: int,
         chain: bool,
     ) -> TreeArrays:
-        """Grows a draft tree, see [`~index.recycling_tree.recycling_tree`]. The `runners_up` are
-        the tokens that the target expected in place of the last one, and their probabilities."""
+        """Grows a draft tree, see [`~index.recycling_tree.recycling_tree`]."""
         with self._lock:
             return recycling_tree(
                 self._table,
@@ -136,8 +136,8 @@ class NextTokens:
                 self._commonest,
                 self._counts,
                 self._counted,
-                runners_up[0],
-                runners_up[1],
+                last_tokens,
+                last_probs,
                 pooling,
                 budget,
                 chain,

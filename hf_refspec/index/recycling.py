@@ -47,12 +47,7 @@ class Table(NamedTuple):
 kernel_type(
     "Table",
     Table,
-    "int32[:, ::1]",
-    "int32[:, ::1]",
-    "float32[:, ::1]",
-    "int64[::1]",
-    "int32[::1]",
-    "int64[::1]",
+    "int32[:, ::1], int32[:, ::1], float32[:, ::1], int64[::1], int32[::1], int64[::1]",
 )
 
 

@@ -44,7 +44,7 @@ class Pooling(NamedTuple):
         return Pooling(power * self.exponents, self.misses**power)
 
 
-kernel_type("Pooling", Pooling, "float64[:, ::1]", "float64[::1]")
+kernel_type("Pooling", Pooling, "float64[:, ::1], float64[::1]")
 
 
 class _Known(NamedTuple):

@@ -55,7 +55,7 @@ class IndexedText(NamedTuple):
 
 
 for _dtype in ("uint16", "uint32"):
-    kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1]", "int32[::1]", "int64")
+    kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1], int32[::1], int64")
 
 
 class Continuations(NamedTuple):
@@ -74,9 +74,7 @@ class Continuations(NamedTuple):
         return cls(rows, lengths, orders, np.empty(count, np.float64))
 
 
-kernel_type(
-    "Continuations", Continuations, "int32[:, ::1]", "int32[::1]", "int32[::1]", "float64[::1]"
-)
+kernel_type("Continuations", Continuations, "int32[:, ::1], int32[::1], int32[::1], float64[::1]")
 
 
 DAMAGED = (

@@ -29,7 +29,7 @@ class LinkedText(NamedTuple):
     latest: np.ndarray  # int32, longer than the largest token
 
 
-kernel_type("LinkedText", LinkedText, "int32[::1]", "int32[::1]", "int32[::1]")
+kernel_type("LinkedText", LinkedText, "int32[::1], int32[::1], int32[::1]")
 
 
 class TokenBuffer:
