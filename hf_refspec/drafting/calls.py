@@ -16,12 +16,8 @@ from .tree import DraftTree
 
 
 class AwaitingKernels(Drafter):
-    """A drafter that begins as soon as the kernels are loaded, and drafts nothing before.
-
-    Attributes:
-        drafter ([`Drafter`]): The drafter that it stands in for.
-        has_begun (`bool`): Whether that has begun.
-    """
+    """Stands in for a drafter, which begins as soon as the kernels are loaded; until then it drafts
+    nothing."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter

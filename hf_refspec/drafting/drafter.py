@@ -114,15 +114,8 @@ class Drafter:
         return [self]
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        """Checks a call before any work starts. By default everything is accepted.
-
-        Args:
-            vocab_size (`int`): The target model's.
-            processors (sequence of `LogitsProcessor`, *optional*): The call's, where known.
-
-        Raises:
-            ValueError: If it would draft ids outside of the vocabulary.
-        """
+        """Checks a call before any work starts. Raises a ValueError if it would draft ids outside
+        of the target's vocabulary; `processors` are the call's logits processors, where known."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
