@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
-from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH, DatastoreDrafts
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.ngram_counts import common_ngrams
 from hf_refspec.index.rest_trie import rest_tree
-from hf_refspec.store.compact import CONTINUATIONS
+from hf_refspec.store.compact import CONTINUATION_LENGTH, PLACES_READ
 from hf_refspec.store.names import load_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
@@ -51,7 +51,7 @@ class OneLength(DatastoreDrafts):
         if self.ranks.get(key, self.most) >= self.most:
             return rs.DraftTree.empty()
         if key not in self.trees:
-            limits = budget, CONTINUATIONS["rest"], CONTINUATION_LENGTH
+            limits = budget, PLACES_READ[True], CONTINUATION_LENGTH
             tree = rest_tree(self.store.shards, ngram, self.length, *limits)
             self.trees[key] = rs.DraftTree(*tree)
         return self.trees[key]
@@ -71,12 +71,12 @@ def _drafters(
             full = rs.Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
             shards = full.config.shards
             size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
-            yield REST, "", size, DatastoreDrafts(full, mode="rest"), ""
+            yield REST, "", size, DatastoreDrafts(full, published=True), ""
             yield MIXED, "", size, DatastoreDrafts(full), ""
             if fraction == 1:
                 yield BLEND, "", size, rs.ReferenceCopy() | DatastoreDrafts(full), ""
     published = [
-        (CREST_NAME, f"m={m} t={t}", {"mode": "rest", "max_ngram": m, "ngrams_per_order": t})
+        (CREST_NAME, f"m={m} t={t}", {"published": True, "max_ngram": m, "ngrams_per_order": t})
         for m in LONGEST
         for t in MOST
     ]

@@ -92,14 +92,14 @@ def shipped_cases(folder: Path) -> dict[str, Case]:
     compact = store.compact(folder / "compact", max_bytes=20_000, progress=False)
     case = partial(Case, len(tokenizer))
     return {
-        "edits, LLMA": case(edits, rs.ReferenceCopy(mode="llma", copy_length=18), 18),
+        "edits, LLMA": case(edits, rs.ReferenceCopy(published=True, copy_length=18), 18),
         "edits, ReferenceCopy, 16": case(edits, rs.ReferenceCopy(), 16),
         "edits, ReferenceCopy, 64": case(edits, rs.ReferenceCopy(), 64),
         "asked again, blend with RetrievalCache, 16": case(
-            edits[:2] + again[:2], rs.ReferenceCopy() | rs.RetrievalCache(), 16
+            edits[:2] + again[:2], rs.ReferenceCopy() | rs.SessionDrafts(), 16
         ),
         "completions, ReferenceCopy, 64": case(completions, rs.ReferenceCopy(), 64),
-        "completions, REST, 64": case(completions, rs.DatastoreDrafts(store, mode="rest"), 64),
+        "completions, REST, 64": case(completions, rs.DatastoreDrafts(store, published=True), 64),
         "completions, DatastoreDrafts, 64": case(completions, rs.DatastoreDrafts(store), 64),
         "completions, compact, 64": case(completions, rs.DatastoreDrafts(compact), 64),
         "completions, blend with DatastoreDrafts, 64": case(
@@ -125,7 +125,7 @@ def data_cases(data: Path) -> dict[str, Case]:
         "humaneval, ReferenceCopy, 64": case(problems, rs.ReferenceCopy(), 64),
         "spec-bench, ReferenceCopy, 64": case(first_turns, rs.ReferenceCopy(), 64),
         "multi-turn, blend with RetrievalCache, 64": case(
-            conversations, rs.ReferenceCopy() | rs.RetrievalCache(), 64
+            conversations, rs.ReferenceCopy() | rs.SessionDrafts(), 64
         ),
     }
 
@@ -182,14 +182,14 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
     return Figures(round(stats.mat, 4), stats.forward_passes, round(cost, 3))
 
 
-def replay_case(case: Case) -> rs.SpeculationStats:
+def replay_case(case: Case) -> rs.DraftStats:
     """Replays a case."""
     answers = [(each.prompt_ids, each.answer_ids) for each in case.answers]
     return replay(answers, case.drafter, case.vocab_size, case.nodes)
 
 
-def _written(case: Case, model: PreTrainedModel) -> rs.SpeculationStats:
-    total = rs.SpeculationStats()
+def _written(case: Case, model: PreTrainedModel) -> rs.DraftStats:
+    total = rs.DraftStats()
     for answer in case.answers:
         model.generate(
             torch.tensor([answer.prompt_ids]),

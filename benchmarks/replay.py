@@ -54,7 +54,7 @@ def look_up(_: RecordedAnswer) -> rs.Drafter:
 def llma(n: int = 1, k: int = 18) -> NewDrafter:
     """LLMA's algorithm, on the documents of the question."""
     return lambda answer: rs.ReferenceCopy(
-        answer.references, match_length=n, copy_length=k, mode="llma"
+        answer.references, match_length=n, copy_length=k, published=True
     )
 
 
@@ -75,7 +75,7 @@ def figures(
     answers: list[RecordedAnswer], new_drafter: NewDrafter, nodes: int, vocab_size: int
 ) -> list[str]:
     """The [`FIGURES`] of a drafter, which is a new one for each answer."""
-    stats = rs.SpeculationStats()
+    stats = rs.DraftStats()
     for each in answers:
         stats += replay([(each.prompt_ids, each.answer_ids)], new_drafter(each), vocab_size, nodes)
     counts = stats.drafts, stats.accepted, stats.forward_passes

@@ -30,10 +30,10 @@ from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.drafting.sessions.memory import Memory
 
 ROWS, SIMILAR = 32, 4  # questions answered at a time, sessions that LLMA copies from
-LLMA = partial(rs.ReferenceCopy, mode="llma", copy_length=18)
+LLMA = partial(rs.ReferenceCopy, published=True, copy_length=18)
 KEPT = (
     ("ReferenceCopy", rs.ReferenceCopy),
-    ("with cache", lambda: rs.ReferenceCopy() | rs.RetrievalCache()),
+    ("with cache", lambda: rs.ReferenceCopy() | rs.SessionDrafts()),
 )
 COLUMNS = ["look-up, 10", "LLMA, prompt", "LLMA, sessions"]
 COLUMNS += [f"{name}, {nodes}" for nodes in (18, 64) for name, _ in KEPT]
@@ -69,7 +69,7 @@ def answer(chats: list[Chat], path: Path, name: str | None, new_tokens: int) -> 
 
 def mats(answers: list[RecordedAnswer], vocab_size: int) -> list[str]:
     """The MAT of each column over the second half of the answers."""
-    counted, memory = [rs.SpeculationStats() for _ in COLUMNS], Memory(10_000_000, None)
+    counted, memory = [rs.DraftStats() for _ in COLUMNS], Memory(10_000_000, None)
     kept = [(new(), nodes) for nodes in (18, 64) for _, new in KEPT]
     for number, each in enumerate(answers):
         prompt, pair = np.array(each.prompt_ids), (each.prompt_ids, each.answer_ids)

@@ -61,7 +61,7 @@ def gain(model: Any, texts: list[RecordedAnswer], tokens: int) -> str:
     """The MAT and the speed-up of "auto" over several texts, plain decoding by turns with it."""
     plain = drafted = 0.0
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    counts = rs.SpeculationStats()
+    counts = rs.DraftStats()
     for text in texts:
         plain += decoding_seconds(model, text, tokens)
         drafted += decoding_seconds(model, text, tokens, candidate_generator=drafter)

@@ -24,7 +24,7 @@ def main() -> None:
     name = parser.parse_args().model or rs.default_model()
     model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
     tok = AutoTokenizer.from_pretrained(name)
-    cache = rs.RetrievalCache(tokenizer=tok, path="sessions")
+    cache = rs.SessionDrafts(tokenizer=tok, path="sessions")
     print(f"{len(cache)} sessions are remembered")
     drafter = rs.ReferenceCopy() | cache
     messages: list[dict[str, str]] = []

@@ -164,7 +164,7 @@ def train(name: str, steps: int, rollouts: int, tokens: int, drafted: bool) -> R
         if not drafted:
             trainer.train()
             return run
-        history = rs.RetrievalCache(top_k=2 * rollouts)  # of earlier epochs
+        history = rs.SessionDrafts(top_k=2 * rollouts)  # of earlier epochs
         drafter = rs.ReferenceCopy() | rs.SiblingCopy() | history | rs.TokenRecycling()
         with rs.attach(run.model, drafter) as attachment:
             RolloutCallback(trainer, attachment)

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from .drafting.draft_model import DraftModel as DraftModel
     from .drafting.drafter import Drafter as Drafter
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
+    from .drafting.look_up import LookUp as LookUp
     from .drafting.observation import Observation as Observation
+    from .drafting.path_drafter import PathDrafter as PathDrafter
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
-    from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
+    from .drafting.sessions.session_drafts import SessionDrafts as SessionDrafts
     from .drafting.sibling_copy import SiblingCopy as SiblingCopy
-    from .drafting.stats import SpeculationStats as SpeculationStats
+    from .drafting.stats import DraftStats as DraftStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
     from .generation.check import ModelCheck as ModelCheck
@@ -56,11 +58,13 @@ _MODULES = {
     "drafting.draft_model": ["DraftModel"],
     "drafting.drafter": ["Drafter"],
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
+    "drafting.look_up": ["LookUp"],
     "drafting.observation": ["Observation"],
+    "drafting.path_drafter": ["PathDrafter"],
     "drafting.reference_copy": ["ReferenceCopy"],
-    "drafting.sessions.retrieval_cache": ["RetrievalCache"],
+    "drafting.sessions.session_drafts": ["SessionDrafts"],
     "drafting.sibling_copy": ["SiblingCopy"],
-    "drafting.stats": ["SpeculationStats"],
+    "drafting.stats": ["DraftStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
     "generation.check": ["ModelCheck", "check"],
@@ -90,7 +94,7 @@ __all__ = [
     "install",
     "is_installed",
     "uninstall",
-    *_MODULE_OF,
+    *(name for name in _MODULE_OF if name != "Blend"),  # `|` makes them
 ]
 
 

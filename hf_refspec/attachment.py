@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers.generation import CandidateGenerator
 
     from .drafting.drafter import Drafter
-    from .drafting.stats import SpeculationStats
+    from .drafting.stats import DraftStats
 
 logger = logging.getLogger("hf_refspec")
 
@@ -28,18 +28,18 @@ class Attachment:
 
     Attributes:
         options (`dict`): `max_draft_tokens` and `verification`.
-        stats (`SpeculationStats`): The counts of all calls together.
+        stats (`DraftStats`): The counts of all calls together.
     """
 
     def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
         from .drafting.candidates import as_drafter
-        from .drafting.stats import SpeculationStats
+        from .drafting.stats import DraftStats
         from .generation.default_drafter import DrafterPool
         from .generation.validation import check_options
 
         check_options(**options)
         self.options = options
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self._drafter = drafter
         self._pool = None if drafter == "auto" else DrafterPool(as_drafter(drafter))
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Attachment:
 
         return drafter_of_call(model) if self._pool is None else self._pool.drafter()
 
-    def count(self, stats: SpeculationStats) -> None:
+    def count(self, stats: DraftStats) -> None:
         """Adds the counts of a call that is over."""
         with self._lock:
             self.stats += stats

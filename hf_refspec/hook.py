@@ -150,11 +150,11 @@ def _untested(
     if attachment is not None:
         attachment.log_plain_call(why)
     elif (drafter := options.get("candidate_generator")) is not None:
-        from .drafting.stats import SpeculationStats
+        from .drafting.stats import DraftStats
 
         _log_once(why)
-        if isinstance(getattr(drafter, "stats", None), SpeculationStats):
-            drafter.stats = SpeculationStats(reason=why)
+        if isinstance(getattr(drafter, "stats", None), DraftStats):
+            drafter.stats = DraftStats(reason=why)
     dropped = {*OPTIONS, "custom_generate"}
     return generate(model, **{n: value for n, value in kwargs.items() if n not in dropped})
 

@@ -60,7 +60,7 @@ def prophet(given: dict[str, torch.Tensor], plain: torch.Tensor, accuracy: float
     return Prophets(on_host, plain.cpu(), accuracy)
 
 
-def assert_same(model, given, drafter=None, nodes: int = 12, **options) -> rs.SpeculationStats:
+def assert_same(model, given, drafter=None, nodes: int = 12, **options) -> rs.DraftStats:
     """Asserts that a drafter changes no id; returns its stats."""
     plain = generate(model, given, **options)
     drafter = prophet(given, plain) if drafter is None else drafter
@@ -140,7 +140,7 @@ def test_a_datastore(byte_model, tokenizer, tmp_path):
 
 
 def test_sessions_are_drafted_in_later_calls(llama):
-    sessions = rs.RetrievalCache()
+    sessions = rs.SessionDrafts()
     assert_same(llama, inputs(), sessions)
     assert assert_same(llama, inputs(), sessions).mat > 3
     assert_same(llama, inputs(3), sessions)

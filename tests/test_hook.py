@@ -14,6 +14,7 @@ from drafters import Noise, Prophet
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
 import hf_refspec as rs
+from hf_refspec.drafting.candidates import AssistedDrafts
 
 OPTIONS = {**GREEDY, "max_new_tokens": 30}
 
@@ -128,7 +129,7 @@ def test_speculate_works_with_and_without_the_hook(llama, uninstalled):
 
 def test_transformers_own_assisted_decoding_takes_a_drafter(fresh_llama):
     plain = fresh_llama.generate(PROMPT, **OPTIONS)
-    fresh_llama._get_candidate_generator = lambda **_: Prophet(plain, accuracy=0.9)
+    fresh_llama._get_candidate_generator = lambda **_: AssistedDrafts(Prophet(plain, accuracy=0.9))
     drafted = fresh_llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
     assert drafted.tolist() == plain.tolist()
 

@@ -1,3 +1,1 @@
 """Drafters: where the draft tokens come from."""
-
-from . import blend as blend  # it gives every drafter its `|`

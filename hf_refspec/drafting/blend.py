@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from transformers.generation import CandidateGenerator
@@ -12,22 +12,24 @@ from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source, shown_with_remedy
 from .drafter import Drafter, checked_draft
 from .observation import Observation
-from .source import NO_PATH, Source
+from .path_drafter import NO_PATH, PathDrafter
 from .stats import SourceStats
-from .tree import DraftTree, merged
+from .tree import DraftTree, behind_path, merged
 
 if TYPE_CHECKING:
     from ..store.datastore import Datastore
 
-# The most places at which others continue a draft, their least probability, and the most nodes that
-# each may add. More nodes or places take more time at each draft.
-_PLACES, _LEAST_PROB, _NODES = 4, 0.1, 16
+# The most nodes at which other sources continue a draft, the least probability of such a node, and
+# the most nodes that each source may add there. More of either takes more time at each draft.
+_CONTINUED_NODES = 4
+_LEAST_PROB = 0.1
+_ADDED_NODES = 16
 
 
 class _Draft(NamedTuple):
-    """What a source drafted behind another's path, or behind the text."""
+    """The draft of one source behind another's path, or behind the text."""
 
-    source: int
+    source: int  # its number
     path: np.ndarray
     tree: DraftTree
 
@@ -49,47 +51,60 @@ class Blend(Drafter):
     """
 
     def __init__(self, drafters: Sequence[Drafter | CandidateGenerator | Datastore]) -> None:
-        self.drafters: list[Drafter] = []
-        for given in drafters:
-            drafter = as_source(given)
+        self._sources: list[Drafter] = []
+        for source in drafters:
+            drafter = as_source(source)
             if drafter is None:
-                shown = shown_with_remedy(given)
+                shown = shown_with_remedy(source)
                 raise TypeError(f'drafters must be drafters or "auto", but has {shown}')
-            self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
-        if not self.drafters:
+            self._sources += drafter.sources
+        if not self.sources:
             raise ValueError("drafters is empty; give at least one")
-        if len(set(map(id, self.drafters))) < len(self.drafters):
+        if len(set(map(id, self.sources))) < len(self.sources):
             raise ValueError("drafters has the same drafter twice; make another one")
-        self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
-        self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
-        self._calibrations = [Calibration() for _ in self.drafters]
-        if costly := self._that("costly"):
+        self.observed_top_k = max(drafter.observed_top_k for drafter in self.sources)
+        self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.sources)
+        costly = [isinstance(source, PathDrafter) and source.costly for source in self.sources]
+        if any(costly):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.
-            priors = (0.0 if i in costly else PRIOR_EXPONENT for i in range(len(self.drafters)))
-            self._calibrations = [Calibration(prior) for prior in priors]
+            self._calibrations = [Calibration(0.0 if runs else PRIOR_EXPONENT) for runs in costly]
             self.calibration = Calibration()
+        else:
+            self._calibrations = [Calibration() for _ in self.sources]
 
-    def _that(self, trait: str, has: bool = True) -> dict[int, Source]:
-        """The sources that have (or lack) a trait of [`Source`] now, by their numbers."""
-        sources = {i: each for i, each in enumerate(self.drafters) if isinstance(each, Source)}
-        return {i: each for i, each in sources.items() if getattr(each, trait) == has}
+    @property
+    def sources(self) -> list[Drafter]:
+        return self._sources
+
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        for source in self.sources:
+            source.check(vocab_size, processors)
 
     def __repr__(self) -> str:
-        return " | ".join(map(repr, self.drafters))
+        return " | ".join(map(repr, self.sources))
 
     def fork(self) -> Blend:
-        fork = Blend([drafter.fork() for drafter in self.drafters])
-        fork.calibration, fork._calibrations = self.calibration, self._calibrations
+        fork = Blend([drafter.fork() for drafter in self.sources])
+        fork.calibration = self.calibration
+        fork._calibrations = self._calibrations
         return fork
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
+        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.sources]
         self._drafts: list[_Draft] = []
-        for drafter in self.drafters:
+        for drafter in self.sources:
             drafter.call = self.call
             drafter.begin(prompt_ids, vocab_size)
-        self._costly, self._pruners = self._that("costly"), self._that("prunes")
+        # By their numbers; whether a source prunes may differ from call to call.
+        path_drafters = {
+            number: source
+            for number, source in enumerate(self.sources)
+            if isinstance(source, PathDrafter)
+        }
+        self._costly = {i: source for i, source in path_drafters.items() if source.costly}
+        self._cheap = {i: source for i, source in path_drafters.items() if not source.costly}
+        self._pruners = {i: source for i, source in path_drafters.items() if source.prunes}
 
     def draft(self, budget: int) -> DraftTree:
         estimates = self._estimates(budget)
@@ -100,7 +115,7 @@ class Blend(Drafter):
     def observe(self, observation: Observation) -> None:
         if not observation.of_prompt:
             self._record(observation.tokens)
-        for drafter in self.drafters:
+        for drafter in self.sources:
             if not observation.of_prompt or drafter.prompt_fraction > 0:
                 drafter.observe(observation)
 
@@ -123,69 +138,65 @@ class Blend(Drafter):
         self._drafts = []
 
     def end(self) -> None:
-        for drafter in self.drafters:
+        for drafter in self.sources:
             drafter.end()
 
     def _estimates(self, budget: int) -> list[DraftTree]:
         """Each source's draft, with corrected estimates: first those of the cheap sources, then
-        those of the costly ones, which know the drafts before and whose paths the cheap ones
+        those of the costly ones, which know the earlier drafts and whose paths the cheap ones
         continue."""
-        self._drafts, estimates = [], [DraftTree.empty()]
-        for i in sorted(range(len(self.drafters)), key=self._costly.__contains__):
+        self._drafts = []
+        estimates = [DraftTree.empty()]
+        for i in sorted(range(len(self.sources)), key=self._costly.__contains__):
             if i in self._costly:
                 self._costly[i].known = merged(estimates, budget)
-            tree = checked_draft(self.drafters[i], budget, self._vocab_size)
+            tree = checked_draft(self.sources[i], budget, self._vocab_size)
             estimates.append(self._estimate(i, tree))
             if i in self._costly:
-                estimates += self._continued(estimates[-1], budget)
+                tree = estimates[-1]
+                leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
+                for node in _best_nodes(tree, leaves):
+                    estimates += self._continued(tree, node, self._cheap, budget)
         if self._pruners:
-            estimates += self._continued(merged(estimates, budget), budget, prunes=True)
+            tree = merged(estimates, budget)
+            nodes = np.arange(len(tree))
+            leaves = np.setdiff1d(nodes, tree.parents)
+            trees = {draft.source: draft.tree for draft in self._drafts if len(draft.path) == 0}
+            for node in dict.fromkeys(_best_nodes(tree, leaves) + _best_nodes(tree, nodes)):
+                path = tree.path(node).tolist()
+                # A pruner's own tree may go on from there already.
+                pruners = {
+                    i: source
+                    for i, source in self._pruners.items()
+                    if len(trees[i].along(path)) < len(path)
+                }
+                estimates += self._continued(tree, node, pruners, budget)
         return estimates
 
-    def _estimate(
-        self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH, prob: float = 1.0
-    ) -> DraftTree:
-        """A source's tree behind a path of that probability, with corrected estimates, and without
-        the nodes that other sources know cannot follow."""
-        for i, other in self._pruners.items():
-            tree = tree if i == source else other.prune(tree, path)
+    def _estimate(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """A source's tree behind a path, with corrected estimates, and without the nodes that other
+        sources know cannot follow."""
+        for i, pruner in self._pruners.items():
+            if i != source:
+                tree = pruner.prune(tree, path)
         self._drafts.append(_Draft(source, path, tree))
-        estimate, length = self._calibrations[source].calibrated(tree), len(path)
-        if length == 0:
-            return estimate
-        # The path's nodes have probability 0, so that merging leaves the other tree's estimates.
-        parents = np.where(estimate.parents < 0, length - 1, estimate.parents + length)
-        return DraftTree(
-            np.concatenate((path, estimate.tokens)),
-            np.concatenate((np.arange(-1, length - 1), parents), dtype=np.int32),
-            np.concatenate((np.zeros(length), prob * estimate.probs), dtype=np.float32),
-        )
+        return self._calibrations[source].calibrated(tree)
 
-    def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
-        """What the cheap sources draft behind the best leaves of a tree; or, if it `prunes`, what
-        the pruning sources draft there and behind its best other nodes."""
-        every = np.arange(len(tree))
-        places = _best_nodes(tree, np.setdiff1d(every, tree.parents))
-        if prunes:
-            places = [*dict.fromkeys(places + _best_nodes(tree, every))]
-        own = {each.source: each.tree for each in self._drafts if len(each.path) == 0}
-        sources = self._pruners if prunes else self._that("costly", False)
+    def _continued(
+        self, tree: DraftTree, node: int, sources: Mapping[int, PathDrafter], budget: int
+    ) -> list[DraftTree]:
+        """The estimates of some sources for what follows a node of a tree."""
+        path = tree.path(node)
         continued = []
-        for place in places:
-            path = tree.path(place)
-            for i, source in sources.items():
-                if prunes and len(own[i].along(path.tolist())) == len(path):
-                    continue  # its own tree goes on from there already
-                more = source.continue_path(path, min(budget, _NODES)).checked(self._vocab_size)
-                continued.append(self._estimate(i, more, path, float(tree.probs[place])))
+        for i, source in sources.items():
+            drafted = source.continue_path(path, min(budget, _ADDED_NODES))
+            estimate = self._estimate(i, drafted.checked(self._vocab_size), path)
+            continued.append(behind_path(path, float(tree.probs[node]), estimate))
         return continued
 
 
 def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     """The most probable of these nodes, as far as they are probable enough to be continued."""
-    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
+    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
-
-
-Drafter._blended = Blend

@@ -41,8 +41,14 @@ class Calibration:
 
     def calibrated(self, tree: DraftTree) -> DraftTree:
         """The same tree with corrected estimates."""
-        prior = PSEUDO_COUNT, self._prior_exponent
-        probs = calibrate(tree.parents, tree.probs, self._expected, self._accepted, *prior)
+        probs = calibrate(
+            tree.parents,
+            tree.probs,
+            self._expected,
+            self._accepted,
+            PSEUDO_COUNT,
+            self._prior_exponent,
+        )
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:

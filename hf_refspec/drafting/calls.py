@@ -1,4 +1,4 @@
-"""The drafters of one call: from `begin` to `end`, and what stands in for one that cannot begin."""
+"""The drafters of one call, from `begin` to `end`, and a stand-in for those that must wait."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ from typing import Any
 import numpy as np
 
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, check_sources, owned, sources_of
+from .drafter import Call, Drafter, Sampling, owned
 from .observation import Observation
-from .stats import SpeculationStats
+from .stats import DraftStats
 from .tree import DraftTree
 
 
 class AwaitingKernels(Drafter):
-    """Stands in for a drafter until the kernels are loaded, and drafts nothing before."""
+    """Stands in for a drafter, which begins as soon as the kernels are loaded; until then it drafts
+    nothing."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
-        self.call, self.calibration = drafter.call, drafter.calibration
-        self.observed_top_k, self.prompt_fraction = drafter.observed_top_k, drafter.prompt_fraction
+        self.call = drafter.call
+        self.calibration = drafter.calibration
+        self.observed_top_k = drafter.observed_top_k
+        self.prompt_fraction = drafter.prompt_fraction
         self.has_begun = False
-        self._arguments = prompt_ids, vocab_size  # of `begin`
-        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it
+        self._prompt_ids = prompt_ids
+        self._vocab_size = vocab_size
+        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it began
 
-    def begins(self) -> bool:
-        """Whether the drafter has begun; it does as soon as the kernels are loaded."""
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return self.drafter.sources
+
+    def begin_if_ready(self) -> bool:
+        """Begins once the kernels are loaded; returns whether the drafter has begun."""
         if not self.has_begun and drafting_kernels.ready():
             self.has_begun = True
-            self.drafter.begin(*self._arguments)
+            self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
                 self.drafter.observe(Observation(np.concatenate(self._missed)))
         return self.has_begun
@@ -39,7 +47,7 @@ class AwaitingKernels(Drafter):
         return self.drafter.draft(budget) if self.has_begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
-        if self.begins():
+        if self.begin_if_ready():
             self.drafter.observe(observation)
         elif not observation.of_prompt:
             self._missed.append(observation.tokens)
@@ -63,26 +71,27 @@ def drafter_call(
     row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
     using it, and a ValueError if it drafts from ids outside of the vocabulary."""
     with owned(drafter), ExitStack() as ends:
-        check_sources(drafter, vocab_size, processors)
+        drafter.check(vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
-        rows = []
-        for each, prompt_ids in zip(drafters, prompts, strict=True):
-            each.stats, each.call = SpeculationStats(), Call(sampling)
-            awaiting = AwaitingKernels(each, prompt_ids, vocab_size)
+        rows: list[Drafter] = []
+        for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
+            row_drafter.stats = DraftStats()
+            row_drafter.call = Call(sampling)
+            awaiting = AwaitingKernels(row_drafter, prompt_ids, vocab_size)
             ends.callback(awaiting.end)
-            rows.append(each if drafting_kernels.loaded and awaiting.begins() else awaiting)
+            # Loading them takes half a second, which the first token should not wait for.
+            begins_now = drafting_kernels.loaded and awaiting.begin_if_ready()
+            rows.append(row_drafter if begins_now else awaiting)
         yield rows
         for fork in drafters[1:]:
-            drafter.stats += SpeculationStats(sources=fork.stats.sources)
+            drafter.stats += DraftStats(sources=fork.stats.sources)
 
 
 def remember_outputs(
-    stats: SpeculationStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
+    stats: DraftStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
     """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
-    of each source that has it, names of sources with arrays that no later call may change."""
+    of each source."""
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
-        used = drafter.drafter if isinstance(drafter, AwaitingKernels) else drafter
-        sources: list[Any] = [each for each in sources_of(used) if hasattr(each, "source_texts")]
-        texts = [text for source in sources for text in source.source_texts()]
+        texts = [text for source in drafter.sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))

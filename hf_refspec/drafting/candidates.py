@@ -1,4 +1,4 @@
-"""The drafter for what a call may draft from: `"auto"`, a datastore or a `CandidateGenerator`."""
+"""Drafters for `"auto"`, a datastore or a `CandidateGenerator`, and one for transformers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
-from .drafter import Drafter
+from .drafter import Call, Drafter, checked_draft, owned
 from .observation import Observation
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
 
+# Assisted decoding names no vocabulary (any id of an int32 may be a token), and no budget.
+_ANY_VOCABULARY = 2**31 - 1
+_ASSISTED_DRAFT_TOKENS = 10
+
 
 def default_sources(
-    references: list[str] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    references: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[ReferenceCopy, TokenRecycling]:
     """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest."""
     return ReferenceCopy(references, tokenizer), TokenRecycling()
 
 
 class CandidateChain(Drafter):
-    """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
+    """Drafts the candidates of a `CandidateGenerator` (prompt look-up, an assistant, your own).
 
     Its candidates are verified as a chain against the target's own choice, sampled or greedy. The
     logits that it may return serve as estimates of what will be accepted."""
@@ -52,7 +55,8 @@ class CandidateChain(Drafter):
 
     def draft(self, budget: int) -> DraftTree:
         candidate_ids, logits = self.generator.get_candidates(self._ids)
-        tokens, probs = candidate_ids[0, self._ids.shape[1] :][:budget], None
+        tokens = candidate_ids[0, self._ids.shape[1] :][:budget]
+        probs = None
         if logits is not None and logits.shape[1] >= len(tokens):  # (1, m, vocab_size)
             all_probs = logits[0, : len(tokens)].float().softmax(dim=-1)
             chosen = all_probs.gather(1, tokens[:, None].to(logits.device))[:, 0].nan_to_num(0.0)
@@ -74,43 +78,83 @@ class CandidateChain(Drafter):
         self._drafted = None
 
 
-def as_drafter(given: Any) -> Drafter:
+class AssistedDrafts(CandidateGenerator):
+    """A drafter for transformers' own assisted decoding, as a `CandidateGenerator`.
+
+    It proposes chains of up to 10 tokens, as transformers' prompt look-up does: assisted decoding
+    sets no budget."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._call: Call | None = None  # of the present text
+        self._ids = np.empty(0, dtype=np.int64)  # the present text so far
+
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns `input_ids` `(1, n)` followed by a chain of m draft tokens, `(1, n + m)`, and
+        `None`, as there are no draft logits. Ids that continue those of the last call belong to its
+        text; others begin a new one."""
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
+        ids = input_ids[0].numpy(force=True).copy()
+        drafter = self.drafter
+        with owned(drafter):
+            is_begun = drafter.call is self._call
+            if not is_begun or not np.array_equal(ids[: len(self._ids)], self._ids):
+                if is_begun:
+                    drafter.end()
+                self._call = drafter.call = Call(chain=True)
+                drafter.begin(ids, _ANY_VOCABULARY)
+            elif len(ids) > len(self._ids):
+                drafter.observe(Observation(ids[len(self._ids) :]))
+            self._ids = ids
+            chain = checked_draft(drafter, _ASSISTED_DRAFT_TOKENS, _ANY_VOCABULARY)
+        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
+        return torch.cat((input_ids, draft_ids[None]), dim=1), None
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        """Does nothing: `get_candidates` sees which tokens were accepted."""
+
+
+def as_drafter(generator: Any) -> Drafter:
     """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
-    drafter = as_source(given)
+    drafter = as_source(generator)
     if drafter is None:
         raise TypeError(
             '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {shown_with_remedy(given)}."
+            f"`CandidateGenerator`, but is {shown_with_remedy(generator)}."
         )
     return drafter
 
 
-def shown_with_remedy(given: Any) -> str:
-    """Names, for a message, what was given as a drafter and is none, and how to draft from it."""
-    is_name = isinstance(given, str | os.PathLike | type)
+def shown_with_remedy(value: Any) -> str:
+    """Describes an argument that is not a drafter, and how to draft from it, for a message."""
+    is_name = isinstance(value, str | os.PathLike | type)
     remedies: dict[Any, str] = {
         type: "pass an instance, not the class",
         PreTrainedModel: "a model drafts as `rs.DraftModel(model)`",
         (list, tuple): "join drafters with `|`, as in `rs.ReferenceCopy() | store`",
         (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
     }
-    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(given, kind)), "")
-    hint = did_you_mean(given, ["auto"]) if isinstance(given, str) else ""
-    return f"{given!r}{hint or remedy}" if is_name else f"a {type(given).__name__}{remedy}"
+    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
+    hint = did_you_mean(value, ["auto"]) if isinstance(value, str) else ""
+    return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
 
 
-def as_source(given: Any) -> Drafter | None:
+def as_source(value: Any) -> Drafter | None:
     """The drafter for `"auto"`, a datastore or a `CandidateGenerator`; `None` for anything else."""
-    if isinstance(given, Drafter):
-        return given
-    if isinstance(given, str) and given == "auto":
+    if isinstance(value, Drafter):
+        return value
+    if isinstance(value, str) and value == "auto":
         copy, recycling = default_sources()
         recycling.kept_at_model = True
-        default: Drafter = Drafter._blended([copy, recycling, SiblingCopy()])
-        return default
-    if isinstance(given, CandidateGenerator):
-        return CandidateChain(given)
+        return copy | recycling | SiblingCopy()
+    if isinstance(value, CandidateGenerator):
+        return CandidateChain(value)
     from ..store.datastore import Datastore  # loaded only where a store is given
     from .datastore_drafts import DatastoreDrafts
 
-    return DatastoreDrafts(given) if isinstance(given, Datastore) else None
+    return DatastoreDrafts(value) if isinstance(value, Datastore) else None

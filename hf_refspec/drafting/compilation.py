@@ -1,8 +1,14 @@
 """The kernels that draft: compiled ahead of time, or in the background.
 
-Compiling all of them takes half a minute of a core, and no call of `generate` waits for it: it
-decodes plainly while another process compiles them into numba's cache. A thread could not do it:
-numba's compiler holds the interpreter's lock, which every operation of the model needs.
+Compiling all of them takes half a minute of a core, once for each installation; numba's cache then
+has them, and each process loads them in half a second.
+
+- `drafting_kernels.compile()` waits until they are there: `warmup()`, `check()`, the commands.
+- `drafting_kernels.ready()` never waits for a compiler. Each call of `generate` asks it after its
+  tokens, and drafts once it is true. Where the cache lacks kernels, it starts another process that
+  compiles them, and the call decodes plainly meanwhile. A thread could not do it: numba's compiler
+  holds the interpreter's lock, which every operation of the model needs.
+- A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
 """
 
 from __future__ import annotations
@@ -107,15 +113,15 @@ drafting_kernels = DraftingKernels()
 
 
 def compile_in_background(idle: bool) -> None:
-    """What the other process runs. If several idle ones start together, one compiles; the others
-    wait, and then load what it compiled."""
+    """Compiles all, in the other process. If several idle ones start together, one compiles; the
+    others wait, and then load what it compiled."""
     with FileLock(tree_depths.cache_path / "hf_refspec.lock") if idle else nullcontext():
         drafting_kernels.compile()
 
 
 def _imported() -> list[Kernel]:
     """The kernels of the modules that are imported by now."""
-    return [each for each in all_kernels() if each.drafts]
+    return [kernel for kernel in all_kernels() if kernel.drafts]
 
 
 def _start_compilation(idle: bool) -> subprocess.Popen[bytes] | None:
@@ -123,7 +129,7 @@ def _start_compilation(idle: bool) -> subprocess.Popen[bytes] | None:
     if getattr(sys, "frozen", False) or not sys.executable:  # it would start the application again
         return None
     # This process's paths alone: `python -c` would add the working directory.
-    path = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
+    path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _COMPILE.format(path=path, module=__name__, idle=idle)],

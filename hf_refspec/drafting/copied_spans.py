@@ -1,4 +1,4 @@
-"""Which new tokens stand in the texts that a drafter copies from, and where."""
+"""The new tokens that also stand in the texts that a drafter copies from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class _SourceText:
         before = 0
         for part in self.parts:
             tokens, boundary = _tokens_of(part)
-            searched, end = np.where(output == boundary, -2, output), SHORTEST
+            searched = np.where(output == boundary, -2, output)
+            end = SHORTEST
             if not isinstance(part, IndexedText):
                 boundary = max(tokens.max(initial=0), output.max(initial=0)) + 1
                 buffer = TokenBuffer()
@@ -80,7 +81,8 @@ class _SourceText:
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        ends, before = [], 0
+        ends = []
+        before = 0
         for tokens, boundary in map(_tokens_of, self.parts):
             for block in np.array_split(tokens, len(tokens) // _BLOCK + 1):
                 ends.append(before + np.flatnonzero(block == boundary))
@@ -95,8 +97,10 @@ def _tokens_of(part: np.ndarray | IndexedText) -> tuple[np.ndarray, int]:
 
 def copied_spans(row: int, output: Sequence[int], sources: Sequence[Any]) -> list[CopiedSpan]:
     """A row's spans: the longest run, of equal ones that of the first source (its name and parts),
-    and the same of what is before and behind it."""
-    tokens, texts, spans = np.array(output, np.int32), [_SourceText(*each) for each in sources], []
+    and then those of the tokens before and behind it, found likewise."""
+    tokens = np.array(output, np.int32)
+    texts = [_SourceText(name, parts) for name, parts in sources]
+    spans: list[CopiedSpan] = []
     runs: list[tuple[int, int, int, int]] = []
     for number, text in enumerate(texts):
         reached = 0

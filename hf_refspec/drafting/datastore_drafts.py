@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
-from ..index.suffix_array import DEPTH, IndexedText
-from ..store.compact import CONTINUATIONS, Mode
+from ..index.suffix_array import DEPTH
+from ..store.compact import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .source import LookUp
+from .look_up import LookUp
 from .tree import DraftTree
-
-_MIN_MATCH = {"rest": 2, "mixed": 1}
-# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
-CONTINUATION_LENGTH = 10
 
 
 class DatastoreDrafts(LookUp):
@@ -33,53 +30,46 @@ class DatastoreDrafts(LookUp):
         max_match (`int`, *optional*, defaults to 16):
             How many of the last tokens may match, 128 at most. (The compact form has its own,
             smaller number.)
-        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
-            `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
+        published (`bool`, *optional*, defaults to `False`):
+            `True` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3), with the settings of its authors' code: it finds the longest
             suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
             most frequent nodes of the trie of the 10 tokens behind its first 5000 places in each
-            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. `"mixed"` lets
+            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. By default
             shorter, more frequent matches vote as well, since a long match that is rare makes a
-            poor tree, and reads a fair sample of about 1000 places, see
+            poor tree, and a fair sample of about 1000 places is read, see
             [`~index.rest_trie.mixed_tree`]. The compact form has the trees that it was made with.
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
         DatastoreError: if the header of one of its files shows that the file is damaged.
-        ValueError: if `max_match` is less than 1 (2 for `mode="rest"`) or more than 128, or there
-            is no such `mode` (in this form). A call raises a DatastoreError if the datastore has
+        ValueError: if `max_match` is less than 1 (2 if `published`) or more than 128, or the
+            compact form is `published`. A call raises a DatastoreError if the datastore has
             ids outside of the target's vocabulary, and `draft` if its files do not belong
             together.
     """
 
-    def __init__(
-        self,
-        store: Datastore,
-        max_match: int = 16,
-        mode: Mode = "mixed",
-    ) -> None:
+    def __init__(self, store: Datastore, max_match: int = 16, published: bool = False) -> None:
         if not isinstance(store, Datastore):
             raise TypeError(
                 f"store must be a Datastore, but is {store!r}; open one with "
                 "Datastore.from_pretrained(repo_or_path)"
             )
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
-        if mode == "rest" and store.form == "compact":
-            raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
+        if published and store.form == "compact":
+            raise ValueError("published=True needs the full form of the datastore; open that one")
         check_count("max_match", max_match)
         if max_match > DEPTH:
             raise ValueError(f"max_match must be at most {DEPTH}, but is {max_match}")
-        self.min_match = _MIN_MATCH[mode]
+        self.min_match = 2 if published else 1
         if max_match < self.min_match:
-            raise ValueError(f'max_match must be at least 2 for mode="rest", but is {max_match}')
+            raise ValueError(f"max_match must be at least 2 for published=True, but is {max_match}")
         self.store = store
         self.max_match = self.longest_match = max_match
-        self.mode = mode
+        self.published = published
         # Documents that are added later refuse no call: their drafts end before such an id.
         self._largest_id = store.largest_id
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         # A tokenizer may have more ids than its model, if no text of the datastore has them.
         if self._largest_id >= vocab_size:
             raise DatastoreError(
@@ -103,10 +93,16 @@ class DatastoreDrafts(LookUp):
             if self.store.ngrams is not None:
                 table = self.store.ngrams
                 return self._known(DraftTree(*table.tree(context, self.min_match, budget)))
-            tree = rest_tree if self.mode == "rest" else mixed_tree
-            limits = (budget, CONTINUATIONS[self.mode], CONTINUATION_LENGTH)
-            shards = self.store.shards
-            return self._known(DraftTree(*tree(shards, context, self.min_match, *limits)))
+            grow = rest_tree if self.published else mixed_tree
+            tree = grow(
+                self.store.shards,
+                context,
+                self.min_match,
+                budget,
+                max_continuations=PLACES_READ[self.published],
+                continuation_length=CONTINUATION_LENGTH,
+            )
+            return self._known(DraftTree(*tree))
 
     def _known(self, tree: DraftTree) -> DraftTree:
         """The nodes that the target knows: a document that was added since may have others."""
@@ -117,9 +113,9 @@ class DatastoreDrafts(LookUp):
             kept[node] &= parent < 0 or kept[parent]
         return tree.part(kept)
 
-    def source_texts(self) -> list[tuple[str, list[IndexedText]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         return [(str(self.store.path), [*self.store.shards])]
 
     def __repr__(self) -> str:
-        given = super().__repr__().partition("(")[2]
-        return f"DatastoreDrafts({self.store!r}{', ' if given != ')' else ''}{given}"
+        options = super().__repr__().partition("(")[2]
+        return f"DatastoreDrafts({self.store!r}{', ' if options != ')' else ''}{options}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -17,8 +18,8 @@ from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
 from .drafter import Sampling
 from .observation import Observation
+from .path_drafter import PathDrafter
 from .payoff import Payoff
-from .source import Source
 from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
@@ -30,9 +31,9 @@ _SIBLINGS = 4
 _NUCLEUS = 1024
 
 
-class DraftModel(Source):
-    """Drafts what a smaller model, the assistant, expects: a chain of its best tokens, and beside
-    each the next best ones.
+class DraftModel(PathDrafter):
+    """Drafts by a smaller model, the assistant: a chain of its best tokens, and beside each the
+    next best ones.
 
     Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
     goes on while more tokens per second are expected with that pass; with a number of nodes, while
@@ -78,7 +79,8 @@ class DraftModel(Source):
         name = type(assistant).__name__
         if assistant.config.is_encoder_decoder or not assistant.can_generate():
             raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
-        text, reason = _AssistantText(assistant), None
+        text = _AssistantText(assistant)
+        reason: Exception | None = None
         try:
             text.read(np.zeros(2, dtype=np.int64), 1)
         except Exception as error:
@@ -89,7 +91,7 @@ class DraftModel(Source):
                 "the keys and values of each token. Use one with attention alone."
             ) from reason
         self.assistant, self.padded = assistant, padded
-        self._vocabulary = None if vocabulary is None else _own_ids(assistant, vocabulary)
+        self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
         self._outcomes = Calibration()  # of all that it drafted, verified or not
         self._payoff = Payoff()
@@ -101,11 +103,11 @@ class DraftModel(Source):
         copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
         return copied
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        own = self._assistant_size
-        if own != vocab_size and not self.padded:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        size = self._assistant_size
+        if size != vocab_size and not self.padded:
             raise ValueError(
-                f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
+                f"assistant is a {type(self.assistant).__name__} with a vocabulary of {size}, but "
                 f"the target model's has {vocab_size}. Use an assistant with the target's "
                 "tokenizer; if only the padding of both vocabularies differs, pass "
                 "DraftModel(assistant, padded=True). With another tokenizer, draft by "
@@ -127,22 +129,28 @@ class DraftModel(Source):
             self._sampling = sampling
 
     def draft(self, budget: int) -> DraftTree:
-        chain, speed = self.call.chain, self.call.speed
-        path, passes = _Path(self.known), 0
-        most = context_length(self.assistant)
-        room = budget if most is None else min(budget, most - len(self._ids))
-        depth, own = room if len(self._ids) else 0, path.tree
-        while max(len(path.tokens), passes) < depth and (chain or path.is_among(own, budget)):
-            probs = merged([self.known, own], len(self.known) + len(own)).probs
-            if self._payoff.pays(speed, probs, path.missed, passes):
-                path.extend(*self._pass(path), self._outcomes)
-                own, passes = self._outcomes.calibrated(path.tree), passes + 1
+        path = _Path(self.known)
+        estimates = path.tree
+        passes = 0
+        longest = context_length(self.assistant)
+        depth = budget if longest is None else min(budget, longest - len(self._ids))
+        if len(self._ids) == 0:
+            depth = 0
+        while max(len(path.tokens), passes) < depth and (
+            self.call.chain or path.is_among(estimates, budget)
+        ):
+            probs = merged([self.known, estimates], len(self.known) + len(estimates)).probs
+            if self._payoff.pays(self.call.speed, probs, path.missed, passes):
+                best_tokens, best_probs = self._pass(path)
+                path.extend(best_tokens, best_probs, self._outcomes)
+                estimates = self._outcomes.calibrated(path.tree)
+                passes += 1
             elif not path.follow():
                 break
         tree = self._tree = path.tree
-        if chain:
+        if self.call.chain:
             return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
-        best = np.argsort(-own.probs, kind="stable")[:budget]  # parents come first
+        best = np.argsort(-estimates.probs, kind="stable")[:budget]  # parents come first
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
@@ -157,8 +165,8 @@ class DraftModel(Source):
             logits = self._scores(logits, len(path.tokens) + 1 - path.unread)
         top = top_tokens(logits, _SIBLINGS)
         if self.call.speed is not None:
-            seconds, read = perf_counter() - began, self._text.pass_tokens
-            self._payoff.record_pass(read, seconds, of_prompt=read == len(ids))
+            read = self._text.pass_tokens
+            self._payoff.record_pass(read, perf_counter() - began, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
 
@@ -178,7 +186,8 @@ class DraftModel(Source):
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        self._payoff.record_outcome(self.call.speed, *self._outcome(tokens), len(tokens))
+        asked, accepted, best = self._outcome(tokens)
+        self._payoff.record_outcome(self.call.speed, asked, accepted, best, emitted=len(tokens))
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 
@@ -201,11 +210,11 @@ class DraftModel(Source):
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
         """The numbers of places, where no other source was right, at which the assistant drafted,
         one of its tokens was accepted, and its best token was accepted."""
-        parents, known = self._tree.parents, len(self.known.along(tokens.tolist()))
+        known = len(self.known.along(tokens.tolist()))
         nodes = [ROOT, *self._tree.along(tokens.tolist())]
-        asked = np.isin(nodes[known : len(tokens)], parents)
+        asked = np.isin(nodes[known : len(tokens)], self._tree.parents)
         accepted = nodes[1 + known : len(tokens)]  # the last token is the target's own
-        _, best = np.unique(parents, return_index=True)  # the first of siblings
+        _, best = np.unique(self._tree.parents, return_index=True)  # the first of siblings
         return int(asked.sum()), len(accepted), int(np.isin(accepted, best).sum())
 
 
@@ -259,9 +268,11 @@ class _Path:
         """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path goes
         on with the most probable one, and so leaves what others have drafted where the assistant
         does not expect it."""
-        arrays = self.tree.tokens, self.tree.parents, self.tree.probs
-        tokens, parents, probs = (each.tolist() for each in arrays)
-        best, best_depth = -1, 0
+        tokens = self.tree.tokens.tolist()
+        parents = self.tree.parents.tolist()
+        probs = self.tree.probs.tolist()
+        best = -1
+        best_depth = 0
         for place in range(self.unread):
             depth = len(self.tokens) + 1 - self.unread + place
             parent = self.nodes[depth - 1] if depth > 0 else ROOT
@@ -277,7 +288,8 @@ class _Path:
                 if [token] == followed:
                     self.nodes.append(len(tokens) - 1)
                 elif best < 0 or probs[-1] > probs[best]:
-                    best, best_depth = len(tokens) - 1, depth
+                    best = len(tokens) - 1
+                    best_depth = depth
         self.tree = DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
         )
@@ -327,12 +339,15 @@ class _AssistantText:
         kept = min(common_length(self._read, ids), len(ids) - count)
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
-        self._read, self.pass_tokens = ids, len(ids) - kept
-        assistant, last = self._assistant, {}
+        self._read = ids
+        self.pass_tokens = len(ids) - kept
+        assistant = self._assistant
+        last: dict[str, int] = {}
         if self._vocabulary is None and supports_logits_to_keep(assistant):
             last = {"logits_to_keep": count}
         model = assistant if self._vocabulary is None else assistant.base_model
-        new_ids, device = torch.from_numpy(ids[kept:])[None], assistant.device
+        new_ids = torch.from_numpy(ids[kept:])[None]
+        device = assistant.device
         if device.type == "meta":  # offloaded: its hooks move what it reads
             device = new_ids.device
         # Dropout must not use up the random numbers of a call that samples.
@@ -372,12 +387,13 @@ def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _own_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:
+def _vocabulary_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:
     """A draft vocabulary in increasing order; refuses one that the assistant cannot draft alone."""
     if isinstance(vocabulary, str):
         raise TypeError(f"vocabulary must be ids, but is {vocabulary!r}")
     ids = np.unique(to_ids("vocabulary", vocabulary, None)).astype(np.int64)
-    layer, name = assistant.get_output_embeddings(), type(assistant).__name__
+    layer = assistant.get_output_embeddings()
+    name = type(assistant).__name__
     divides = type(layer) is nn.Linear and not layer.weight.is_meta
     if not divides or assistant.base_model is assistant:
         raise ValueError(

@@ -8,16 +8,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
-from transformers.generation import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
-from .stats import SpeculationStats
+from .stats import DraftStats
 from .tree import DraftTree
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 Speed: TypeAlias = Callable[[np.ndarray, float], float]
 Noise: TypeAlias = Callable[[int], torch.Tensor]
-
-# transformers' protocol names no vocabulary (any id of an int32 may be a token), and no budget.
-_ANY_VOCABULARY, _ASSISTED_DRAFT_TOKENS = 2**31 - 1, 10
 
 
 @dataclass(frozen=True)
@@ -57,67 +53,69 @@ class Sampling:
 
 @dataclass
 class Call:
-    """What a call of `generate` tells its drafters.
+    """The options of a call of `generate` that its drafters need.
 
     Attributes:
         sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
         chain (`bool`): Whether it verifies a single path. The best path of a draft is verified
             then; a drafter may do better by growing one path from the start.
-        speed (callable, *optional*): The tokens per second that are expected of the best pass over
-            nodes with these estimates (`np.ndarray`, float32), drafted in these seconds; for a
+        speed (callable, *optional*): Returns the expected tokens per second of the best pass over
+            nodes with given estimates (`np.ndarray`, float32), drafted in given seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
         noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
             text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
             divided by them.
-        assisted_ids (`np.ndarray`, *optional*): The text so far, in a call of transformers' own
-            assisted decoding.
     """
 
     sampling: Sampling | None = None
     chain: bool = False
     speed: Speed | None = None
     noise: Noise | None = None
-    assisted_ids: np.ndarray | None = None
 
 
-class Drafter(CandidateGenerator):
+class Drafter:
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
     call with several rows each row has a `fork` of its own. It can be pickled and copied between
-    calls. A [`Blend`] has further uses for some drafters, see [`~drafting.source.Source`].
-
-    It serves transformers' own assisted decoding too, as a `CandidateGenerator` that proposes
-    chains of up to 10 tokens, as its prompt look-up does: assisted decoding sets no budget.
+    calls. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
-        stats (`SpeculationStats`): Of the last call.
-        call ([`Call`]): What the present call tells its drafters, known when it begins.
+        stats (`DraftStats`): Of the last call.
+        call ([`Call`]): The options of the present call, set before it begins.
         calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
         decides_length (`bool`): Whether a call without `max_draft_tokens` verifies its drafts as
             they are, and not only what pays.
         observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
             node; 0 if none.
-        prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
+        prompt_fraction (`float`): The most that an observation of the prompt may cost, as a
             fraction of the prefill; 0 if none is needed.
     """
 
-    stats: SpeculationStats
+    stats: DraftStats
     call: Call
     calibration: Calibration
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
-    _blended: ClassVar[Any]  # the class of blends, which sets it: it imports this one
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
-        drafter.stats = SpeculationStats()
+        drafter.stats = DraftStats()
         drafter.call = Call()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
         return drafter
+
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        """The drafters that draft in its calls: itself, or the sources of a [`Blend`]."""
+        return [self]
+
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        """Checks a call before any work starts. Raises a ValueError if it would draft ids outside
+        of the target's vocabulary; `processors` are the call's logits processors, where known."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
@@ -133,7 +131,7 @@ class Drafter(CandidateGenerator):
         raise NotImplementedError(f"{type(self).__name__} must implement draft(budget)")
 
     def observe(self, observation: Observation) -> None:
-        """Receives what a forward pass of the target model yielded.
+        """Receives the result of a forward pass of the target model.
 
         Args:
             observation ([`Observation`]): The emitted tokens, the verified tree and what the target
@@ -151,64 +149,29 @@ class Drafter(CandidateGenerator):
         fork.calibration = self.calibration
         return fork
 
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
+        """The texts that it copies from, for `stats.copied`: each source's name and its arrays,
+        which no later call may change. Called before `end`; none by default."""
+        return []
+
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""
 
-    def get_candidates(
-        self, input_ids: torch.LongTensor, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
-
-        Ids that continue those of the last call belong to its text; others begin a new one.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
-
-        Returns:
-            The candidate ids, of shape `(1, n + m)`, and `None`: there are no draft logits.
-
-        Raises:
-            ValueError: if there is more than one row.
-            RuntimeError: if another call is using this drafter.
-        """
-        if input_ids.shape[0] != 1:
-            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
-        ids, seen = input_ids[0].numpy(force=True).copy(), self.call.assisted_ids
-        with owned(self):
-            if seen is None or not np.array_equal(ids[: len(seen)], seen):
-                if seen is not None:
-                    self.end()
-                self.call = Call(chain=True)
-                self.begin(ids, _ANY_VOCABULARY)
-            elif len(ids) > len(seen):
-                self.observe(Observation(ids[len(seen) :]))
-            self.call.assisted_ids = ids
-            chain = checked_draft(self, _ASSISTED_DRAFT_TOKENS, _ANY_VOCABULARY)
-        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
-        return torch.cat((input_ids, draft_ids[None]), dim=1), None
-
-    def update_candidate_strategy(
-        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
-    ) -> None:
-        """transformers' protocol: does nothing, for `get_candidates` sees what was accepted."""
-
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
-        blend: Drafter = self._blended([self, other])
-        return blend
+        return _blend(self, other)
 
     def __ror__(self, other: Any) -> Drafter:
-        blend: Drafter = self._blended([other, self])
-        return blend
+        return _blend(other, self)
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
-        given = []
-        for each in inspect.signature(type(self).__init__).parameters.values():
-            value = getattr(self, each.name, each.default)
-            if isinstance(value, (int, float, str)) and value != each.default:
-                given.append(f"{each.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(given)})"
+        arguments = []
+        for parameter in inspect.signature(type(self).__init__).parameters.values():
+            value = getattr(self, parameter.name, parameter.default)
+            if isinstance(value, (int, float, str)) and value != parameter.default:
+                arguments.append(f"{parameter.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -231,33 +194,21 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
     return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
 
 
-def sources_of(drafter: Drafter) -> list[Drafter]:
-    """All that one call of a drafter uses: itself, and the sources of a blend."""
-    is_blend = isinstance(drafter, Drafter._blended)
-    return [drafter, *drafter.drafters] if is_blend else [drafter]
+def _blend(first: Any, second: Any) -> Drafter:
+    from .blend import Blend  # builds on this module
 
-
-def check_sources(
-    drafter: Drafter, vocab_size: int, processors: Sequence[Any] | None = None
-) -> None:
-    """Before a call does any work: lets each source that has `check_vocabulary(vocab_size)` refuse
-    the target model by a ValueError, and one that has `check_processors(processors)` warn of them,
-    where they are known."""
-    for source in sources_of(drafter):
-        for name, known in (("check_vocabulary", vocab_size), ("check_processors", processors)):
-            if known is not None and hasattr(source, name):
-                getattr(source, name)(known)
+    return Blend([first, second])
 
 
 @contextmanager
 def owned(drafter: Drafter) -> Iterator[None]:
     """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
     with ExitStack() as stack:
-        for each in sources_of(drafter):
-            lock: threading.Lock = each.__dict__.setdefault("_in_use", threading.Lock())
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
             if not lock.acquire(blocking=False):
                 raise RuntimeError(
-                    f"this {type(each).__name__} is in use by another call; make one drafter per "
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
                     "thread, or fork() it"
                 )
             stack.callback(lock.release)

@@ -1,4 +1,4 @@
-"""What a drafter learns from a forward pass of the target model."""
+"""The result of a forward pass of the target model, for drafters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tree import DraftTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What one forward pass of the target model yielded for one row.
+    """The result of one forward pass of the target model for one row.
 
     Attributes:
         tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: the accepted draft tokens

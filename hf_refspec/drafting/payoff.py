@@ -1,33 +1,47 @@
-"""Whether a pass of an assistant model pays: what such passes cost, and what they brought."""
+"""Whether a pass of an assistant model pays: the costs and gains of its passes so far."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from .drafter import Speed
 
-# A pass costs the median of this number of passes, each over at most this number of new tokens.
-_PASSES, _FEW_TOKENS = 15, 4
-# The priors of how often the next token is among the assistant's, and is its best one, and their
-# weight. Outcomes fade by the last factor with each pass of the target, so that the assistant is
-# tried again.
-_ACCEPTED, _BEST_ACCEPTED, _PSEUDO_COUNT, _MEMORY = 0.8, 0.6, 2.0, 0.98
-# The number of passes that are planned ahead, for the first alone may not pay where a pass over two
-# tokens takes much longer than over one; and of the nodes that each adds beside its best one.
-_AHEAD, _BESIDE = 4, 3
-# Where the call names the number of nodes, a draft takes another pass only if the best tokens of
-# the passes before it are accepted together this often: otherwise an assistant that is sure and
-# wrong would run as often as there are nodes, one pass after another, for each row.
-_LEAST_CHANCE = 0.05
-# An assistant that does not pay may take this part of the time to find out where it does.
-_ALLOWANCE = 0.02
+
+@dataclass(frozen=True)
+class _Constants:
+    """The numbers by which a [`Payoff`] decides, and why they are what they are."""
+
+    # A pass costs the median of this number of passes, each over at most `few_tokens` new tokens.
+    passes: int = 15
+    few_tokens: int = 4
+    # The priors of how often the next token is among the assistant's, and is its best one, and
+    # their weight. Outcomes fade by `memory` with each pass of the target, so that the assistant is
+    # tried again.
+    accepted: float = 0.8
+    best_accepted: float = 0.6
+    pseudo_count: float = 2.0
+    memory: float = 0.98
+    # The number of passes that are planned ahead, for the first alone may not pay where a pass over
+    # two tokens takes much longer than over one; and of the nodes that each adds beside its best.
+    ahead: int = 4
+    beside: int = 3
+    # Where the call names the number of nodes, a draft takes another pass only if the best tokens
+    # of the passes before it are accepted together this often: otherwise an assistant that is sure
+    # and wrong would run as often as there are nodes, one pass after another, for each row.
+    least_chance: float = 0.05
+    # The part of the time that an assistant that does not pay may take to find out where it does.
+    allowance: float = 0.02
+
+
+_CONSTANTS = _Constants()
 
 
 class Payoff:
-    """What the passes of an assistant have cost and brought so far, over all texts.
+    """The costs and gains of an assistant's passes so far, over all texts.
 
     A pass pays if the call's budget expects more tokens per second with it than without. Whatever
     is expected, the assistant runs only while it has saved at least as much time as it took, the
@@ -35,10 +49,10 @@ class Payoff:
     """
 
     def __init__(self) -> None:
-        self._pass_seconds: deque[float] = deque(maxlen=_PASSES)
-        self._asked = _PSEUDO_COUNT
-        self._accepted = _ACCEPTED * _PSEUDO_COUNT
-        self._best_accepted = _BEST_ACCEPTED * _PSEUDO_COUNT
+        self._pass_seconds: deque[float] = deque(maxlen=_CONSTANTS.passes)
+        self._asked = _CONSTANTS.pseudo_count
+        self._accepted = _CONSTANTS.accepted * _CONSTANTS.pseudo_count
+        self._best_accepted = _CONSTANTS.best_accepted * _CONSTANTS.pseudo_count
         self._balance = 0.0  # seconds saved, less those taken
         self._draft_seconds = 0.0  # of the present draft
         self._prompt_seconds = 0.0  # of reading the present prompt
@@ -54,14 +68,16 @@ class Payoff:
         """
         best = self._best_accepted / self._asked
         if speed is None:
-            return chance > 0 and best**passes > _LEAST_CHANCE
+            return chance > 0 and best**passes > _CONSTANTS.least_chance
         if self._balance < 0:
             return False
         seconds = median(self._pass_seconds) if self._pass_seconds else 0.0
-        beside = (self._accepted / self._asked - best) / _BESIDE
+        beside = (self._accepted / self._asked - best) / _CONSTANTS.beside
         present = speed(probs, self._draft_seconds)
-        for ahead in range(1, 1 + _AHEAD):
-            probs = np.concatenate((probs, chance * np.array([best] + [beside] * _BESIDE)))
+        for ahead in range(1, 1 + _CONSTANTS.ahead):
+            probs = np.concatenate(
+                (probs, chance * np.array([best] + [beside] * _CONSTANTS.beside))
+            )
             if speed(probs, self._draft_seconds + ahead * seconds) > present:
                 return True
             chance *= best
@@ -69,7 +85,7 @@ class Payoff:
 
     def record_pass(self, tokens: int, seconds: float, of_prompt: bool) -> None:
         """Counts a pass over `tokens` new tokens, where the call has a `speed`."""
-        if tokens <= _FEW_TOKENS:
+        if tokens <= _CONSTANTS.few_tokens:
             self._pass_seconds.append(seconds)
         if of_prompt:
             self._prompt_seconds += seconds
@@ -79,7 +95,7 @@ class Payoff:
     def record_outcome(
         self, speed: Speed | None, asked: int, accepted: int, best: int, emitted: int
     ) -> None:
-        """Counts what became of a draft.
+        """Counts the outcome of a draft.
 
         Args:
             speed (callable, *optional*): See [`Call`].
@@ -89,18 +105,20 @@ class Payoff:
             emitted (`int`): How many tokens the target's pass yielded.
         """
         self._asked = _faded(self._asked, 1.0) + asked
-        self._accepted = _faded(self._accepted, _ACCEPTED) + accepted
-        self._best_accepted = _faded(self._best_accepted, _BEST_ACCEPTED) + best
+        self._accepted = _faded(self._accepted, _CONSTANTS.accepted) + accepted
+        self._best_accepted = _faded(self._best_accepted, _CONSTANTS.best_accepted) + best
         if speed is not None:
             plain = speed(np.empty(0, dtype=np.float32), 0.0)
-            self._balance += (accepted + _ALLOWANCE * emitted) / plain - self._draft_seconds
+            self._balance += (
+                accepted + _CONSTANTS.allowance * emitted
+            ) / plain - self._draft_seconds
             self._draft_seconds = 0.0
 
     def end_text(self) -> None:
-        """Counts what reading the prompt took."""
+        """Counts the time of reading the prompt."""
         self._balance -= self._prompt_seconds + self._draft_seconds
         self._prompt_seconds = self._draft_seconds = 0.0
 
 
 def _faded(count: float, prior: float) -> float:
-    return _MEMORY * count + (1 - _MEMORY) * prior * _PSEUDO_COUNT
+    return _CONSTANTS.memory * count + (1 - _CONSTANTS.memory) * prior * _CONSTANTS.pseudo_count

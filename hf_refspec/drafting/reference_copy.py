@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -11,12 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
-
-Mode: TypeAlias = Literal["tree", "llma"]
 
 LLMA_LONGEST_MATCH = 5  # tokens, as published
 
@@ -36,18 +34,18 @@ class ReferenceCopy(LookUp):
             n, the smallest number of last tokens that must occur in a text to copy from there.
         copy_length (`int`, *optional*):
             k, the longest path of a draft; by default the budget of draft nodes is the only limit.
-        mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
-            `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
-            the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it finds
-            the longest suffix of the output, from 5 tokens down to n, that occurs in the
+        published (`bool`, *optional*, defaults to `False`):
+            By default it drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `True`
+            is LLMA, the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it
+            finds the longest suffix of the output, from 5 tokens down to n, that occurs in the
             references, and copies the k tokens behind its first occurrence: from the prompt only
             without references, never from the output. `max_draft_tokens="auto"` may copy fewer.
 
     Raises:
         TypeError: if `references` has something else.
         ValueError: if `references` is empty, or has an empty text, a negative id, or a string
-            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1; if
-            there is no such `mode`. A call raises it for ids outside of the target's vocabulary.
+            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1. A
+            call raises it for ids outside of the target's vocabulary.
     """
 
     def __init__(
@@ -57,10 +55,8 @@ class ReferenceCopy(LookUp):
         include_prompt: bool = True,
         match_length: int = 1,
         copy_length: int | None = None,
-        mode: Mode = "tree",
+        published: bool = False,
     ) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
         check_count("match_length", match_length)
         if copy_length is not None:
             check_count("copy_length", copy_length)
@@ -71,10 +67,10 @@ class ReferenceCopy(LookUp):
         check_tokenizer(tokenizer)
         self.match_length = match_length
         self.copy_length = copy_length
-        self.mode = mode
-        self._copies_prompt = include_prompt if mode == "tree" else references is None
-        self._copies_output = include_prompt and mode == "tree"
-        longest_match = LONGEST_MATCH if mode == "tree" else LLMA_LONGEST_MATCH
+        self.published = published
+        self._copies_prompt = references is None if published else include_prompt
+        self._copies_output = include_prompt and not published
+        longest_match = LLMA_LONGEST_MATCH if published else LONGEST_MATCH
         self.longest_match = max(longest_match, match_length)
         self._anchor = -1
         # References, prompt and output, one after another. Only the references outlive a call.
@@ -84,7 +80,7 @@ class ReferenceCopy(LookUp):
         self._prompt_end = self._references_end = len(self._text)
         self._largest_id = int(self._text.tokens.max(initial=-1))
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         if self._largest_id >= vocab_size:
             raise ValueError(
                 f"references has the id {self._largest_id}, outside of the target model's "
@@ -97,18 +93,21 @@ class ReferenceCopy(LookUp):
             self._text.extend(prompt_ids)
         self._prompt_end = len(self._text)
         # The paper matches the output alone, not the end of the prompt.
-        super().begin(prompt_ids if self.mode == "tree" else prompt_ids[:0], vocab_size)
+        super().begin(prompt_ids[:0] if self.published else prompt_ids, vocab_size)
         self._anchor = -1
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
         length = budget if self.copy_length is None else min(budget, self.copy_length)
-        text, n = self._text.text, self.match_length
-        if self.mode == "llma":
+        text = self._text.text
+        if self.published:
             from ..index.llma_match import llma_span  # loaded only where it is asked for
 
-            return DraftTree.chain(llma_span(text, context, n, length)[1])
+            _, span = llma_span(text, context, self.match_length, length)
+            return DraftTree.chain(span)
         chain = self.call.chain and not behind_path
-        tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
+        tree, anchor = copy_tree(
+            text, context, budget, self.match_length, length, chain, self._anchor
+        )
         if not behind_path:
             self._anchor = anchor
         return DraftTree(*tree)
@@ -118,7 +117,7 @@ class ReferenceCopy(LookUp):
         if self._copies_output:
             self._text.extend(observation.tokens)
 
-    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         references, prompt = np.split(self._text.tokens[: self._prompt_end], [self._references_end])
         prompt = np.append(prompt, -1)  # a copy: a later call writes its prompt to this place
         return [("references", [references]), ("prompt", [prompt])]

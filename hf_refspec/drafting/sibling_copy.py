@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
-from ..index.token_buffer import SideBySide
+from ..index.token_buffer import JoinedTexts
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .tree import DraftTree
 
 
@@ -20,7 +20,7 @@ class _Groups:
     of a drafter begins without any."""
 
     def __init__(self) -> None:
-        self.texts: dict[bytes, SideBySide] = {}  # each row's end of the prompt, and its output
+        self.texts: dict[bytes, JoinedTexts] = {}  # each row's end of the prompt, and its output
         self.going = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
 
@@ -39,7 +39,7 @@ class SiblingCopy(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _texts: SideBySide | None = None
+    _texts: JoinedTexts | None = None
 
     def __init__(self) -> None:
         self._groups = _Groups()
@@ -47,16 +47,18 @@ class SiblingCopy(LookUp):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.end()
         super().begin(prompt_ids, vocab_size)
-        self._prompt, groups = prompt_ids.tobytes(), self._groups
+        self._prompt = prompt_ids.tobytes()
+        groups = self._groups
         with groups.lock:
             groups.going[self._prompt] += 1
-            self._texts = groups.texts.setdefault(self._prompt, SideBySide())
+            self._texts = groups.texts.setdefault(self._prompt, JoinedTexts())
             self._number = self._texts.add(self._context)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        texts, chain = self._texts, self.call.chain and not behind_path
+        texts = self._texts
         if texts is None or len(texts) == 1:
             return DraftTree.empty()
+        chain = self.call.chain and not behind_path
         with self._groups.lock:
             tree, _ = copy_tree(texts.text, context, budget, 1, budget, chain, -1)
         return DraftTree(*tree)
@@ -73,7 +75,9 @@ class SiblingCopy(LookUp):
         return fork
 
     def end(self) -> None:
-        texts, self._texts, groups = self._texts, None, self._groups
+        texts = self._texts
+        self._texts = None
+        groups = self._groups
         if texts is not None:
             with groups.lock:
                 groups.going[self._prompt] -= 1

@@ -1,4 +1,4 @@
-"""What a speculative call did, and where its time went."""
+"""Counts and times of a speculative call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 @dataclass
 class SourceStats:
-    """What one source of a [`Blend`] did.
+    """Counts of one source of a [`Blend`].
 
     Attributes:
         name (`str`): The name of its class.
@@ -42,7 +42,7 @@ class SourceStats:
 
 
 @dataclass(repr=False)
-class SpeculationStats:
+class DraftStats:
     """Counts and times of one call of `generate`, over all of its rows.
 
     Attributes:
@@ -129,7 +129,7 @@ class SpeculationStats:
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
 
-    def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
+    def __iadd__(self, other: DraftStats) -> DraftStats:
         """Adds another call's counts and times."""
         for name, value in vars(other).items():
             if isinstance(value, (int, float)):
@@ -137,7 +137,9 @@ class SpeculationStats:
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
         self.accepted_lengths = [sum(pair) for pair in lengths]
         sources = zip_longest(self.sources, other.sources)
-        self.sources = [own + more if own and more else own or more for own, more in sources]
+        self.sources = [
+            ours + theirs if ours and theirs else ours or theirs for ours, theirs in sources
+        ]
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class SpeculationStats:
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __repr__(self) -> str:
-        return f"SpeculationStats({self})"
+        return f"DraftStats({self})"
 
     def __str__(self) -> str:
         line = (

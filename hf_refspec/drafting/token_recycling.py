@@ -6,7 +6,7 @@ import copy
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
+from .look_up import LookUp
 from .observation import Observation
-from .source import LookUp
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Mode: TypeAlias = Literal["contexts", "published"]
 
 # A row for each length of the longest known context, 0 to 3: the exponents of contexts of 1, 2 and
 # 3 tokens, of frequencies and of the last position, see `index.recycling_tree`. Fitted to 1,900
@@ -46,15 +44,16 @@ _GREEDY = Pooling(_EXPONENTS, _MISSES)
 # How much less sure sampled tokens are than the greedy choice, at temperature 1. Fitted to MAT at
 # temperatures 0.7 and 1, and 0.8 with top-p 0.8.
 _UNSURE = 0.5
-# What the prompt's logits may cost, as a fraction of the prefill.
+# The most that the prompt's logits may cost, as a fraction of the prefill.
 _PROMPT_FRACTION = 0.05
 # The tokens that `build` reads at once, and the logits: they bound its memory.
-_LONGEST, _LOGITS = 1024, 1 << 26
+_LONGEST = 1024
+_LOGITS = 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
 class TokenRecycling(LookUp):
-    """Drafts what the target itself expected after the same last tokens, earlier on.
+    """Drafts from the target's own expectations after the same last tokens, earlier on.
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
     are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
@@ -69,17 +68,16 @@ class TokenRecycling(LookUp):
         max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept. A
             full table gives up the eighth that was not verified for longest. A context takes 8 k +
             28 to 8 k + 36 bytes: 24 MB at most by default.
-        mode (`"contexts"` or `"published"`, *optional*, defaults to `"contexts"`): `"published"` is
-            the algorithm of "Turning Trash into Treasure: Accelerating Inference of Large Language
-            Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
-            next tokens of each token, and the static tree of 80 nodes that the authors published,
-            breadth first (the first nodes, where the budget is smaller). Nothing is drafted after
-            a token that was not seen yet; the paper's matrix begins with zeros. `top_k` and
-            `context` are then 8 and 1.
+        published (`bool`, *optional*, defaults to `False`): Whether to draft by the algorithm of
+            "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+            Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best next tokens of each
+            token, and the static tree of 80 nodes that the authors published, breadth first (the
+            first nodes, where the budget is smaller). Nothing is drafted after a token that was not
+            seen yet; the paper's matrix begins with zeros. `top_k` and `context` are then 8 and 1.
 
     Raises:
         TypeError: if a number is no int.
-        ValueError: if a number is less than 1, `context` more than 3, or there is no such `mode`.
+        ValueError: if a number is less than 1, `context` more than 3.
             `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
             has learned from a model with another vocabulary.
     """
@@ -90,22 +88,16 @@ class TokenRecycling(LookUp):
     _pooling = _GREEDY
 
     def __init__(
-        self,
-        top_k: int = 8,
-        context: int = 3,
-        max_contexts: int = 1 << 18,
-        mode: Mode = "contexts",
+        self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18, published: bool = False
     ) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
         table = NextTokens(top_k, context, max_contexts)
-        if mode == "published":
+        if published:
             table = NextTokens(8, 1, max_contexts)
-        self.mode = mode
-        self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
-        self._own(table)
+        self.published = published
+        self.prompt_fraction = 0.0 if published else _PROMPT_FRACTION
+        self._use(table)
 
-    def _own(self, table: NextTokens, **origin: Any) -> None:
+    def _use(self, table: NextTokens, **origin: Any) -> None:
         self._table = table
         self._origin = origin  # the name of the model, the tokenizer, the corpus, and the folder
         self.top_k = self.observed_top_k = table.top_k
@@ -113,7 +105,7 @@ class TokenRecycling(LookUp):
 
     def learns_into(self, other: TokenRecycling) -> None:
         """Shares another's table from now on, as a fork of it does."""
-        self._own(other._table, **other._origin)
+        self._use(other._table, **other._origin)
 
     def __len__(self) -> int:
         """The number of contexts that are kept now."""
@@ -122,7 +114,9 @@ class TokenRecycling(LookUp):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._take_vocabulary(vocab_size)
         super().begin(prompt_ids, vocab_size)
-        self._runners_up, self._pooling, sampling = _NOTHING, _GREEDY, self.call.sampling
+        self._runners_up = _NOTHING
+        self._pooling = _GREEDY
+        sampling = self.call.sampling
         if sampling is not None and sampling.top_k != 1:
             # The less of the distribution top-k and top-p leave, the more a sample is like the
             # greedy choice.
@@ -132,7 +126,8 @@ class TokenRecycling(LookUp):
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
         the table was loaded) if that is less than k, or the table's model has another size."""
-        table, path = self._table, self._origin.get("path")
+        table = self._table
+        path = self._origin.get("path")
         if table.top_k > vocab_size:
             raise ValueError(
                 f"top_k is {table.top_k}, but the target model's vocabulary has only {vocab_size} "
@@ -144,18 +139,19 @@ class TokenRecycling(LookUp):
                 f"model's has {vocab_size}; make another one for it"
             )
             if path is None:
-                raise ValueError(f"what this TokenRecycling has learned {message}")
+                raise ValueError(f"this TokenRecycling's table {message}")
             from ..store.files import DatastoreError
 
             raise DatastoreError(f"{path} {message}")
         table.vocab_size = vocab_size
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        if self.mode == "published":
+        if self.published:
             return DraftTree(*self._table.static_tree(int(context[-1]), budget))
-        runners_up = _NOTHING if behind_path else self._runners_up
-        limits = budget, self.call.chain and not behind_path
-        return DraftTree(*self._table.tree(context, *runners_up, self._pooling, *limits))
+        last_tokens, last_probs = _NOTHING if behind_path else self._runners_up
+        chain = self.call.chain and not behind_path
+        tree = self._table.tree(context, last_tokens, last_probs, self._pooling, budget, chain)
+        return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:
         tokens, verified = observation.tokens, observation.verified
@@ -167,8 +163,9 @@ class TokenRecycling(LookUp):
             return
         self._runners_up = _NOTHING
         if top_tokens is not None and top_probs is not None:
-            nodes = verified.tokens, verified.parents
-            self._table.learn(self._context, *nodes, top_tokens, top_probs)
+            self._table.learn(
+                self._context, verified.tokens, verified.parents, top_tokens, top_probs
+            )
             # The node after which the target chose the last token.
             last = [ROOT, *verified.along(tokens[:-1].tolist())][-1]
             self._runners_up = top_tokens[1 + last], top_probs[1 + last]
@@ -195,7 +192,7 @@ class TokenRecycling(LookUp):
         corpus: str | None = None,
         progress: bool = True,
     ) -> Self:
-        """Learns what a model expects next in texts, by running it over them once.
+        """Learns a model's best next tokens in texts, by running it over them once.
 
         Args:
             model (`PreTrainedModel`): The target model.
@@ -221,22 +218,26 @@ class TokenRecycling(LookUp):
 
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
-        drafter, vocab_size = cls(top_k, context, max_contexts), text_config(model).vocab_size
+        drafter = cls(top_k, context, max_contexts)
+        vocab_size = text_config(model).vocab_size
         drafter._take_vocabulary(vocab_size)
         source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
         texts = (
-            tokenizer(each, verbose=False)["input_ids"] if isinstance(each, str) else each
-            for each in source.documents
+            tokenizer(document, verbose=False)["input_ids"]
+            if isinstance(document, str)
+            else document
+            for document in source.documents
         )
-        most = min(context_length(model) or _LONGEST, _LONGEST, _LOGITS // vocab_size)
+        longest = min(context_length(model) or _LONGEST, _LONGEST, _LOGITS // vocab_size)
         shown = {"unit": " tokens", "unit_scale": True, "disable": not progress or None}
         read = 0
         with torch.no_grad(), tqdm(total=max_tokens, **shown) as bar:
             arrays = (np.asarray(ids, np.int64) for ids in texts)
-            for window in windows(arrays, max(most, 2), vocab_size):
+            for window in windows(arrays, max(longest, 2), vocab_size):
                 ids = torch.from_numpy(window.ids)[None].to(model.device)
                 top = top_tokens(model(ids, use_cache=False).logits, top_k)
-                tokens, probs = (each[0, window.known - 1 :] for each in (top.tokens, top.probs))
+                tokens = top.tokens[0, window.known - 1 :]
+                probs = top.probs[0, window.known - 1 :]
                 drafter._table.learn_text(window.ids, window.known, tokens, probs)
                 drafter._table.count(tokens[:, 0].astype(np.int64))
                 bar.update(len(window.targets))
@@ -245,9 +246,12 @@ class TokenRecycling(LookUp):
                     break
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
-        about = {"corpus": corpus or source.name, "license": license or source.license}
-        named = {"model": public_name(model), "tokenizer": tokenizer, "source": about}
-        drafter._own(drafter._table, **named)
+        drafter._use(
+            drafter._table,
+            model=public_name(model),
+            tokenizer=tokenizer,
+            source={"corpus": corpus or source.name, "license": license or source.license},
+        )
         return drafter
 
     @classmethod
@@ -280,8 +284,9 @@ class TokenRecycling(LookUp):
         config = stored.config
         table = stored.table(max_contexts)
         drafter = cls(1, 1, 1)
-        origin = {"model": config.model, "source": config.source, "path": stored.path}
-        drafter._own(table, tokenizer=tokenizer, **origin)
+        drafter._use(
+            table, tokenizer=tokenizer, model=config.model, source=config.source, path=stored.path
+        )
         return drafter
 
     def save_pretrained(
@@ -290,7 +295,7 @@ class TokenRecycling(LookUp):
         tokenizer: PreTrainedTokenizerBase | None = None,
         model: PreTrainedModel | None = None,
     ) -> None:
-        """Writes all that it has learned into a new folder, in whole or not at all.
+        """Writes its table into a new folder, in whole or not at all.
 
         Args:
             path (`str` or `Path`): The folder to make.
@@ -320,8 +325,9 @@ class TokenRecycling(LookUp):
                 )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
-        about = known["tokenizer"], known["model"], known.get("source", {})
-        RecyclingTable.write(path, self._table, *about)
+        RecyclingTable.write(
+            path, self._table, known["tokenizer"], known["model"], known.get("source", {})
+        )
 
     def push_to_hub(
         self,
@@ -331,7 +337,7 @@ class TokenRecycling(LookUp):
         model: PreTrainedModel | None = None,
         **options: Any,
     ) -> CommitInfo:
-        """Publishes all that it has learned as a dataset repo, with a card that names the model.
+        """Publishes its table as a dataset repo, with a card that names the model.
 
         Args:
             repo_id (`str`): Such as `"org/table"`; the repo is created if there is none.

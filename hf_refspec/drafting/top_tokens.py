@@ -48,7 +48,8 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
 
 
 def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
-    flat, shape = logits.flatten(0, -2), logits.shape[:-1]
+    flat = logits.flatten(0, -2)
+    shape = logits.shape[:-1]
     choices = np.empty(len(flat), dtype=np.int32)
     tokens, probs = np.empty((len(flat), k), np.int32), np.empty((len(flat), k), np.float32)
     whole = flat.shape[1] // BLOCK * BLOCK  # the last block may be shorter
@@ -137,7 +138,8 @@ def _keep_best(values, start, items, keys, count):
 @njit(nogil=True)
 def _softmax(logits, largest, best, probs):
     """Writes the best tokens' probabilities; samples the other exponentials."""
-    highest, least = logits[best[0]], logits[best[-1]]
+    highest = logits[best[0]]
+    least = logits[best[-1]]
     close = highest - _CLOSE
     total = sampled = 0.0
     seen = others = 0

@@ -105,7 +105,9 @@ class DraftTree:
 
     def along(self, tokens: Iterable[int]) -> list[int]:
         """The nodes of the path with these tokens, from the root as far as the tree has them."""
-        children, node, nodes = self.children(), ROOT, []
+        children = self.children()
+        node = ROOT
+        nodes = []
         for token in tokens:
             if (node, token) not in children:
                 break
@@ -175,6 +177,19 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
     parents = np.concatenate([tree.parents for tree in trees])
     probs = np.concatenate([tree.probs for tree in trees])
     return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
+
+
+def behind_path(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
+    """A tree moved to the end of a path of probability `prob`, to be merged with the tree that has
+    the path. The path's nodes have probability 0 here, so that the other tree's estimates of them
+    stay as they are: 1 - (1 - p)(1 - 0) = p."""
+    length = len(path)
+    parents = np.where(tree.parents < 0, length - 1, tree.parents + length)
+    return DraftTree(
+        np.concatenate((path, tree.tokens)),
+        np.concatenate((np.arange(-1, length - 1), parents), dtype=np.int32),
+        np.concatenate((np.zeros(length), prob * tree.probs), dtype=np.float32),
+    )
 
 
 _FAULTS = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from transformers import PreTrainedModel
 
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, owned, sources_of
+from ..drafting.drafter import Drafter, owned
 from ..drafting.token_recycling import TokenRecycling
 from ..text_config import text_config
 from ..verification.model_memo import memo_of
@@ -24,7 +24,7 @@ def drafter_of_call(model: PreTrainedModel, given: Drafter | None = None) -> Ite
     if given is None and pool not in memo:
         memo.setdefault(pool, DrafterPool(as_drafter("auto")))
     with memo[pool].drafter() if given is None else nullcontext(given) as drafter:
-        for source in sources_of(drafter):
+        for source in drafter.sources:
             if isinstance(source, TokenRecycling) and source.kept_at_model:
                 kept = memo.setdefault(table, TokenRecycling(min(8, vocab_size)))
                 with owned(drafter):

@@ -16,7 +16,7 @@ import torch
 
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.observation import Observation
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
@@ -38,7 +38,7 @@ class Loop:
     verifier: Verifier  # runs the target model
     budget: Budget  # how many nodes are drafted, and which are verified
     limits: DraftLimits  # how far drafts may go
-    stats: SpeculationStats
+    stats: DraftStats
     chains: bool  # whether drafts must not branch
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
@@ -52,7 +52,7 @@ class Loop:
         cls,
         verifier: Verifier,
         drafter: Drafter,
-        stats: SpeculationStats,
+        stats: DraftStats,
         *,
         max_draft_tokens: int | str,
         rows: int = 1,

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
@@ -85,7 +85,7 @@ class RunningBatch:
         check_count("prefill_tokens", prefill_tokens)
         check_count("prefix_tokens", prefix_tokens, least=0)
         check_options(max_draft_tokens, "auto")
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self._model = model
         self.max_rows = max_rows
         self._prefill_tokens = prefill_tokens

@@ -19,8 +19,8 @@ from transformers.generation import CandidateGenerator
 
 from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling, check_sources
-from ..drafting.stats import SpeculationStats
+from ..drafting.drafter import Drafter, Sampling
+from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
 from ..verification.caches import find_cache, is_padded, new_cache
@@ -62,7 +62,7 @@ def prepare_text(
     is_auto = candidate_generator is None or candidate_generator == "auto"
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
-        check_sources(drafter, text_config(model).vocab_size, logits_processor)
+        drafter.check(text_config(model).vocab_size, logits_processor)
     kwargs = {
         name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS or value
     }
@@ -83,7 +83,7 @@ class RunningText:
         finished (`bool`): Whether it has ended.
         shared_tokens (`int`): How many tokens of the prompt another text had in common, so that
             their keys and values were copied.
-        stats ([`SpeculationStats`]): Of this text. Passes that it shares with others are counted,
+        stats ([`DraftStats`]): Of this text. Passes that it shares with others are counted,
             not timed.
         interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
             text ends if it returns `True`. Afterwards stopping criteria are asked.
@@ -101,7 +101,7 @@ class RunningText:
         self.input_ids = row.ids
         self.finished = False
         self.shared_tokens = 0
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self.interrupted: Callable[[], bool] | None = None
         self.row = row
         self.joins = joins

@@ -25,7 +25,7 @@ from ..drafting.calls import AwaitingKernels, drafter_call, remember_outputs
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import (
     CACHE_NAMES,
@@ -248,9 +248,7 @@ class _Call:
             self.streamer.end()
         return output
 
-    def _choice(
-        self, max_draft_tokens: int | str, verification: str, stats: SpeculationStats
-    ) -> Choice:
+    def _choice(self, max_draft_tokens: int | str, verification: str, stats: DraftStats) -> Choice:
         return select_verifier(
             self.model,
             verification,
@@ -314,7 +312,7 @@ class _Call:
     def _decode_plainly(
         self,
         drafters: list[Drafter],
-        stats: SpeculationStats,
+        stats: DraftStats,
         why: str,
         begun: Emitted | None = None,
     ) -> Output:

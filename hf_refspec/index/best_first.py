@@ -1,10 +1,12 @@
 """Best-first growth: the one loop by which all draft trees grow.
 
 A *proposal* proposes the next token at a node: a place in a text that agrees with the path to the
-node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), a node of another tree
-(draft_tree.py). A node's proposals are divided among its children, one child for each token, and
-the most probable waiting child joins the tree, until the budget is used up. As probabilities do not
-rise from parent to child, these are the most probable nodes of all.
+node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), an entry of a
+recycling table (recycling_tree.py), a node of another tree (draft_tree.py). Each of these files has
+an `expand_...` function, which returns the children of a node: it divides the node's proposals
+among them, one child for each token. The most probable waiting child joins the tree, until the
+budget is used up. As probabilities do not rise from parent to child, these are the most probable
+nodes of all.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -12,11 +14,10 @@ rise from parent to child, these are the most probable nodes of all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import overload
 
 # Compiled without numba's reference counts, which would change for every array at every node. Such
 # code may not allocate.
@@ -46,20 +47,73 @@ class Growth(NamedTuple):
     key: int  # odd
 
 
+def grower(expand: Callable[..., int]) -> Callable[..., Any]:
+    """Compiles the growth of draft trees by one `expand` function.
+
+    `expand(found, growth, first, node, depth, prob)`, a compiled function, sets `growth.proposed`
+    and `growth.weights` of the proposals at `node` (-1 is the root), beginning with `first`, calls
+    `divide`, turns the children's weights into probabilities, and returns how many children there
+    are. `found` is the named tuple of arrays and numbers that it reads.
+
+    Returns:
+        `grow(found, count, capacity, budget, chain)`: Grows a draft tree, best node first, or a
+        single path (`chain`), at each node to the most probable child. The root has the first
+        `count` proposals, and there can be `capacity` of them.
+    """
+
+    @uncounted
+    def fill(found, growth, chain):
+        children = growth.children
+        heap = growth.heap
+        weights = growth.weights
+        waiting = 0  # nodes in the heap
+        size = 0
+        # The node to expand; first the root.
+        first = 0
+        node = -1
+        depth = 0
+        prob = 1.0
+        while size < len(growth.tokens):
+            for i in range(expand(found, growth, first, node, depth, prob)):
+                growth.parent_of[children[i]] = node
+                growth.depth_of[children[i]] = depth + 1
+                heap_push(heap, waiting, weights, children[i])
+                waiting += 1
+            if waiting == 0:
+                break
+            first = heap_pop(heap, waiting, weights)
+            waiting = 0 if chain else waiting - 1
+            node = size
+            parent = growth.parent_of[first]
+            depth = growth.depth_of[first]
+            # Children that add up to their parent's probability can exceed it by a rounding.
+            prob = min(weights[first], growth.probs[parent] if parent >= 0 else 1.0)
+            growth.tokens[node] = growth.proposed[first]
+            growth.parents[node] = parent
+            growth.probs[node] = prob
+            size += 1
+        return size
+
+    @njit
+    def grow(found, count, capacity, budget, chain):
+        if count == 0:
+            return no_tree()
+        growth = _empty_growth(count, capacity, budget)
+        size = fill(found, growth, chain)
+        return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
+
+    return grow
+
+
 @njit
-def grow(found, count, capacity, budget, chain):
-    """Grows a draft tree out of `found`, a named tuple of arrays and numbers (see `expands`), best
-    node first, or a single path (`chain`), at each node to the most probable child. The root has
-    the first `count` proposals, and there can be `capacity` of them."""
-    if count == 0:
-        return no_tree()
+def _empty_growth(count, capacity, budget):
     following = np.empty(capacity, dtype=np.int32)
     for proposal in range(count):
         following[proposal] = proposal + 1 if proposal + 1 < count else -1
     slot_count = 1
     while slot_count < 2 * capacity:
         slot_count *= 2
-    growth = Growth(
+    return Growth(
         np.empty(budget, dtype=np.int64),
         np.empty(budget, dtype=np.int32),
         np.empty(budget, dtype=np.float32),
@@ -74,8 +128,6 @@ def grow(found, count, capacity, budget, chain):
         np.full(slot_count, -2, dtype=np.int32),
         2 * np.random.randint(1 << 62) + 1,  # numba's own generator, which nobody seeds
     )
-    size = _grow(found, growth, chain)
-    return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
 
 
 @njit
@@ -85,60 +137,18 @@ def no_tree():
 
 
 @uncounted
-def _grow(found, growth, chain):
-    children, heap, waiting = growth.children, growth.heap, 0
-    weights, parent_of, depth_of = growth.weights, growth.parent_of, growth.depth_of
-    size, first, node, depth, prob = 0, 0, -1, 0, 1.0
-    while size < len(growth.tokens):
-        for i in range(expand(found, growth, first, node, depth, prob)):
-            parent_of[children[i]], depth_of[children[i]] = node, depth + 1
-            heap_push(heap, waiting, weights, children[i])
-            waiting += 1
-        if waiting == 0:
-            break
-        first = heap_pop(heap, waiting, weights)
-        waiting = 0 if chain else waiting - 1
-        node, parent, depth = size, parent_of[first], depth_of[first]
-        # Children that add up to their parent's probability can exceed it by a rounding.
-        prob = min(weights[first], growth.probs[parent] if parent >= 0 else 1.0)
-        growth.tokens[node], growth.parents[node] = growth.proposed[first], parent
-        growth.probs[node] = prob
-        size += 1
-    return size
-
-
-def expand(found, growth, first, node, depth, prob):
-    """The children of a node; the type of `found` chooses the function, see `expands`."""
-    raise NotImplementedError
-
-
-def expands(kind: type) -> Callable[[Callable], Callable]:
-    """Registers a function as the `expand` of a type of `found`.
-
-    The function sets `growth.proposed` and `growth.weights` of the proposals at `node` (-1 is the
-    root), beginning with `first`, calls `divide`, turns the children's weights into probabilities,
-    and returns how many children there are.
-    """
-
-    def register(function):
-        @overload(expand, jit_options={"_nrt": False})
-        def chosen(found, growth, first, node, depth, prob):
-            return function if getattr(found, "instance_class", None) is kind else None
-
-        return function
-
-    return register
-
-
-@uncounted
 def divide(growth, first, node):
     """Divides a node's proposals among its children, one for each token; returns their number.
 
     The weight of a child is the sum of the weights of all that propose it.
     """
-    following, proposed, weights = growth.following, growth.proposed, growth.weights
-    slots, slot_nodes, children = growth.slots, growth.slot_nodes, growth.children
-    count, proposal = 0, first
+    following = growth.following
+    proposed = growth.proposed
+    weights = growth.weights
+    slots = growth.slots
+    slot_nodes = growth.slot_nodes
+    count = 0
+    proposal = first
     while proposal >= 0:
         next_proposal = following[proposal]
         token = proposed[proposal]
@@ -147,9 +157,10 @@ def divide(growth, first, node):
             while slot_nodes[slot] == node and proposed[slots[slot]] != token:
                 slot = (slot + 1) & (len(slots) - 1)
             if slot_nodes[slot] != node:
-                slot_nodes[slot], slots[slot] = node, proposal
+                slot_nodes[slot] = node
+                slots[slot] = proposal
                 following[proposal] = -1
-                children[count] = proposal
+                growth.children[count] = proposal
                 count += 1
             else:
                 child = slots[slot]
@@ -173,14 +184,17 @@ def heap_push(heap, size, keys, item):
 @uncounted
 def heap_pop(heap, size, keys):
     """Removes the top of a heap of `size` items and returns it."""
-    top, moved = heap[0], heap[size - 1]
-    hole, child = 0, 1
+    top = heap[0]
+    moved = heap[size - 1]
+    hole = 0
+    child = 1
     while child < size - 1:
         if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
             child += 1
         if keys[heap[child]] <= keys[moved]:
             break
         heap[hole] = heap[child]
-        hole, child = child, 2 * child + 1
+        hole = child
+        child = 2 * hole + 1
     heap[hole] = moved
     return top

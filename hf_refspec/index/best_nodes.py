@@ -39,20 +39,22 @@ def best_nodes(
     for order in ngrams:
         for ngram in order.tolist():
             index[tuple(ngram)] = len(index)
-    # Of each n-gram the one without its first token.
+    # The index of each n-gram without its first token.
     shorter = np.array([index.get(ngram[1:], -1) for ngram in index], dtype=np.int64)
     replaced = replaced_nodes(starts, tokens, parents, shorter)
     sizes = np.diff(starts)
     if bytes_of(len(trees), len(tokens)) <= max_bytes:
         return sizes
     many = 1 << 20
-    entry_bytes, node_bytes = bytes_of(many, 0) / many, bytes_of(0, many) / many
+    entry_bytes = bytes_of(many, 0) / many
+    node_bytes = bytes_of(0, many) / many
     low, high = 1e-12, 1e12
     best = np.zeros_like(sizes)
     for _ in range(_HALVINGS):
         price = (low * high) ** 0.5
-        prices = price * entry_bytes, price * node_bytes
-        sizes = worth_keeping(starts, probs, counts, shorter, replaced, *prices)
+        sizes = worth_keeping(
+            starts, probs, counts, shorter, replaced, price * entry_bytes, price * node_bytes
+        )
         if bytes_of(int((sizes > 0).sum()), int(sizes.sum())) <= max_bytes:
             best, high = sizes, price
         else:
@@ -95,7 +97,10 @@ def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_pr
         other = shorter[entry]
         if other >= 0 and sizes[other] == 0:
             continue
-        start, end, size, worth = starts[entry], starts[entry + 1], 0, -entry_price
+        start = starts[entry]
+        end = starts[entry + 1]
+        size = 0
+        worth = -entry_price
         while start + size < end and counts[entry] * probs[start + size] >= node_price:
             worth += counts[entry] * probs[start + size] - node_price
             size += 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow, no_tree, uncounted
+from .best_first import divide, grower, no_tree, uncounted
 from .draft_tree import TREE
 from .kernels import kernel
 from .token_buffer import LinkedText, common_suffix, latest_of
@@ -38,7 +38,7 @@ NEAR_FACTOR = 3.0
 
 
 class _Matches(NamedTuple):
-    """The matches, each a proposal of the growth, and what they are matches of."""
+    """The matches, each a proposal of the growth, and the text and context that they match."""
 
     text: LinkedText
     last: int  # the last token before the draft
@@ -72,27 +72,32 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
     positions = np.empty(capacity, dtype=np.int32)
     lengths = np.empty(capacity, dtype=np.float64)
-    count, longest = 0, ANCHOR_LENGTH - 1
+    count = 0
+    longest = ANCHOR_LENGTH - 1
     for skipped in range(2):
-        kept = np.zeros(len(context) + 1, dtype=np.int32)
-        matches = positions, lengths, kept
-        count, place, length = _root_matches(text, context, skipped, match_length, matches, count)
+        kept = np.zeros(len(context) + 1, dtype=np.int32)  # how many of each length
+        count, place, length = _root_matches(
+            text, context, skipped, match_length, positions, lengths, kept, count
+        )
         if length > longest:
-            anchor, longest = place, length
-    join, number = match_length == 1, np.full(1, count)
+            anchor = place
+            longest = length
+    join = match_length == 1
+    number = np.full(1, count)
     found = _Matches(text, context[-1], anchor, join, copy_length, positions, lengths, number)
-    return grow(found, count, capacity, budget, chain), anchor
+    return _grow_matches(found, count, capacity, budget, chain), anchor
 
 
 @uncounted
-def _root_matches(text, context, skipped, match_length, matches, count):
+def _root_matches(text, context, skipped, match_length, positions, lengths, kept, count):
     """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.
     """
-    tokens, (positions, lengths, kept) = text.tokens, matches  # kept: how many of each length
-    longest_position, longest = -1, 0
+    tokens = text.tokens
+    longest_position = -1
+    longest = 0
     if len(context) <= skipped:
         return count, longest_position, longest
     occurrence = latest_of(text, context[-1 - skipped])
@@ -113,36 +118,42 @@ def _root_matches(text, context, skipped, match_length, matches, count):
         lengths[count] = SKIP_LENGTH if skipped else length
         count += 1
         if length > longest:
-            longest_position, longest = position, length
+            longest_position = position
+            longest = length
     return count, longest_position, longest
 
 
-@expands(_Matches)
-def _expand(found, growth, first, node, depth, prob):
+@uncounted
+def expand_matches(found, growth, first, node, depth, prob):
     if depth == found.copy_length:
         return 0
     if node >= 0:
         _advance(found, growth, first, node)
-    tokens, anchor = found.text.tokens, found.anchor
-    positions, lengths = found.positions, found.lengths
-    following, proposed, weights = growth.following, growth.proposed, growth.weights
-    match, total, longest = first, 0.0, 0.0
+    tokens = found.text.tokens
+    weights = growth.weights
+    match = first
+    total = 0.0
+    longest = 0.0
     while match >= 0:
-        position = positions[match]
+        position = found.positions[match]
         if position < len(tokens) and tokens[position] >= 0:
-            weight = lengths[match] ** 3
-            if anchor >= 0 and 0 <= position - anchor < NEAR:
+            weight = found.lengths[match] ** 3
+            if found.anchor >= 0 and 0 <= position - found.anchor < NEAR:
                 weight *= NEAR_FACTOR
             total += weight
-            longest = max(longest, lengths[match])
-            proposed[match], weights[match] = tokens[position], weight
+            longest = max(longest, found.lengths[match])
+            growth.proposed[match] = tokens[position]
+            weights[match] = weight
         else:
-            proposed[match] = -1
-        match = following[match]
+            growth.proposed[match] = -1
+        match = growth.following[match]
     count = divide(growth, first, node)
     for child in growth.children[:count]:
         weights[child] = prob * weights[child] / total * longest / (longest + 1.0)
     return count
+
+
+_grow_matches = grower(expand_matches)
 
 
 @uncounted
@@ -151,7 +162,9 @@ def _advance(found, growth, first, node):
 
     Those behind its parent's token are among its matches already.
     """
-    text, positions, lengths = found.text, found.positions, found.lengths
+    text = found.text
+    positions = found.positions
+    lengths = found.lengths
     following = growth.following
     match = first
     while match >= 0:
@@ -163,7 +176,8 @@ def _advance(found, growth, first, node):
     parent = growth.parents[node]
     before = growth.tokens[parent] if parent >= 0 else found.last
     occurrence = text.latest[growth.tokens[node]]
-    joined, count = 0, found.number[0]
+    joined = 0
+    count = found.number[0]
     for _ in range(NODE_OCCURRENCES):
         if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
             break

@@ -53,18 +53,17 @@ class NgramTable(NamedTuple):
         return look_up(self, context, min_match, min(budget, LARGEST_TREE))
 
 
-_NUMBERS = ("uint32[::1]", "uint32[::1]")
 for _dtype in ("uint16", "uint32"):
     _tokens = f"{_dtype}[::1]"
-    _nodes = (_tokens, "uint8[::1]", "uint8[::1]")
-    kernel_type(f"NgramTable_{_dtype}", NgramTable, _tokens, *_NUMBERS, *_nodes, "int64", "int64")
+    kernel_type(
+        f"NgramTable_{_dtype}",
+        NgramTable,
+        f"{_tokens}, uint32[::1], uint32[::1], {_tokens}, uint8[::1], uint8[::1], int64, int64",
+    )
 
 
 def build_table(
-    ngrams: Sequence[np.ndarray],
-    trees: Sequence[TreeArrays],
-    dtype: np.dtype,
-    vocab_size: int,
+    ngrams: Sequence[np.ndarray], trees: Sequence[TreeArrays], dtype: np.dtype, vocab_size: int
 ) -> NgramTable:
     """Builds a table of n-grams, of each order from 1 on (int32, `(count, n)`), and the tree of
     each in turn, of at most 255 nodes."""
@@ -122,9 +121,7 @@ def _hash(ngram):
 
 
 @kernel(
-    "void(uint16[::1], int64, uint32[::1])",
-    "void(uint32[::1], int64, uint32[::1])",
-    drafts=False,
+    "void(uint16[::1], int64, uint32[::1])", "void(uint32[::1], int64, uint32[::1])", drafts=False
 )
 def fill_slots(keys, max_ngram, slots):
     """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""
@@ -143,9 +140,10 @@ def fill_slots(keys, max_ngram, slots):
 @njit
 def _find(table, ngram):
     """The index of an n-gram, -1 if it is not there."""
-    keys, slots, max_ngram = table.keys, table.slots, table.max_ngram
+    keys = table.keys
+    slots = table.slots
     filler = np.iinfo(keys.dtype).max
-    entries = len(keys) // max_ngram
+    entries = len(keys) // table.max_ngram
     slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
     for _ in range(min(len(slots), MOST_PROBES)):
         entry = np.int64(slots[slot]) - 1
@@ -154,9 +152,9 @@ def _find(table, ngram):
         if entry >= entries:
             raise ValueError(_DAMAGED)
         same = True
-        for i in range(max_ngram):
+        for i in range(table.max_ngram):
             wanted = ngram[i] if i < len(ngram) else filler
-            if keys[entry * max_ngram + i] != wanted:
+            if keys[entry * table.max_ngram + i] != wanted:
                 same = False
                 break
         if same:
@@ -174,18 +172,21 @@ def look_up(table, context, min_match, budget):
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     probs = np.empty(budget, dtype=np.float32)
-    entry, length = -1, min(table.max_ngram, len(context))
+    entry = -1
+    length = min(table.max_ngram, len(context))
     while entry < 0 and length >= min_match:
         entry = _find(table, context[len(context) - length :])
         length -= 1
     if entry < 0:
         return tokens[:0], parents[:0], probs[:0]
-    start, end = np.int64(table.starts[entry]), np.int64(table.starts[entry + 1])
+    start = np.int64(table.starts[entry])
+    end = np.int64(table.starts[entry + 1])
     if not start <= end <= len(table.node_tokens):
         raise ValueError(_DAMAGED)
     size = min(end - start, budget)
     for node in range(size):
-        token, parent = table.node_tokens[start + node], np.int64(table.node_parents[start + node])
+        token = table.node_tokens[start + node]
+        parent = np.int64(table.node_parents[start + node])
         parent = -1 if parent == ROOT_BYTE else parent
         if parent >= node or token >= table.vocab_size:
             raise ValueError(_DAMAGED)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .best_first import expands, grow
+from .best_first import grower, uncounted
 from .kernels import kernel
 
 # Tokens (int64), parents (int32) and probabilities (float32), each of shape (T,), and as numba's.
@@ -17,7 +17,10 @@ TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 # Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
 # the same token, a probability outside of [0, 1] or larger than its parent's.
-FOREIGN_TOKEN, LATE_PARENT, SAME_TOKEN, RISING_PROB = 1, 2, 3, 4
+FOREIGN_TOKEN = 1
+LATE_PARENT = 2
+SAME_TOKEN = 3
+RISING_PROB = 4
 
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)
@@ -105,7 +108,8 @@ def merge_trees(sizes, tokens, parents, probs, budget):
     token = np.empty(total, dtype=np.int32)
     prob = np.empty(total, dtype=np.float32)
     merged = np.empty(total, dtype=np.int32)
-    count, offset = 0, 0
+    count = 0
+    offset = 0
     for size in sizes:
         for i in range(offset, offset + size):
             parent = merged[offset + parents[i]] if parents[i] >= 0 else total
@@ -115,23 +119,28 @@ def merge_trees(sizes, tokens, parents, probs, budget):
             if node < 0:
                 node = count
                 count += 1
-                token[node], prob[node] = tokens[i], probs[i]
+                token[node] = tokens[i]
+                prob[node] = probs[i]
                 sibling[node] = child[parent]
                 child[parent] = node
             else:
                 prob[node] = 1 - (1 - prob[node]) * (1 - probs[i])
             merged[i] = node
         offset += size
-    return grow(_Merged(child, sibling, token, prob), total, total, budget, False)
+    return _grow_merged(_Merged(child, sibling, token, prob), total, total, budget, False)
 
 
-@expands(_Merged)
-def _expand(found, growth, first, node, depth, prob):
-    count, each = 0, found.child[first if node >= 0 else len(found.sibling)]
-    while each >= 0:
-        growth.proposed[each] = found.token[each]
-        growth.weights[each] = min(found.prob[each], prob)
-        growth.children[count] = each
+@uncounted
+def expand_merged(found, growth, first, node, depth, prob):
+    count = 0
+    child = found.child[first if node >= 0 else len(found.sibling)]
+    while child >= 0:
+        growth.proposed[child] = found.token[child]
+        growth.weights[child] = min(found.prob[child], prob)
+        growth.children[count] = child
         count += 1
-        each = found.sibling[each]
+        child = found.sibling[child]
     return count
+
+
+_grow_merged = grower(expand_merged)

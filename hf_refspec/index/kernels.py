@@ -48,15 +48,17 @@ class Kernel:
         return self._compiled(*arguments)
 
     def prepare(self) -> None:
-        """Compiles it and all kernels of the same file, which are needed together; warns if numba's
-        cache lacked them."""
+        """Compiles all kernels of the same file, which are needed together; warns if numba's cache
+        lacked them."""
         if self._compiled is not None:
             return
         start = time.perf_counter()
-        needed = self.drafts, self.python.__module__
-        if compile_all(
-            [each for each in all_kernels() if (each.drafts, each.python.__module__) == needed]
-        ):
+        kernels = [
+            kernel
+            for kernel in all_kernels()
+            if kernel.drafts == self.drafts and kernel.python.__module__ == self.python.__module__
+        ]
+        if compile_all(kernels):
             logger.warning(
                 "Waited %.1f s for hf_refspec's kernels to compile%s",
                 time.perf_counter() - start,
@@ -121,10 +123,9 @@ def kernel(
     return lambda function: Kernel(function, signatures, drafts, interpreted)
 
 
-def kernel_type(name: str, kind: type, *fields: str) -> None:
+def kernel_type(name: str, kind: type, fields: str) -> None:
     """Defines a named tuple's type for signatures: its name there, and the types of its fields."""
-    fields_of = [eval(field, _types) for field in fields]
-    _types[name] = types.BaseTuple.from_types(fields_of, kind)
+    _types[name] = types.BaseTuple.from_types(eval(fields, _types), kind)
 
 
 def all_kernels() -> list[Kernel]:
@@ -133,6 +134,6 @@ def all_kernels() -> list[Kernel]:
 
 
 def compile_all(kernels: list[Kernel], cached_only: bool = False) -> int:
-    """[`Kernel.compile`] of each; returns how many had to be compiled."""
+    """Compiles or loads kernels, see [`Kernel.compile`]; returns how many had to be compiled."""
     with _compile_lock:
-        return sum([each.compile(cached_only) for each in kernels])
+        return sum([kernel.compile(cached_only) for kernel in kernels])

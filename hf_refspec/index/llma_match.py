@@ -18,13 +18,15 @@ def llma_span(text, context, match_length, copy_length):
     of `match_length` tokens or more, in the references of a text, each with a boundary behind it;
     the span ends with its reference. Returns where it begins, and the span."""
     tokens = text.tokens
-    start, longest = len(tokens), match_length
+    start = len(tokens)
+    longest = match_length
     position = latest_of(text, context[-1])
     while position >= 0:
         followed = position + 1 < len(tokens) and tokens[position + 1] >= 0
         length = common_suffix(tokens, position, context, 0) if followed else 0
         if length >= longest:
-            start, longest = position + 1, length
+            start = position + 1
+            longest = length
         position = text.previous[position]
     end = start
     while end < min(start + copy_length, len(tokens)) and tokens[end] >= 0:

@@ -87,7 +87,9 @@ def merge_suffixes(
 
 def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
     """One run of each part, and one of all that is not settled in them."""
-    runs, late, start = [], [], 0
+    runs = []
+    late = []
+    start = 0
     for length, suffixes in parts:
         end = start + length
         settled = length if end == len(tokens) else max(length - DEPTH, 0)
@@ -101,14 +103,16 @@ def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
 
 def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
     """Where the blocks begin in each run, and where the last one ends."""
-    big_endian, separator = tokens.dtype.newbyteorder(">"), np.iinfo(tokens.dtype).max
+    big_endian = tokens.dtype.newbyteorder(">")
+    separator = np.iinfo(tokens.dtype).max
     arrays = [run.suffixes() for run in runs]
     lengths = [len(array) for array in arrays]
 
     def beginning(number: int, index: int) -> bytes:
         """The first tokens of a suffix, as bytes of the same order; only those in its part and
         its document, which order all suffixes of a run, settled or not."""
-        run, place = runs[number], int(arrays[number][index])
+        run = runs[number]
+        place = int(arrays[number][index])
         if not 0 <= place < run.end - run.start:
             raise ValueError(DAMAGED)
         first = tokens[run.start + place : min(run.start + place + DEPTH, run.end)]
@@ -172,7 +176,8 @@ def _common(tokens, one, other, start, depth):
 @njit
 def _common_bits(one, other):
     """How many first bits two different numbers of 64 bits have in common."""
-    common, difference = 0, one ^ other
+    common = 0
+    difference = one ^ other
     while difference >> np.uint64(63 - common) == 0:
         common += 1
     return common
@@ -191,7 +196,8 @@ def merge_runs(tokens, runs, ends, depth):
     Kakehi, "Merging String Sequences by Longest Common Prefixes", 2008). Of two candidates, the one
     that shares more with the last suffix comes next; only if both share as much are they compared,
     from there on. So hardly any token is read twice, however alike the suffixes are."""
-    positions, new_positions = runs.copy(), np.empty_like(runs)
+    positions = runs.copy()
+    new_positions = np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)
     # A loop that does little else lets the processor wait for many memory accesses at a time.
     for i in range(len(runs)):
@@ -205,11 +211,9 @@ def merge_runs(tokens, runs, ends, depth):
     count = len(ends)
     while count > 1:
         for pair in range((count + 1) // 2):
-            i, middle, end = (
-                bounds[2 * pair],
-                bounds[2 * pair + 1],
-                bounds[min(2 * pair + 2, count)],
-            )
+            i = bounds[2 * pair]
+            middle = bounds[2 * pair + 1]
+            end = bounds[min(2 * pair + 2, count)]
             j = middle
             of_one = of_other = 0  # what the next of each run has in common with the last one
             for out in range(i, end):

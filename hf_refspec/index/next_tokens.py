@@ -1,4 +1,4 @@
-"""What a target model expects after contexts of 1 to n tokens, learned and drafted from."""
+"""A target model's best next tokens after contexts of 1 to n tokens, learned and drafted from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENTERED_COUNT = 256
 
 
 @dataclass(frozen=True)
-class Entries:
+class TableContent:
     """The content of a [`~index.recycling.Table`], the oldest entry first."""
 
     contexts: np.ndarray
@@ -73,24 +73,37 @@ class NextTokens:
         best_tokens: np.ndarray,
         best_probs: np.ndarray,
     ) -> None:
-        """Enters what the target expects after a text and each node of a tree below it, see
+        """Enters the target's best next tokens after a text and each node of a tree below it, see
         [`~index.recycling.learn`]."""
-        limits = self.context, self.vocab_size or _ANY_VOCABULARY
-        lesson = before, tokens, parents, best_tokens, best_probs
-        entered, contexts = 0, self.context * (1 + len(tokens))
+        entered = 0
+        contexts = self.context * (1 + len(tokens))
         with self._lock:
-            while (entered := learn(self._table, *limits, *lesson, entered)) < contexts:
+            while True:
+                entered = learn(
+                    self._table,
+                    self.context,
+                    self.vocab_size or _ANY_VOCABULARY,
+                    before,
+                    tokens,
+                    parents,
+                    best_tokens,
+                    best_probs,
+                    entered,
+                )
+                if entered == contexts:
+                    return
                 self._enter(self.entries(), self.max_contexts * 7 // 8)
 
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
     ) -> None:
-        """Enters what the target expects after the first `known` tokens of a text (int64) and after
-        each later one."""
+        """Enters the target's best next tokens after the first `known` tokens of a text
+        (int64) and after each later one."""
         before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
         parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
-        best = np.ascontiguousarray(best_tokens), np.ascontiguousarray(best_probs)
-        self.learn(before, ids[known:], parents, *best)
+        best_tokens = np.ascontiguousarray(best_tokens)
+        best_probs = np.ascontiguousarray(best_probs)
+        self.learn(before, ids[known:], parents, best_tokens, best_probs)
 
     def count(self, tokens: np.ndarray) -> None:
         """Counts tokens (int64) that were emitted."""
@@ -115,11 +128,19 @@ class NextTokens:
         chain: bool,
     ) -> TreeArrays:
         """Grows a draft tree, see [`~index.recycling_tree.recycling_tree`]."""
-        counted = self._commonest, self._counts, self._counted
-        last = last_tokens, last_probs
         with self._lock:
             return recycling_tree(
-                self._table, self.context, text, *counted, *last, pooling, budget, chain
+                self._table,
+                self.context,
+                text,
+                self._commonest,
+                self._counts,
+                self._counted,
+                last_tokens,
+                last_probs,
+                pooling,
+                budget,
+                chain,
             )
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:
@@ -129,21 +150,26 @@ class NextTokens:
         with self._lock:
             return static_tree(self._table, last, budget)
 
-    def entries(self) -> Entries:
+    def entries(self) -> TableContent:
         """All entries, the oldest first."""
         with self._lock:
             table = self._table
             order = np.argsort(table.ages[: len(self)])
-            held = table.contexts[order], table.tokens[order], table.probs[order]
-            return Entries(*held, self._counts.copy())
+            return TableContent(
+                table.contexts[order], table.tokens[order], table.probs[order], self._counts.copy()
+            )
 
-    def _enter(self, entries: Entries, most: int) -> None:
-        """Replaces all entries by the newest `most` of others."""
-        kept = slice(max(len(entries) - most, 0), None)
-        held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
-        enter(self._table, *map(np.ascontiguousarray, held))
+    def _enter(self, entries: TableContent, count: int) -> None:
+        """Replaces all entries by the newest `count` of others."""
+        newest = slice(max(len(entries) - count, 0), None)
+        enter(
+            self._table,
+            np.ascontiguousarray(entries.contexts[newest]),
+            np.ascontiguousarray(entries.tokens[newest]),
+            np.ascontiguousarray(entries.probs[newest]),
+        )
 
-    def enter(self, entries: Entries) -> None:
+    def enter(self, entries: TableContent) -> None:
         """Begins with what another table held, its newest `max_contexts`."""
         with self._lock:
             self._enter(entries, self.max_contexts)

@@ -32,7 +32,7 @@ Runs: TypeAlias = tuple[np.ndarray, np.ndarray]
 class _Order:
     """The commonest n-grams of one length so far, in the order of their tokens."""
 
-    most: int  # how many are wanted
+    wanted: int  # how many
     ngrams: np.ndarray  # uint32, (count, length), tokens plus 1
     counts: np.ndarray  # int64
     least: int = 1  # the fewest occurrences that count
@@ -47,14 +47,14 @@ class _Order:
         kept = (counts >= self.least) & (last > 0) & (last < _SEPARATOR)
         self.ngrams = np.concatenate([self.ngrams, rows[ends[kept]]])
         self.counts = np.concatenate([self.counts, counts[kept]])
-        if len(self.counts) > 4 * self.most:
+        if len(self.counts) > 4 * self.wanted:
             order = self.commonest()
             self.least = int(self.counts[order[-1]]) + 1  # later ones lose a tie
             self.ngrams, self.counts = self.ngrams[np.sort(order)], self.counts[np.sort(order)]
 
     def commonest(self) -> np.ndarray:
         """The indices of the wanted ones, the commonest first."""
-        return np.argsort(-self.counts, kind="stable")[: self.most]
+        return np.argsort(-self.counts, kind="stable")[: self.wanted]
 
 
 def common_ngrams(
@@ -70,7 +70,8 @@ def common_ngrams(
         _Order(per_order, np.empty((0, length), np.uint32), np.empty(0, np.int64))
         for length in range(1, longest + 1)
     ]
-    before, read = np.zeros((1, longest), np.uint32), 0
+    before = np.zeros((1, longest), np.uint32)
+    read = 0
     end = before.astype(">u4").view(f"S{4 * longest}")[0], np.zeros(1, np.int64)  # ends all runs
     size = max(BLOCK // len(texts), LEAST_BLOCK)
     for keys, counts in chain(_merged([_runs(text, longest, size) for text in texts]), [end]):
@@ -79,10 +80,11 @@ def common_ngrams(
         changed = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
         for length, order in enumerate(orders, start=1):
             order.add(rows[:, :length], places, np.flatnonzero(changed[:, length - 1]))
-        before, read = rows[-1:], int(places[-1])
+        before = rows[-1:]
+        read = int(places[-1])
     found = [(order, order.commonest()) for order in orders]
-    ngrams = [(order.ngrams[those] - 1).astype(np.int32) for order, those in found]
-    return ngrams, [order.counts[those] for order, those in found]
+    ngrams = [(order.ngrams[indices] - 1).astype(np.int32) for order, indices in found]
+    return ngrams, [order.counts[indices] for order, indices in found]
 
 
 def _merged(streams: Sequence[Iterator[Runs]]) -> Iterator[Runs]:
@@ -127,7 +129,8 @@ def count_runs(tokens, suffixes, vocab_size, rows, counts):
         position = np.int64(suffixes[i])
         if position < 0 or position >= len(tokens):
             raise ValueError(DAMAGED)
-        value, same = np.int64(1), number > 0
+        value = np.int64(1)
+        same = number > 0
         for column in range(rows.shape[1]):
             if 0 < value < _SEPARATOR:
                 if position + column >= len(tokens):

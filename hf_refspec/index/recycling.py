@@ -1,4 +1,4 @@
-"""The table of Token Recycling: what the target model expected after the last 1 to n tokens.
+"""The table of Token Recycling: the target model's best next tokens after the last 1 to n tokens.
 
 An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
 their probabilities when it was last verified. Entries are found by open addressing, and keep their
@@ -25,7 +25,9 @@ MOST_CONTEXT = 3
 COMMONEST = 8
 # The numbers of `state`: how many entries there are, the age of the newest, and the first of the
 # `1 + MOST_CONTEXT` that are the key of the hash.
-COUNT, NEWEST, KEY = 0, 1, 2
+COUNT = 0
+NEWEST = 1
+KEY = 2
 
 
 class Table(NamedTuple):
@@ -42,8 +44,11 @@ class Table(NamedTuple):
     state: np.ndarray  # int64, (3 + MOST_CONTEXT,), see `COUNT`
 
 
-_ROWS = "int32[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"
-kernel_type("Table", Table, *_ROWS, "int64[::1]", "int32[::1]", "int64[::1]")
+kernel_type(
+    "Table",
+    Table,
+    "int32[:, ::1], int32[:, ::1], float32[:, ::1], int64[::1], int32[::1], int64[::1]",
+)
 
 
 def new_table(capacity: int, top_k: int) -> Table:
@@ -79,8 +84,8 @@ def find(table, context):
 def _home(table, context):
     """The slot at which the search for a context begins: two contexts share it by chance alone
     (multiply-shift, Dietzfelbinger 1996)."""
-    mixed, key = table.state[KEY], table.state
-    mixed += key[KEY + 1] * context[0] + key[KEY + 2] * context[1] + key[KEY + 3] * context[2]
+    key = table.state[KEY:]
+    mixed = key[0] + key[1] * context[0] + key[2] * context[1] + key[3] * context[2]
     return (mixed >> 32) & (len(table.slots) - 1)
 
 
@@ -89,7 +94,7 @@ def _home(table, context):
     "int64)"
 )
 def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best_probs, start):
-    """Enters what the target expects after a text and after each node of a tree below it.
+    """Enters the target's best next tokens after a text and after each node of a tree below it.
 
     It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
     best one is invalid. `before` are the last tokens of the text, MOST_CONTEXT if it has them;
@@ -106,7 +111,8 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
             path[1 + node, i] = path[1 + parents[node], i - 1]
     context = np.empty(MOST_CONTEXT, dtype=np.int32)
     for number in range(start, longest * len(path)):
-        node, length = number // longest, 1 + number % longest
+        node = number // longest
+        length = 1 + number % longest
         known = path[node]
         if not best_probs[node, 0] > 0 or known[length - 1] < 0:
             continue

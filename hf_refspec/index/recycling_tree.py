@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow, uncounted
+from .best_first import divide, grower, uncounted
 from .draft_tree import TREE
 from .kernels import kernel, kernel_type
 from .recycling import MOST_CONTEXT, Table, find
@@ -44,11 +44,11 @@ class Pooling(NamedTuple):
         return Pooling(power * self.exponents, self.misses**power)
 
 
-kernel_type("Pooling", Pooling, "float64[:, ::1]", "float64[::1]")
+kernel_type("Pooling", Pooling, "float64[:, ::1], float64[::1]")
 
 
 class _Known(NamedTuple):
-    """What the tree grows out of: the arguments of `recycling_tree`, and its own notes."""
+    """The data that the tree grows out of: the arguments of `recycling_tree`, and its own notes."""
 
     table: Table
     longest: int
@@ -98,24 +98,35 @@ def recycling_tree(
     best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
     for i in range(min(RUNNERS_UP, len(last_tokens))):
         best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
-    best = best_tokens, best_probs
-    number = np.ones(1, dtype=np.int64)  # grow() needs a first one; it proposes nothing
-    notes = number, np.empty(MOST_CONTEXT, np.int32), np.empty(MOST_CONTEXT, np.int64)
-    found = _Known(table, longest, text, commonest, counts, counted, pooling, *best, *notes)
-    each = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
-    return grow(found, 1, 1 + (1 + budget) * each, budget, chain)
+    found = _Known(
+        table,
+        longest,
+        text,
+        commonest,
+        counts,
+        counted,
+        pooling,
+        best_tokens,
+        best_probs,
+        np.ones(1, np.int64),  # grow() needs a first proposal; it proposes nothing
+        np.empty(MOST_CONTEXT, np.int32),
+        np.empty(MOST_CONTEXT, np.int64),
+    )
+    per_node = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
+    return _grow_context(found, 1, 1 + (1 + budget) * per_node, budget, chain)
 
 
-@expands(_Known)
-def _expand(found, growth, first, node, depth, prob):
+@uncounted
+def expand_context(found, growth, first, node, depth, prob):
     start, known = _propose(found, growth, node)
     if found.number[0] == start:
         return 0
     count = divide(growth, start, node)
-    weights, proposed, children = growth.weights, growth.proposed, growth.children
+    weights = growth.weights
+    children = growth.children
     exponents, total = found.pooling.exponents[known], found.pooling.misses[known]
     for child in children[:count]:
-        token = proposed[child]
+        token = growth.proposed[child]
         frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
         score = weights[child] + exponents[MOST_CONTEXT] * _log_score(frequency)
         weights[child] = math.exp(score)
@@ -123,12 +134,15 @@ def _expand(found, growth, first, node, depth, prob):
     kept = 0
     for child in children[:count]:
         weights[child] /= total
-        _note_best(found, node, proposed[child], weights[child])
+        _note_best(found, node, growth.proposed[child], weights[child])
         weights[child] *= prob
         if weights[child] > LEAST_CHILD:
             children[kept] = child
             kept += 1
     return kept
+
+
+_grow_context = grower(expand_context)
 
 
 @uncounted
@@ -138,7 +152,10 @@ def _propose(found, growth, node):
     Returns:
         The first proposal, and the length of the longest context that is known.
     """
-    context, entries, place, known = found.context, found.entries, np.int64(node), 0
+    context = found.context
+    entries = found.entries
+    place = np.int64(node)
+    known = 0
     for i in range(MOST_CONTEXT):
         context[i] = entries[i] = -1
     for i in range(found.longest):
@@ -147,7 +164,8 @@ def _propose(found, growth, node):
             break
         entries[i] = find(found.table, context)
         known = i + 1 if entries[i] >= 0 else known
-    exponents, start = found.pooling.exponents[known], found.number[0]
+    exponents = found.pooling.exponents[known]
+    start = found.number[0]
     number = start
     for i in range(MOST_CONTEXT):
         if entries[i] >= 0:

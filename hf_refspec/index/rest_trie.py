@@ -1,4 +1,4 @@
-"""REST's trie: all that follows the longest match of the last tokens in a datastore.
+"""REST's trie: the continuations of the longest match of the last tokens in a datastore.
 
 "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252, section 3): the longest suffix of
 the text is searched in the datastore's suffix arrays, its continuations form a trie weighted by
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow
+from .best_first import divide, grower, uncounted
 from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
@@ -93,11 +93,11 @@ def cut_to_choices(tokens, parents, probs, choices):
         total += distinct[node]
     kept = np.ones(len(tokens), dtype=np.bool_)
     # Parents come first and have no more distinct tokens, so none goes before its children.
-    for most in range(distinct.max() if len(tokens) else 0, 0, -1):
+    for largest in range(distinct.max() if len(tokens) else 0, 0, -1):
         for node in range(len(tokens) - 1, -1, -1):
-            if total > choices and distinct[node] == most:
+            if total > choices and distinct[node] == largest:
                 kept[node] = False
-                total -= most
+                total -= largest
     places = (np.cumsum(kept) - 1).astype(np.int32)
     moved = parents[kept]
     for node in range(len(moved)):
@@ -119,11 +119,13 @@ def mixed_tree(
     times as far as `continuation_length`.
     """
     matches = mixed_matches(texts, context, min_match)
-    weights, left = [], 1.0
+    weights = []
+    left = 1.0
     for match in matches:
         weights.append(left * (1 - _backed_off(match)))
         left -= weights[-1]
-    quotas = [max(FEWEST_ROWS, int(max_continuations * each / sum(weights))) for each in weights]
+    shares = [weight / sum(weights) for weight in weights]
+    quotas = [max(FEWEST_ROWS, int(max_continuations * share)) for share in shares]
     limits = [continuation_length * (1 if i else FURTHER) for i in range(len(matches))]
     return trie_tree(texts, matches, quotas, limits, budget, PSEUDO_COUNT)
 
@@ -165,10 +167,13 @@ def trie_tree(
     room = sum(min(places, quota + len(texts)) for _, places, quota, _ in plan)
     read = Continuations.empty(room, max(limits))
     ranges = np.array([match.ranges for match in matches])
-    plan_array, count = np.array(plan, dtype=np.int64), 0
+    plan_array = np.array(plan, dtype=np.int64)
+    count = 0
     for i, text in enumerate(texts):
         count = sample_continuations(text, ranges[:, i], plan_array, count, read)
-    read = Continuations(*(each[:count] for each in read))
+    read = Continuations(
+        read.rows[:count], read.lengths[:count], read.orders[:count], read.occurrences[:count]
+    )
     return grow_trie(read, len(matches), pseudo_count, budget)
 
 
@@ -193,14 +198,16 @@ def grow_trie(read, order_count, pseudo_count, budget):
     pseudo-count of 0 the longest match alone decides."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
-    return grow(found, len(read.rows), len(read.rows), budget, False)
+    return _grow_orders(found, len(read.rows), len(read.rows), budget, False)
 
 
-@expands(_Orders)
-def _expand(found, growth, first, node, depth, prob):
-    following, weights, numbers = growth.following, found.weights, found.numbers
+@uncounted
+def expand_orders(found, growth, first, node, depth, prob):
+    following = growth.following
+    weights = found.weights
+    numbers = found.numbers
     rows, lengths, orders, occurrences = found.read
-    # What one place of each order weighs here.
+    # The weight of one place of each order at this node.
     for order in range(len(weights)):
         weights[order], numbers[order] = 0.0, 0
     row = first
@@ -220,3 +227,6 @@ def _expand(found, growth, first, node, depth, prob):
         growth.weights[row] = prob * occurrences[row] * weights[orders[row]]
         row = following[row]
     return divide(growth, first, node)
+
+
+_grow_orders = grower(expand_orders)

@@ -37,7 +37,7 @@ def similar_prompts(
 @kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, boolean[::1], int64)")
 def search_prompts(tokens, ends, prompt_lengths, skipped, asked, count):
     """The numbers of the documents with the most similar prompts, see `similar_prompts`; `asked`
-    says of each token whether the prompt has it."""
+    is true for each token of the prompt."""
     seen = np.full(len(asked), -1, dtype=np.int32)  # the last document with each token
     best, scores = np.full(count, -1), np.full(count, -1.0)  # the best one last
     begin = ends[skipped - 1] + 1 if skipped else 0

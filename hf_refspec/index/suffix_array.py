@@ -29,7 +29,8 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
     byte_suffixes = divsufsort(columns.reshape(-1))
     del columns
     # Suffixes that begin with a token's highest byte; a part at a time saves memory.
-    suffixes, end = np.empty(len(tokens), dtype=np.int32), 0
+    suffixes = np.empty(len(tokens), dtype=np.int32)
+    end = 0
     for start in range(0, len(byte_suffixes), 1 << 20):
         part = byte_suffixes[start : start + (1 << 20)]
         part = part[part % width == 0] // width
@@ -65,11 +66,11 @@ class IndexedText(NamedTuple):
 
 
 for _dtype in ("uint16", "uint32"):
-    kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1]", "int32[::1]", "int64")
+    kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1], int32[::1], int64")
 
 
 class Continuations(NamedTuple):
-    """What followed matches of several lengths (orders), a row for each place that was read."""
+    """The continuations of matches of several lengths (orders), a row for each place read."""
 
     rows: np.ndarray  # int32, (n, longest), the tokens
     lengths: np.ndarray  # int32, (n,), of each row; shorter where a document or the text ends
@@ -80,12 +81,11 @@ class Continuations(NamedTuple):
     def empty(cls, count: int, longest: int) -> Continuations:
         """Room for `count` rows of `longest` tokens."""
         rows = np.empty((count, longest), np.int32)
-        numbers = np.empty(count, np.int32), np.empty(count, np.int32)
-        return cls(rows, *numbers, np.empty(count, np.float64))
+        lengths, orders = np.empty(count, np.int32), np.empty(count, np.int32)
+        return cls(rows, lengths, orders, np.empty(count, np.float64))
 
 
-_FIELDS = "int32[:, ::1]", "int32[::1]", "int32[::1]", "float64[::1]"
-kernel_type("Continuations", Continuations, *_FIELDS)
+kernel_type("Continuations", Continuations, "int32[:, ::1], int32[::1], int32[::1], float64[::1]")
 
 
 DAMAGED = (
@@ -167,7 +167,7 @@ _SAMPLE = "int64(IndexedText_{}, int64[:, :], int64[:, ::1], int64, Continuation
 
 @kernel(_SAMPLE.format("uint16"), _SAMPLE.format("uint32"))
 def sample_continuations(text, ranges, plan, end, written):
-    """Copies what follows the matches of several lengths in one of several texts into `written`,
+    """Copies the continuations of matches of several lengths in one of several texts to `written`,
     from row `end` on; returns how many rows there are then.
 
     It reads a text in proportion to its matches, but at least once: what only a small text has is
@@ -199,7 +199,8 @@ def sample_continuations(text, ranges, plan, end, written):
             positions[row] += matched
             rows[row, 0] = tokens[min(positions[row], len(tokens) - 1)]
         for row in range(end, end + count):
-            position, length = positions[row], 0
+            position = positions[row]
+            length = 0
             while length < min(limit, len(tokens) - position):
                 token = tokens[position + length]
                 if token >= vocab_size:

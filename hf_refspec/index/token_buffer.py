@@ -29,7 +29,7 @@ class LinkedText(NamedTuple):
     latest: np.ndarray  # int32, longer than the largest token
 
 
-kernel_type("LinkedText", LinkedText, "int32[::1]", "int32[::1]", "int32[::1]")
+kernel_type("LinkedText", LinkedText, "int32[::1], int32[::1], int32[::1]")
 
 
 class TokenBuffer:
@@ -87,7 +87,7 @@ class TokenBuffer:
         self._length = length
 
 
-class SideBySide:
+class JoinedTexts:
     """A [`LinkedText`] of several texts, each in a place of its own with a boundary behind it: what
     one of them gets is found from all others at once.
 
@@ -135,7 +135,8 @@ class SideBySide:
 
     def _lay_out(self, texts: int, room: int) -> None:
         """Gives a number of texts places with that room."""
-        held, self._tokens = self._tokens, np.full((texts, room), -1, dtype=np.int32)
+        held = self._tokens
+        self._tokens = np.full((texts, room), -1, dtype=np.int32)
         self._tokens[: len(held), : held.shape[1]] = held
         self._previous = np.full(self._tokens.size, -1, dtype=np.int32)
         self._latest = np.full_like(self._latest, -1)

@@ -26,7 +26,7 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
@@ -107,7 +107,7 @@ def knn_lm(
     neighbours = store.next_entries if few else None
     with recorded(model, store.config.layer) as hidden:
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
-        loop = Loop.over(verifier, Drafter(), SpeculationStats(), max_draft_tokens=0)
+        loop = Loop.over(verifier, Drafter(), DraftStats(), max_draft_tokens=0)
         text = KnnText(row, verifier, loop, streamer)
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -23,13 +22,12 @@ from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
 from .folder import sweep
 
-Mode: TypeAlias = Literal["mixed", "rest"]
-
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
-# Continuations read of a match. REST reads those of its authors' code; a mixed tree hardly gains by
-# more.
-CONTINUATIONS: dict[Mode, int] = {"rest": 5000, "mixed": 1000}
+# The number of a match's places that are read, by whether the algorithm is the published one: REST
+# reads as many as its authors' code; a mixed tree hardly gains by more.
+PLACES_READ = {True: 5000, False: 1000}
+# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
@@ -39,8 +37,8 @@ class CompactOptions:
     """What a compact form keeps.
 
     Args:
-        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
-            [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
+        published (`bool`, *optional*, defaults to `False`): Whether the trees grow by REST's
+            algorithm, see [`DatastoreDrafts`]; with `ngrams_per_order` the form is then CREST's.
         max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
         ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
             equally common ones those with the smallest ids; 20,000 if `max_bytes` is not given.
@@ -49,18 +47,16 @@ class CompactOptions:
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
     Raises:
-        ValueError: If there is no such mode, or a number is out of its bounds.
+        ValueError: If a number is out of its bounds.
     """
 
-    mode: Mode = "mixed"
+    published: bool = False
     max_ngram: int = 3
     ngrams_per_order: int | None = None
     max_bytes: int | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {self.mode!r}")
         if not 1 <= self.max_ngram <= LONGEST_NGRAM:
             bounds = f"from 1 to {LONGEST_NGRAM}"
             raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
@@ -80,11 +76,11 @@ def compact_form(
         entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
         candidates = options.max_bytes // entry
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
-    limits = NODES_PER_TREE, CONTINUATIONS[options.mode], CONTINUATION_LENGTH
-    rest, trees = options.mode == "rest", list[TreeArrays]()
+    limits = NODES_PER_TREE, PLACES_READ[options.published], CONTINUATION_LENGTH
+    trees: list[TreeArrays] = []
     shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
     for ngram in shown:
-        of_ngram, min_match = (rest_tree, len(ngram)) if rest else (mixed_tree, 1)
+        of_ngram, min_match = (rest_tree, len(ngram)) if options.published else (mixed_tree, 1)
         trees.append(of_ngram(texts, ngram, min_match, *limits))
     if options.max_bytes is not None and trees:
 

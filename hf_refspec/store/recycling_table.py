@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.next_tokens import Entries, NextTokens
+from ..index.next_tokens import NextTokens, TableContent
 from ..index.recycling import MOST_CONTEXT
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
@@ -122,7 +122,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         self._check(sound.all(), "a count is not a number from 0 on")
         # Memory is allocated once all of this is checked.
         table = NextTokens(config.top_k, config.context, max_contexts)
-        table.enter(Entries(contexts, tokens, probs, counts))
+        table.enter(TableContent(contexts, tokens, probs, counts))
         table.vocab_size = config.vocab_size
         return table
 

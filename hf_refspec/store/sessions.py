@@ -105,7 +105,7 @@ class SessionDatabase:
             newest = "SELECT coalesce(max(seq), 0) >= ? FROM sqlite_sequence"
             if not connection.execute(newest, (after,)).fetchone()[0]:
                 raise DatastoreError(
-                    f"{self.file} is not the file any more that was read; make a new RetrievalCache"
+                    f"{self.file} is not the file any more that was read; make a new SessionDrafts"
                 )
             for row in connection.execute(_READ, (after, self._largest)):
                 if row[2] is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import attends_locally, text_config
 from ..transformers_names import (
     USUAL_ARGUMENTS,
@@ -64,7 +64,7 @@ def select_verifier(
     model_kwargs: dict[str, Any],
     drafts: bool = True,
     probes_later: bool = False,
-    stats: SpeculationStats | None = None,
+    stats: DraftStats | None = None,
 ) -> Choice:
     """The first kind of verifier that suits this call's rows and cache and that the probe finds
     exact.
@@ -153,7 +153,7 @@ def known_finding(
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
     config: GenerationConfig | None = None,
-    stats: SpeculationStats | None = None,
+    stats: DraftStats | None = None,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
     model as it is now is probed once, in passes that `stats` count."""

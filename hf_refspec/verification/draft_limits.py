@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from ..drafting.stats import SpeculationStats
+from ..drafting.stats import DraftStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
 from .kinds import Kind
@@ -41,7 +41,7 @@ class DraftLimits:
         rows: int,
         model_kwargs: dict[str, Any],
         probed: bool = True,
-        stats: SpeculationStats | None = None,
+        stats: DraftStats | None = None,
     ) -> None:
         config = text_config(model)
         self._call, self._stats = (kind, model, rows, model_kwargs), stats

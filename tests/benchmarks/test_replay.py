@@ -14,15 +14,15 @@ from suites import random_model
 
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.drafting.stats import DraftStats
 
 
 def test_a_replay_counts_as_generate_does():
     model, texts = random_model("tiny", 64), np.random.default_rng(0).integers(0, 4, (3, 60))
     answers = [(text[:20].tolist(), text[20:].tolist()) for text in texts]
     forced = {"logits_processor": [Forced(torch.from_numpy(texts))], "max_new_tokens": 40}
-    for drafter in (ReferenceCopy(), ReferenceCopy(mode="llma")):
-        generated = SpeculationStats()
+    for drafter in (ReferenceCopy(), ReferenceCopy(published=True)):
+        generated = DraftStats()
         for ids in map(torch.from_numpy, texts):
             options = {"candidate_generator": drafter, "max_draft_tokens": 16, **forced}
             model.generate(ids[None, :20], do_sample=False, eos_token_id=None, **options)

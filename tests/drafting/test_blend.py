@@ -79,7 +79,7 @@ def test_an_illegal_draft_of_a_source_is_refused(source, message):
 def test_or_is_a_list_and_blends_among_the_sources_are_taken_apart():
     a, b, c, d = Fixed(), Fixed(), Fixed(), Fixed()
     for blend in ((a | b) | (c | d), a | b | c | d, Blend([Blend([a]), Blend([b, Blend([c])]), d])):
-        assert blend.drafters == [a, b, c, d]
+        assert blend.sources == [a, b, c, d]
 
 
 @pytest.mark.parametrize("other", [None, 5, "drafter", "Auto", ReferenceCopy])

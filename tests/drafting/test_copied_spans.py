@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call, remember_outputs
-from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.drafting.stats import DraftStats
 from hf_refspec.index.suffix_array import DEPTH
 
 SHORTEST, END = 5, 2**16 - 1
@@ -25,7 +25,7 @@ tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
 def copied(drafter, output, prompt=(0,), vocab_size=300):
     """The spans of a call that has written an output, as (start, end, source, document, offset)."""
-    stats = SpeculationStats()
+    stats = DraftStats()
     with drafter_call(drafter, [np.array(prompt)], vocab_size) as rows:
         remember_outputs(stats, rows, [output])
     return [(s.start, s.end, s.source, s.document, s.offset) for s in stats.copied]
@@ -135,11 +135,11 @@ def test_a_damaged_index_yields_no_wrong_span(tmp_path, damage):
 
 
 def test_a_call_keeps_the_sessions_that_it_began_with():
-    cache = rs.RetrievalCache(max_tokens=30)
+    cache = rs.SessionDrafts(max_tokens=30)
     for first in (0, 20, 40):
         cache.add([first], range(first + 1, first + 10))
     cache.add([60], range(61, 62))  # the oldest is forgotten, though the text still has it
-    stats, output = SpeculationStats(), [*range(3, 9), *range(22, 29), *range(40, 50)]
+    stats, output = DraftStats(), [*range(3, 9), *range(22, 29), *range(40, 50)]
     with drafter_call(cache, [np.array([0])], 300) as rows:
         other = cache.fork()
         other.add([70], range(71, 90))

@@ -13,8 +13,7 @@ from drafters import drafted as draft
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
-from hf_refspec.drafting.datastore_drafts import CONTINUATION_LENGTH
-from hf_refspec.store.compact import CONTINUATIONS
+from hf_refspec.store.compact import CONTINUATION_LENGTH, PLACES_READ
 from hf_refspec.store.files import write_arrays
 
 VOCAB_SIZE = 50
@@ -51,16 +50,17 @@ def compact(store, tmp_path_factory) -> Datastore:
 
 
 def test_rest_takes_the_most_frequent_nodes(store):
-    tree = draft(DatastoreDrafts(store, mode="rest"), [40, 2, 3])
+    tree = draft(DatastoreDrafts(store, published=True), [40, 2, 3])
     assert list(nodes_of(tree))[:2] == [(4,), (4, 5)]
     # Of seven places, four go on with 4 5, one with 4 9, one with 6, and one ends.
     assert tree.probs[:2].tolist() == pytest.approx([5 / 7, 4 / 7])
     assert {(4, 9), (6,)} < set(nodes_of(tree))
 
 
-@pytest.mark.parametrize("mode", ["rest", "mixed"])
-def test_max_match_is_how_many_last_tokens_count(store, mode):
-    long, short = DatastoreDrafts(store, mode=mode), DatastoreDrafts(store, 2, mode=mode)
+@pytest.mark.parametrize("published", [True, False])
+def test_max_match_is_how_many_last_tokens_count(store, published):
+    long = DatastoreDrafts(store, published=published)
+    short = DatastoreDrafts(store, 2, published=published)
     expected = draft(long, [2, 3])
     for prompt, output in (([1, 2, 3], ()), ([9], [1, 2, 3]), ([1, 2], [3])):
         tree = draft(short, prompt, output)
@@ -69,10 +69,10 @@ def test_max_match_is_how_many_last_tokens_count(store, mode):
 
 
 def test_rest_has_the_settings_of_its_authors(store):
-    rest = DatastoreDrafts(store, mode="rest")
+    rest = DatastoreDrafts(store, published=True)
     assert len(draft(rest, [9, 30])) == 0  # one token matches
     assert len(draft(DatastoreDrafts(store), [9, 30])) == 2
-    assert (CONTINUATIONS["rest"], rest.max_match, CONTINUATION_LENGTH) == (5000, 16, 10)
+    assert (PLACES_READ[True], rest.max_match, CONTINUATION_LENGTH) == (5000, 16, 10)
 
 
 # --- the compact form
@@ -101,8 +101,7 @@ def test_a_pickled_drafter_does_not_carry_the_tokens(tmp_path):
         ({"max_match": 0}, ValueError, "max_match must be at least 1, but is 0"),
         ({"max_match": 2.0}, TypeError, "max_match must be an int, but is 2.0"),
         ({"max_match": None}, TypeError, "max_match must be an int, but is None"),
-        ({"max_match": 1, "mode": "rest"}, ValueError, "max_match must be at least 2 for"),
-        ({"mode": "crest"}, ValueError, "mode must be one of .*'mixed', 'rest'.* is 'crest'"),
+        ({"max_match": 1, "published": True}, ValueError, "max_match must be at least 2 for"),
     ],
 )
 def test_bad_arguments_are_named(store, arguments, error, message):
@@ -122,19 +121,19 @@ def test_what_is_no_datastore_is_refused(wrong):
 
 
 def test_the_compact_form_has_no_rest_trees(compact):
-    with pytest.raises(ValueError, match='mode="rest" needs the full form of the datastore'):
-        DatastoreDrafts(compact, mode="rest")
+    with pytest.raises(ValueError, match="published=True needs the full form of the datastore"):
+        DatastoreDrafts(compact, published=True)
 
 
-@pytest.mark.parametrize("mode", ["rest", "mixed"])
+@pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("suffix", [-1, 10**6])
-def test_a_damaged_suffix_array_is_refused(tmp_path, mode, suffix):
+def test_a_damaged_suffix_array_is_refused(tmp_path, published, suffix):
     damaged = write_shards(tmp_path / "store", DOCUMENTS)
     entry = damaged.config.shards[1]
     suffixes = np.full(entry.tokens, suffix, np.int32)
     write_arrays(damaged.path / entry.suffixes_file.name, {"suffixes": suffixes})
     with pytest.raises(ValueError, match="the datastore is damaged"):
-        draft(DatastoreDrafts(Datastore(damaged.path), mode=mode), [2, 3])
+        draft(DatastoreDrafts(Datastore(damaged.path), published=published), [2, 3])
 
 
 # --- generate
@@ -164,5 +163,5 @@ def test_a_datastore_is_taken_as_what_drafts_from_it(llama, store):
     plain = llama.generate(prompt, **options)
     for given in (store, ReferenceCopy() | store, store | ReferenceCopy()):
         assert torch.equal(llama.generate(prompt, candidate_generator=given, **options), plain)
-    sources = [type(each) for each in (store | ReferenceCopy()).drafters]
+    sources = [type(each) for each in (store | ReferenceCopy()).sources]
     assert sources == [DatastoreDrafts, ReferenceCopy]

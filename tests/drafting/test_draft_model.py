@@ -21,7 +21,7 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.drafter import Sampling, checked_draft
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.source import Source
+from hf_refspec.drafting.path_drafter import PathDrafter
 from hf_refspec.drafting.tree import merged
 
 
@@ -181,7 +181,7 @@ def test_an_assistant_that_is_sure_and_wrong_soon_runs_once_a_draft(sure_llama, 
 # --- in a blend
 
 
-class Chain(Source):
+class Chain(PathDrafter):
     """Drafts one path, and continues paths by 1 and 2."""
 
     def __init__(self, tokens, prob: float):
@@ -213,7 +213,7 @@ def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama):
     with passes_of(sure_llama) as passes, call_of(blend):
         blend.call.speed = paying
         blend.draft(3)
-        assert blend.drafters[1]._tree.best_chain().tokens.tolist() == right
+        assert blend.sources[1]._tree.best_chain().tokens.tolist() == right
     assert passes[:2] == [len(prompt) + 2, 1]
 
 
@@ -232,7 +232,7 @@ def test_others_go_on_with_what_it_drafted(sure_llama):
     blend = other | DraftModel(sure_llama)
     with call_of(blend):
         tree = merged(blend._estimates(8), 64).checked(VOCAB_SIZE)
-        own = blend.drafters[1]._tree
+        own = blend.sources[1]._tree
     leaves = {tuple(own.path(node).tolist()) for node in range(len(own))}
     paths = {tuple(path) for path in other.paths}
     drafted = {tuple(tree.path(node).tolist()) for node in range(len(tree))}
@@ -326,8 +326,8 @@ def test_a_vocabulary_that_cannot_be_is_refused(llama):
 def test_copies_and_forks_share_the_weights(llama):
     blend = rs.ReferenceCopy() | DraftModel(llama)
     for copied in (copy.deepcopy(blend), blend.fork()):
-        assert copied.drafters[1].assistant is llama
-        assert copied.drafters[1]._payoff is not blend.drafters[1]._payoff
+        assert copied.sources[1].assistant is llama
+        assert copied.sources[1]._payoff is not blend.sources[1]._payoff
     restored = pickle.loads(pickle.dumps(DraftModel(llama)))
     with call_of(restored):
         assert chain_of(restored, 2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from drafters import Fixed
 
 import hf_refspec as rs
@@ -73,39 +72,3 @@ def test_forks_draft_independently(drafter):
             pass
     with drafter_call(drafter, prompts[:1], vocab_size=50) as rows:
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
-
-
-# --- transformers' protocol
-
-
-def test_get_candidates_puts_the_best_chain_behind_the_ids():
-    ids = torch.tensor([[1, 2]])
-    candidate_ids, logits = recorder().get_candidates(ids)
-    assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
-    assert candidate_ids.dtype == ids.dtype
-    assert logits is None
-
-
-def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
-    drafter = recorder()
-    for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
-        drafter.get_candidates(torch.tensor([ids]))
-    assert drafter.calls == [
-        ("begin", [1, 2], 2**31 - 1),
-        ("observe", [7, 7, 5], []),
-        ("end",),
-        ("begin", [1, 2], 2**31 - 1),
-        ("end",),
-        ("begin", [3, 2, 1], 2**31 - 1),
-    ]
-
-
-def test_get_candidates_begins_anew_after_a_session_and_takes_one_row_only():
-    drafter = recorder()
-    drafter.get_candidates(torch.tensor([[1, 2]]))
-    with drafter_call(drafter, [PROMPT], 10):
-        pass
-    drafter.get_candidates(torch.tensor([[1, 2, 3]]))
-    assert drafter.calls[-1][:2] == ("begin", [1, 2, 3])
-    with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
-        drafter.get_candidates(torch.tensor([[1], [2]]))

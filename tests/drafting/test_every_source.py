@@ -33,7 +33,7 @@ def compact(folder, seen) -> Drafter:
 
 
 def sessions(folder, seen, **options) -> Drafter:
-    cache = rs.RetrievalCache(**options)
+    cache = rs.SessionDrafts(**options)
     cache.add([20, 21], seen)
     return cache
 
@@ -57,13 +57,13 @@ def prediction() -> Drafter:
 
 MAKERS = {
     "references": lambda _, seen: rs.ReferenceCopy([seen], include_prompt=False),
-    "LLMA": lambda _, seen: rs.ReferenceCopy([seen], mode="llma"),
+    "LLMA": lambda _, seen: rs.ReferenceCopy([seen], published=True),
     "datastore": datastore,
-    "REST": lambda folder, seen: datastore(folder, seen, mode="rest"),
+    "REST": lambda folder, seen: datastore(folder, seen, published=True),
     "compact": compact,
     "sessions": lambda folder, seen: sessions(folder, seen, top_k=2),
     "recycling": lambda folder, seen: recycling(folder, seen, top_k=2),
-    "published": lambda folder, seen: recycling(folder, seen, mode="published"),
+    "published": lambda folder, seen: recycling(folder, seen, published=True),
 }
 FORGET = ("references", "LLMA", "datastore", "REST", "compact")  # the call itself
 
@@ -140,8 +140,8 @@ def test_ids_are_those_of_plain_decoding(llama, name, options, tmp_path):
     [
         (rs.ReferenceCopy(references=[[1, 2]]), "ReferenceCopy()"),
         (
-            rs.ReferenceCopy(mode="llma", copy_length=18),
-            "ReferenceCopy(copy_length=18, mode='llma')",
+            rs.ReferenceCopy(published=True, copy_length=18),
+            "ReferenceCopy(copy_length=18, published=True)",
         ),
         (rs.TokenRecycling(top_k=4) | rs.SiblingCopy(), "TokenRecycling(top_k=4) | SiblingCopy()"),
     ],

@@ -40,7 +40,7 @@ def test_copies_from_references_alone_without_the_prompt():
 
 def test_a_draft_does_not_run_from_one_reference_into_the_next_or_the_prompt():
     assert draft(ReferenceCopy([[5, 6], [6]]), [1, 5]).tokens.tolist() == [6]
-    assert draft(ReferenceCopy([[5, 6], [7]], mode="llma"), [1], [5]).tokens.tolist() == [6]
+    assert draft(ReferenceCopy([[5, 6], [7]], published=True), [1], [5]).tokens.tolist() == [6]
 
 
 @pytest.mark.parametrize(("many", "name"), [(False, "references"), (True, "references[1]")])
@@ -101,7 +101,7 @@ FIVE = [[2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]]
     ],
 )
 def test_llma_copies_the_span_after_the_first_longest_match(references, prompt, output, expected):
-    tree = draft(ReferenceCopy(references, copy_length=2, mode="llma"), prompt, output)
+    tree = draft(ReferenceCopy(references, copy_length=2, published=True), prompt, output)
     assert tree.is_chain and tree.tokens.tolist() == expected
 
 
@@ -125,7 +125,6 @@ def test_llma_copies_the_span_after_the_first_longest_match(references, prompt, 
         ({"references": [None]}, TypeError, r"references\[0\] must be a string, a list of ids"),
         ({"match_length": 0}, ValueError, "match_length must be at least 1, but is 0"),
         ({"copy_length": 0}, ValueError, "copy_length must be at least 1, but is 0"),
-        ({"mode": "trie"}, ValueError, "mode must be one of .*'tree', 'llma'.* but is 'trie'"),
         ({"include_prompt": False}, ValueError, "include_prompt=False leaves nothing"),
     ],
 )

@@ -1,12 +1,12 @@
-"""What `SpeculationStats` counts and prints."""
+"""What `DraftStats` counts and prints."""
 
 import json
 
-from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.drafting.stats import DraftStats
 
 
-def recorded() -> SpeculationStats:
-    stats = SpeculationStats()
+def recorded() -> DraftStats:
+    stats = DraftStats()
     for drafted, accepted in [(0, 0), (8, 3), (8, 0), (4, 3)]:
         stats.record_rows([(drafted, accepted)])
     return stats
@@ -21,7 +21,7 @@ def test_each_pass_yields_what_was_accepted_and_one_token_more():
 
 
 def test_str_is_one_readable_line():
-    nothing = SpeculationStats()
+    nothing = DraftStats()
     assert str(nothing) == "0 tokens in 0 passes, MAT 0.00, 0 drafted, 0 accepted, 0.0 s"
     stats = recorded()
     stats.verifying_seconds, stats.drafting_seconds = 1.5, 0.5
@@ -31,7 +31,7 @@ def test_str_is_one_readable_line():
     )
     stats.probe_passes = 10
     assert str(stats).endswith("25 % drafting; 10 passes probed the model")
-    assert repr(stats) == f"SpeculationStats({stats})"
+    assert repr(stats) == f"DraftStats({stats})"
 
 
 def test_to_dict_holds_what_json_can():

@@ -161,10 +161,10 @@ def drafter_of(side: Side, call: Any, plain: Any) -> Any:
         made = {
             "copy": rs.ReferenceCopy,
             "recycling": rs.TokenRecycling,
-            "published": lambda: rs.TokenRecycling(mode="published"),
+            "published": lambda: rs.TokenRecycling(published=True),
             "store": lambda: rs.DatastoreDrafts(store()),
-            "sessions": rs.RetrievalCache,
-            "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.RetrievalCache(),
+            "sessions": rs.SessionDrafts,
+            "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.SessionDrafts(),
             "model": lambda: rs.ReferenceCopy() | rs.DraftModel(small("llama")),
         }
         side.drafters[name] = made[name]()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
+from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.folder_config import VERIFIED
@@ -263,8 +263,8 @@ def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:
     ]
     found_of = [[prompt.tolist(), output.tolist()] for prompt, output in calls]
 
-    def opened(path: Path) -> RetrievalCache:
-        return RetrievalCache(stores.tokenizer(), path=path, max_tokens=most_tokens)
+    def opened(path: Path) -> SessionDrafts:
+        return SessionDrafts(stores.tokenizer(), path=path, max_tokens=most_tokens)
 
     def add(path: Path, acknowledge: Acknowledge, end: int = len(calls)) -> None:
         cache = opened(path)

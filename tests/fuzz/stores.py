@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
+from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.bm25 import SparseRetriever
@@ -116,15 +116,15 @@ def build_datastore(path: Path) -> None:
 
 
 def datastore() -> Kind:
-    def trees(store: Datastore, mode: str = "mixed") -> Any:
-        return drafts(DatastoreDrafts(store, mode=mode), [*contexts(), np.array([5, 6])])
+    def trees(store: Datastore, published: bool = False) -> Any:
+        return drafts(DatastoreDrafts(store, published=published), [*contexts(), np.array([5, 6])])
 
     def opened(folder: Path) -> Datastore:
         return Datastore(folder, form="full")
 
     def full(folder: Path, spare: Path) -> Any:
         store = opened(folder)
-        return [trees(store, mode) for mode in ("mixed", "rest")]
+        return [trees(store, published) for published in (False, True)]
 
     def documents(folder: Path, spare: Path) -> Any:
         store = Datastore(folder)
@@ -260,8 +260,8 @@ def sessions(count: int = 30, seed: int = 2) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-def opened_cache(path: Path) -> RetrievalCache:
-    return RetrievalCache(tokenizer(), path=path)
+def opened_cache(path: Path) -> SessionDrafts:
+    return SessionDrafts(tokenizer(), path=path)
 
 
 def build_cache(path: Path) -> None:
@@ -278,7 +278,7 @@ def build_cache(path: Path) -> None:
     (path / f"{DATABASE}-shm").unlink()
 
 
-def remembered(cache: RetrievalCache) -> list[Any]:
+def remembered(cache: SessionDrafts) -> list[Any]:
     found = cache._memory.refresh().sessions()
     return [[prompt.tolist(), output.tolist()] for prompt, output in found]
 

@@ -48,7 +48,7 @@ def test_a_second_call_has_learned_from_the_first(model, rows):
 )
 def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
     drafter = blended(Noise())
-    names = {type(source).__name__ for source in drafter.drafters}
+    names = {type(source).__name__ for source in drafter.sources}
     assert names == {"ReferenceCopy", "TokenRecycling", "SiblingCopy", "Noise"}
     call = Call(model, 1)
     mats = []
@@ -58,9 +58,9 @@ def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
         mats.append(each.stats.mat)
     assert mats[1] > 1.2 * mats[0]
     with drafter_of_call(model) as default, rs.attach(model, blended(Noise())) as attachment:
-        learned = len(default.drafters[1])
+        learned = len(default.sources[1])
         model.generate(PROMPT, **OPTIONS)
-        assert attachment.stats.tokens == 48 and len(default.drafters[1]) > learned > 0
+        assert attachment.stats.tokens == 48 and len(default.sources[1]) > learned > 0
 
 
 def test_a_misspelt_auto_in_a_blend_is_told():
@@ -76,7 +76,7 @@ def test_calls_in_several_threads_share_what_they_learn(model):
     assert [call.result().tolist() for call in calls] == [plain.tolist()] * 4
     with drafter_of_call(model) as one, drafter_of_call(model) as other:
         assert one is not other
-        contexts = [len(each.drafters[1]) for each in (one, other)]
+        contexts = [len(each.sources[1]) for each in (one, other)]
     assert contexts[0] == contexts[1] > 0
 
 

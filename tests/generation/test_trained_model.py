@@ -99,12 +99,12 @@ def drafted_as_plain(decode, plain):
 
 
 DRAFTERS = {
-    "LLMA": lambda tokenizer: rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer, mode="llma"),
+    "LLMA": lambda tokenizer: rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer, published=True),
     "a blend": lambda tokenizer: (
-        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer) | rs.RetrievalCache(tokenizer)
+        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer) | rs.SessionDrafts(tokenizer)
     ),
     "the model's own logits": lambda _: rs.TokenRecycling(),
-    "Token Recycling": lambda _: rs.TokenRecycling(mode="published"),
+    "Token Recycling": lambda _: rs.TokenRecycling(published=True),
     "noise": lambda _: Noise(),
 }
 WITH = {"chat": list(DRAFTERS), "code": ["LLMA"], "edit": ["a blend"], "rag": ["LLMA", "a blend"]}
@@ -149,7 +149,7 @@ def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
 
 
 def test_a_session_cache_drafts_what_it_has_seen(drafted_as_plain, tokenizer):
-    cache = rs.RetrievalCache(tokenizer)
+    cache = rs.SessionDrafts(tokenizer)
     for call in range(2):
         for text in ("chat", "third turn"):
             assert drafted_as_plain(text, cache).mat > (3 if call else 0)

@@ -183,7 +183,7 @@ def test_models_that_the_probe_cannot_ask_are_decoded_plainly(family, caplog):
 def test_images_may_be_marked_by_an_id_outside_of_the_vocabulary(family):
     model, inputs = build(family, 1, image=VOCAB_SIZE + 1)
     plain = model.generate(**inputs, **OPTIONS)
-    drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
+    drafter = rs.ReferenceCopy() | rs.SessionDrafts() | rs.TokenRecycling()
     for _ in range(2):  # the second call remembers the first
         ids = model.generate(**inputs, **OPTIONS, candidate_generator=drafter)
         assert ids.tolist() == plain.tolist()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import paths
 
-from hf_refspec.index.next_tokens import Entries, NextTokens
+from hf_refspec.index.next_tokens import NextTokens, TableContent
 from hf_refspec.index.recycling import COMMONEST, KEY
 from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
 from hf_refspec.index.static_tree import CHILDREN
@@ -279,7 +279,7 @@ def test_contexts_that_collide_in_one_table_do_not_in_another():
     contexts = contexts[homes(one, contexts) < 32]
     assert len(contexts) > 900
     nothing = np.zeros((len(contexts), 1), np.float32)
-    entries = Entries(contexts, nothing.astype(np.int32), nothing, np.zeros(1, np.float32))
+    entries = TableContent(contexts, nothing.astype(np.int32), nothing, np.zeros(1, np.float32))
     one.enter(entries)
     other.enter(entries)
     assert longest_search(one) > 500

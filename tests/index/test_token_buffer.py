@@ -1,15 +1,15 @@
-"""`TokenBuffer` and `SideBySide` against plain lists."""
+"""`TokenBuffer` and `JoinedTexts` against plain lists."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.token_buffer import SideBySide, TokenBuffer
+from hf_refspec.index.token_buffer import JoinedTexts, TokenBuffer
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
 
 
-def occurrences(buffer: TokenBuffer | SideBySide, token: int) -> list[int]:
+def occurrences(buffer: TokenBuffer | JoinedTexts, token: int) -> list[int]:
     _, previous, latest = buffer.text
     found = []
     position = latest[token] if token < len(latest) else -1
@@ -52,14 +52,14 @@ added = st.lists(st.integers(0, 6), max_size=12)
 additions = st.lists(st.tuples(st.integers(-1, 5), added), min_size=1, max_size=30)
 
 
-def held(texts: SideBySide) -> list[list[int]]:
+def held(texts: JoinedTexts) -> list[list[int]]:
     """What stands between boundaries."""
     return [[token for token in place if token >= 0] for place in texts._tokens.tolist()]
 
 
 @given(additions, st.sampled_from([4, 256]))
 def test_holds_what_lists_would_and_finds_every_token(steps, room):
-    texts, expected = SideBySide(room), []
+    texts, expected = JoinedTexts(room), []
     for number, more in steps:
         if number < 0 or not expected:
             assert texts.add(np.array(more, dtype=np.int64)) == len(expected)
@@ -76,7 +76,7 @@ def test_holds_what_lists_would_and_finds_every_token(steps, room):
 
 
 def test_the_latest_of_all_texts_is_found_first():
-    texts = SideBySide()
+    texts = JoinedTexts()
     for _ in range(2):
         texts.add(np.array([5]))
     texts.extend(0, np.array([7, 9]))

@@ -38,7 +38,7 @@ def generated(byte_llama, longer):
 
 def sources(texts, tokenizer, folder):
     store = rs.Datastore.build(texts, tokenizer, folder / "store", **QUIET)
-    cache = rs.RetrievalCache(tokenizer, path=folder / "cache")
+    cache = rs.SessionDrafts(tokenizer, path=folder / "cache")
     cache.add("the cat", texts[-1])
     return {
         "full": rs.DatastoreDrafts(store),

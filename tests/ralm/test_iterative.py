@@ -141,7 +141,7 @@ class WholeSpans(rs.ReferenceCopy):
 
 
 def test_a_drafter_saves_forward_passes(models_by_type, retriever):
-    drafter = WholeSpans(mode="llma")
+    drafter = WholeSpans(published=True)
     options = {"max_new_tokens": 60, "repetition_penalty": 0.4, **GREEDY}  # below 1 it repeats
     model = models_by_type("gemma2")
     ids = generate(model, retriever, drafter=drafter, **options)

@@ -13,9 +13,9 @@ from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
 from hf_refspec.index.rest_trie import mixed_tree, rest_tree
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
-    CONTINUATIONS,
     HEADER_BYTES,
     NODES_PER_TREE,
+    PLACES_READ,
     CompactOptions,
     compact_form,
 )
@@ -72,7 +72,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
             tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
             tree.checked(VOCAB_SIZE)
             tokens, parents, probs = mixed_tree(
-                shards, context, 1, NODES_PER_TREE, CONTINUATIONS["mixed"], CONTINUATION_LENGTH
+                shards, context, 1, NODES_PER_TREE, PLACES_READ[False], CONTINUATION_LENGTH
             )
             assert tree.tokens.tolist() == tokens.tolist()
             assert tree.parents.tolist() == parents.tolist()
@@ -132,11 +132,11 @@ def test_max_bytes_keeps_more_accepted_tokens_than_the_commonest_ngrams_would():
 
 
 def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
-    shards, counts, table = form_of(zipf_documents(), mode="rest", ngrams_per_order=3)
+    shards, counts, table = form_of(zipf_documents(), published=True, ngrams_per_order=3)
     assert counts == [3, 3, 3]
     for ngram in ngrams_of(table):
         context = np.array(ngram, np.int32)
         tokens, parents, _ = table.tree(context, 1, NODES_PER_TREE)
-        limits = NODES_PER_TREE, CONTINUATIONS["rest"], CONTINUATION_LENGTH
+        limits = NODES_PER_TREE, PLACES_READ[True], CONTINUATION_LENGTH
         rest = rest_tree(shards, context, len(ngram), *limits)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())

@@ -13,7 +13,7 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.next_tokens import Entries, NextTokens
+from hf_refspec.index.next_tokens import NextTokens, TableContent
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
 from hf_refspec.store.folder_config import token_dtype
@@ -183,7 +183,9 @@ def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
 
 def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, tokenizer):
     tokens, probs = np.full((1, 257), 5, np.int32), np.full((1, 257), 0.5, np.float32)
-    entries = Entries(np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32))
+    entries = TableContent(
+        np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32)
+    )
     table = NextTokens(257, 3, 1)
     table.enter(entries)
     table.vocab_size = len(tokenizer)

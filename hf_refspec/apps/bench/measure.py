@@ -22,8 +22,8 @@ from ...drafting.draft_model import DraftModel
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
-from ...drafting.sessions.retrieval_cache import RetrievalCache
-from ...drafting.stats import SpeculationStats
+from ...drafting.sessions.session_drafts import SessionDrafts
+from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
@@ -35,11 +35,11 @@ LOOK_UP, LOOK_UP_TOKENS = "transformers' prompt look-up", 10
 BY_NAME: dict[str, Callable[[], Drafter]] = {
     "auto": lambda: Blend(default_sources()),
     "ReferenceCopy": ReferenceCopy,
-    "RetrievalCache": RetrievalCache,
+    "SessionDrafts": SessionDrafts,
     "TokenRecycling": TokenRecycling,
     # the algorithms as published, LLMA with --max-draft-tokens 18, Token Recycling with 80
-    "LLMA": partial(ReferenceCopy, mode="llma", copy_length=18),
-    "PublishedRecycling": partial(TokenRecycling, mode="published"),
+    "LLMA": partial(ReferenceCopy, published=True, copy_length=18),
+    "PublishedRecycling": partial(TokenRecycling, published=True),
 }
 # Names with the folder or Hub id of a datastore, a model or a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
@@ -57,7 +57,7 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter
     name, _, value = text.partition("=")
     if value and name in ("DatastoreDrafts", "REST"):
         store = Datastore.from_pretrained(value, tokenizer=tokenizer)
-        return partial(DatastoreDrafts, store, mode="rest" if name == "REST" else "mixed")
+        return partial(DatastoreDrafts, store, published=name == "REST")
     if value and name == "DraftModel":
         assistant = AutoModelForCausalLM.from_pretrained(value, dtype="auto").eval()
         return partial(DraftModel, assistant)
@@ -122,9 +122,9 @@ def replay(
     drafter: Drafter,
     vocab_size: int,
     max_draft_tokens: int,
-) -> SpeculationStats:
+) -> DraftStats:
     """Counts as `generate` would if a model wrote these answers; the drafter sees tokens alone."""
-    stats = SpeculationStats()
+    stats = DraftStats()
     for prompt_ids, answer_ids in answers:
         drafter.begin(np.array(prompt_ids), vocab_size)
         left = np.array(answer_ids)

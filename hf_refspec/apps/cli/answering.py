@@ -21,9 +21,9 @@ from ...drafting.blend import Blend
 from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter, check_sources
-from ...drafting.sessions.retrieval_cache import RetrievalCache
-from ...drafting.stats import SpeculationStats
+from ...drafting.drafter import Drafter
+from ...drafting.sessions.session_drafts import SessionDrafts
+from ...drafting.stats import DraftStats
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...text_config import text_config
@@ -118,10 +118,10 @@ def sources(
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
-        found.append(RetrievalCache(tokenizer=tokenizer, path=args.cache))
+        found.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
     vocab_size = text_config(load_config(args.model)).vocab_size
     for drafter in found:
-        check_sources(drafter, vocab_size)
+        drafter.check(vocab_size)
     return found
 
 
@@ -222,7 +222,7 @@ class Chat:
     document: str | None = None
     opening: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    _stats: SpeculationStats = field(default_factory=SpeculationStats)
+    _stats: DraftStats = field(default_factory=DraftStats)
 
     def converse(self) -> None:
         """Answers what is typed until /exit or the end of the input."""

@@ -94,7 +94,7 @@ def add_bench(parser: ArgumentParser) -> None:
         metavar="NAME",
         help=f"{', '.join([*BY_NAME, *OF_A_NAME])}, or several of them, as in "
         '"ReferenceCopy | TokenRecycling"; auto by default, in a replay ReferenceCopy alone and '
-        "with RetrievalCache",
+        "with SessionDrafts",
     )
     help = "verified in one forward pass at most; auto by default"
     add("--max-draft-tokens", nargs="+", type=draft_budget, metavar="N", help=help)
@@ -154,7 +154,7 @@ def _compared(
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     """Prints MAT for each drafter and number of draft tokens."""
-    names = args.drafters or ["ReferenceCopy", "ReferenceCopy | RetrievalCache"]
+    names = args.drafters or ["ReferenceCopy", "ReferenceCopy | SessionDrafts"]
     for name in names:
         if name == "auto" or "Recycling" in name or "DraftModel" in name:
             raise ValueError(f"--drafters {name} needs a model; with --replay name look-up alone")
@@ -205,7 +205,7 @@ def evaluate(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
     vocab_size = text_config(load_config(args.model)).vocab_size
-    DatastoreDrafts(store).check_vocabulary(vocab_size)
+    DatastoreDrafts(store).check(vocab_size)
     if args.prompts is not None:
         chats = read_chats(args.prompts)[: args.limit]
     else:

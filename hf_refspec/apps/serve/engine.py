@@ -21,9 +21,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
+from ...drafting.path_drafter import NO_PATH, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
-from ...drafting.source import NO_PATH, Source
-from ...drafting.stats import SpeculationStats
+from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
 from ...generation.default_drafter import DrafterPool
 from ...generation.running_batch import RunningBatch
@@ -76,7 +76,7 @@ class Engine:
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        names = [type(each).__name__ for each in self._drafter.drafters]
+        names = [type(each).__name__ for each in self._drafter.sources]
         self.metrics = Metrics(names, lambda: self.waiting, lambda: self.running)
 
     @property
@@ -184,7 +184,7 @@ class Engine:
             drafter: Any = copy.deepcopy(self._drafter)
         else:
             drafter = generation.session.enter_context(self._pool.drafter())
-        prediction, grammar, *_ = drafter.drafters
+        prediction, grammar, *_ = drafter.sources
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
@@ -240,7 +240,7 @@ class Metrics:
     def __init__(
         self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        self._stats = SpeculationStats()
+        self._stats = DraftStats()
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="hf_refspec", registry=self._registry)
         gauge = partial(Gauge, namespace="hf_refspec", registry=self._registry)
@@ -285,12 +285,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Prediction(Source):
+class Prediction(PathDrafter):
     """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
     one request after another, so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source = Source()  # which drafts nothing
+        self.source = PathDrafter()  # which drafts nothing
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.prunes, self.source.call = self.source.prunes, self.call
@@ -307,7 +307,7 @@ class Prediction(Source):
 
     def end(self) -> None:
         self.source.end()
-        self.source, self.prunes = Source(), False
+        self.source, self.prunes = PathDrafter(), False
 
 
 class Grammar(Prediction):

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
-from ...drafting.stats import SpeculationStats
+from ...drafting.stats import DraftStats
 from ..shared.text_stream import TextStream, token_bytes
 from .grammars import Constraint, GrammarBudget
 from .tool_calls import CallReader
@@ -89,7 +89,7 @@ class Generation(StoppingCriteria):
         self.outcome: Outcome | None = None
         self.tokens = 0
         self.ends = [0]  # how many characters the text has before each token, and at its end
-        self.stats = SpeculationStats()
+        self.stats = DraftStats()
         self.listener = listener
         self.session = ExitStack()  # holds its drafter while it is decoded
         self._last_token = -1

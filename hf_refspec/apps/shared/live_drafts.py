@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
-from ...drafting.stats import SpeculationStats
+from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream
 
@@ -91,7 +91,7 @@ def style_of(source: int) -> str:
     return STYLES[source % len(STYLES)]
 
 
-def legend(stats: SpeculationStats) -> Text:
+def legend(stats: DraftStats) -> Text:
     """How many accepted tokens each source drafted, in its colour."""
     parts = [
         Text(f"■ {source.name} {source.first}", style_of(index))

@@ -46,7 +46,7 @@ def load_host(
     choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
     for each in choices:
-        DatastoreDrafts(each).check_vocabulary(text_config(loaded).vocab_size)
+        DatastoreDrafts(each).check(text_config(loaded).vocab_size)
     drafting_kernels.compile()
     host = Host(loaded, tokenizer, store, choices, name_for_people(model))
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():

@@ -66,7 +66,7 @@ class Host:
         found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *own]}
         for store in self.choices:
             if store.form == "full":
-                found["REST"] = [DatastoreDrafts(store, mode="rest")]
+                found["REST"] = [DatastoreDrafts(store, published=True)]
             else:
                 found["compact" if store is self.datastore else "CREST"] = [DatastoreDrafts(store)]
         return found
@@ -93,7 +93,7 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
             )
         full = Datastore(folder, form="full")
         if full.config.ngrams is None:
-            full.compact(mode="rest", ngrams_per_order=_NGRAMS, progress=False)
+            full.compact(published=True, ngrams_per_order=_NGRAMS, progress=False)
         return [full, Datastore(folder, form="compact")]
     except (OSError, ValueError) as error:
         logger.warning("There are no drafts by REST and CREST on the page: %s", error)

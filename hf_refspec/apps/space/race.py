@@ -53,7 +53,7 @@ class Race:
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.steps: list[Step] = []
-        self.sources = [type(source).__name__ for source in drafter.drafters]
+        self.sources = [type(source).__name__ for source in drafter.sources]
         self.stopped = False
         self.copied: list[CopiedSpan] = []  # of the drafted text, at its end
         self.drafter = drafter

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..observation import Observation
-from ..source import NO_PATH, Source
+from ..path_drafter import NO_PATH, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
     CompiledGrammar,
@@ -38,7 +38,7 @@ _ENDS, _END_PROB = 3, 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
-class GrammarDrafts(Source):
+class GrammarDrafts(PathDrafter):
     """Constrains a text by a grammar, and drafts the tokens that it forces.
 
         grammar = GrammarDrafts(tokenizer, json_schema=Person)
@@ -122,19 +122,18 @@ class GrammarDrafts(Source):
         """The logits processor that constrains, for one call after another."""
         return GrammarProcessor(self._grammar)
 
-    @staticmethod
-    def check_processors(processors: Sequence[Any]) -> None:
-        """Warns in a call that only transformers' own processors constrain: drafts change no token,
-        so that the text need not follow the grammar."""
-        if all(type(each).__module__.startswith("transformers.") for each in processors):
-            _warn_unconstrained()
-
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        """Also warns in a call that only transformers' own processors constrain: drafts change no
+        token, so that the text need not follow the grammar."""
         if self._grammar.eos_id >= vocab_size:
             raise ValueError(
                 f"tokenizer ends texts with the id {self._grammar.eos_id}, outside of the target "
                 f"model's vocabulary of {vocab_size}; pass the target's own"
             )
+        if processors is not None and all(
+            type(processor).__module__.startswith("transformers.") for processor in processors
+        ):
+            _warn_unconstrained()
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._matcher = self._grammar.start()

@@ -1,4 +1,4 @@
-"""The sessions of a `RetrievalCache`, for many threads and, with a database, many processes."""
+"""The sessions of a `SessionDrafts`, for many threads and, with a database, many processes."""
 
 from __future__ import annotations
 
@@ -72,8 +72,10 @@ class View:
 
     def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
         """The outputs of the `count` sessions with the most similar prompts, the best one last."""
-        documents = self.text.tokens, self.ends, self.prompt_lengths, self.oldest
-        numbers = similar_prompts(*documents, prompt, count, self.largest_id + 1)
+        vocab_size = self.largest_id + 1
+        numbers = similar_prompts(
+            self.text.tokens, self.ends, self.prompt_lengths, self.oldest, prompt, count, vocab_size
+        )
         return [self.session(number)[1] for number in numbers]
 
 
@@ -119,9 +121,8 @@ class Memory:
                     self._keeps = True
             if self._database is None or not self._keeps:
                 tokens = np.concatenate((prompt, output, [-1])).astype(np.int32)
-                numbers = (self._last_id + 1, length, len(prompt))
-                ids, ends, prompt_lengths = (np.array([number]) for number in numbers)
-                self._append(Sessions(ids, tokens, ends, prompt_lengths))
+                ids = np.array([self._last_id + 1])
+                self._append(Sessions(ids, tokens, np.array([length]), np.array([len(prompt)])))
 
     def refresh(self) -> View:
         """The present sessions, including new ones of other processes: of many the first batch."""
@@ -166,7 +167,8 @@ class Memory:
                 self._last_id = int(sessions.ids[-1])
 
     def _append(self, sessions: Sessions) -> None:
-        old, ends = self.view, sessions.ends + len(self._text)
+        old = self.view
+        ends = sessions.ends + len(self._text)
         self._text.extend(sessions.tokens)
         new = View(
             self._text.snapshot(),
@@ -182,16 +184,20 @@ class Memory:
         begins = np.concatenate(([0], view.ends + 1))
         left = len(self._text) - begins - np.arange(len(view.ends), -1, -1)  # without boundaries
         oldest = max(oldest, view.oldest, int((left <= self.max_tokens).argmax()))
-        begin, text = int(begins[oldest]), view.text
+        begin = int(begins[oldest])
         if begin > _FORGOTTEN * len(self._text):
             self._text = TokenBuffer()
-            self._text.extend(text.tokens[begin:])
-            kept = view.ids[oldest:], view.ends[oldest:] - begin, view.prompt_lengths[oldest:]
-            self.view = View(self._text.snapshot(), *kept)
+            self._text.extend(view.text.tokens[begin:])
+            self.view = View(
+                self._text.snapshot(),
+                view.ids[oldest:],
+                view.ends[oldest:] - begin,
+                view.prompt_lengths[oldest:],
+            )
         else:
             self.view = replace(view, oldest=oldest)
 
     def _forget_all(self) -> None:
         self._text = TokenBuffer()
-        none = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-        self.view = View(self._text.snapshot(), *none)
+        none = np.empty(0, np.int32)
+        self.view = View(self._text.snapshot(), np.empty(0, np.int64), none, none)

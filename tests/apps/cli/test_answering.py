@@ -9,7 +9,7 @@ import signal
 import pytest
 from texts import some_texts
 
-from hf_refspec import Datastore, ReferenceCopy, RetrievalCache
+from hf_refspec import Datastore, ReferenceCopy, SessionDrafts
 from hf_refspec.apps.cli.answering import Chat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
@@ -79,7 +79,7 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
     first, _ = generate("the cat", *options)
     second, _ = generate("the cat", *options)
     assert first == second == generate("the cat")[0]
-    assert len(RetrievalCache(tokenizer=tokenizer, path=tmp_path / "cache")) == 2
+    assert len(SessionDrafts(tokenizer=tokenizer, path=tmp_path / "cache")) == 2
 
 
 def test_bytes_that_are_no_text_are_no_prompt(refused, folder, stdin):

@@ -55,7 +55,7 @@ def test_recorded_chats_are_replayed_without_a_model(bench, prompts, folder, mon
     printed = bench("--replay", prompts, "--max-draft-tokens", 2, 64)
     assert printed.startswith("4 recorded answers in the tokens of bytes")
     copied, cached = re.findall(r"([A-Z][\w |]+) (\d+\.\d\d) (\d+\.\d\d)", printed)
-    assert (copied[0], cached[0]) == ("ReferenceCopy", "ReferenceCopy | RetrievalCache")
+    assert (copied[0], cached[0]) == ("ReferenceCopy", "ReferenceCopy | SessionDrafts")
     assert 1 < float(copied[1]) <= 3 < float(copied[2])
 
 

@@ -63,7 +63,7 @@ def test_a_small_datastore_is_built_once_for_rest_and_crest(host, tmp_path, monk
     assert (again.path / "config.json").stat() == built
     sources = Host(host.model, host.tokenizer, choices=[again, choices[1]]).sources()
     assert list(sources) == ["auto", "REST", "CREST"]
-    assert sources["REST"][0].mode == "rest" and sources["CREST"][0].store is choices[1]
+    assert sources["REST"][0].published and sources["CREST"][0].store is choices[1]
     assert choices[1].config.ngrams.ngrams[1:] == [2000, 2000]
     given = Host(host.model, host.tokenizer, choices[1], choices=choices[1:]).sources()
     assert list(given) == ["auto", "compact"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,8 +16,8 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
+from ..look_up import LookUp
 from ..observation import Observation
-from ..source import LookUp
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
@@ -26,7 +28,7 @@ _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
 
 
-class RetrievalCache(LookUp):
+class SessionDrafts(LookUp):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
@@ -35,7 +37,7 @@ class RetrievalCache(LookUp):
     whose prompts have most tokens in common with the present one, as LLMA does ("Inference with
     Reference", arXiv 2304.04487, section 2.3).
 
-    It does not draft from the present call; `ReferenceCopy() | RetrievalCache()` drafts from both.
+    It does not draft from the present call; `ReferenceCopy() | SessionDrafts()` drafts from both.
 
     A drafter serves one call at a time; `fork()` returns another one that shares the sessions, for
     another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is another
@@ -96,7 +98,7 @@ class RetrievalCache(LookUp):
     def __bool__(self) -> bool:
         return True  # not an empty container
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         largest_id, path = self._memory.view.largest_id, self._memory.path
         if largest_id >= vocab_size:
             raise (ValueError if path is None else DatastoreError)(
@@ -107,7 +109,7 @@ class RetrievalCache(LookUp):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
         view = self._memory.refresh()
-        self.check_vocabulary(vocab_size)
+        self.check(vocab_size)
         super().begin(prompt_ids, vocab_size)
         # Sessions that are added during the call are not checked against the vocabulary.
         self._prompt, self._view = prompt_ids, view
@@ -132,7 +134,7 @@ class RetrievalCache(LookUp):
         super().observe(observation)
         self._output.append(observation.tokens)
 
-    def source_texts(self) -> list[tuple[str, list[np.ndarray]]]:
+    def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         if (view := self._view) is None:
             return []
         forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
@@ -163,7 +165,7 @@ class RetrievalCache(LookUp):
         """Forgets all sessions."""
         self._memory.clear()
 
-    def fork(self) -> RetrievalCache:
+    def fork(self) -> SessionDrafts:
         """Another drafter with the same memory, for another thread or row of a batch."""
         fork = copy.copy(self)
         fork._forget_call()

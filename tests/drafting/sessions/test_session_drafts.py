@@ -12,10 +12,10 @@ from trees import nodes_of
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
+from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 
 
-def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
+def drafted(cache: SessionDrafts, context, budget: int = 16) -> rs.DraftTree:
     """What is drafted after a prompt; the call leaves no trace."""
     cache.begin(np.array(context, dtype=np.int64), 1000)
     tree = cache.draft(budget).checked(1000)
@@ -23,7 +23,7 @@ def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
     return tree
 
 
-def speak(cache: RetrievalCache, prompt, output) -> None:
+def speak(cache: SessionDrafts, prompt, output) -> None:
     """A call as the loop makes it."""
     with drafter_call(cache, [np.array(prompt, dtype=np.int64)], 1000):
         for token in output:
@@ -32,7 +32,7 @@ def speak(cache: RetrievalCache, prompt, output) -> None:
 
 
 def test_a_finished_call_is_remembered():
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     speak(cache, [1, 2, 3], [4, 5, 6])
     assert len(cache) == 1
     assert drafted(cache, [9, 4, 5]).tokens.tolist() == [6]
@@ -41,7 +41,7 @@ def test_a_finished_call_is_remembered():
 
 
 def test_a_call_without_output_is_not_remembered():
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     speak(cache, [1, 2, 3], [])
     cache.end()
     with pytest.raises(ValueError), drafter_call(cache, [np.array([1])], 1000):
@@ -51,7 +51,7 @@ def test_a_call_without_output_is_not_remembered():
 
 
 def test_the_present_call_is_not_drafted_from():
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     cache.begin(np.array([1, 2, 3, 1, 2]), 1000)
     assert len(cache.draft(8)) == 0
     cache.observe(Observation(np.array([3, 1, 2])))
@@ -59,7 +59,7 @@ def test_the_present_call_is_not_drafted_from():
 
 
 def test_a_draft_ends_with_its_call():
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     cache.add([1, 2], [3])
     cache.add([4, 5], [6])
     assert set(nodes_of(drafted(cache, [8, 2]))) == {(3,)}
@@ -67,7 +67,7 @@ def test_a_draft_ends_with_its_call():
 
 
 def test_add_takes_all_kinds_of_ids(tokenizer):
-    cache = RetrievalCache(tokenizer)
+    cache = SessionDrafts(tokenizer)
     cache.add("hello", "world")
     cache.add([1, 2], np.array([3, 4]))
     cache.add(torch.tensor([1, 2]), (5, 6))
@@ -90,7 +90,7 @@ def test_add_takes_all_kinds_of_ids(tokenizer):
     ],
 )
 def test_add_refuses_what_is_no_call(arguments, error, message):
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     with pytest.raises(error, match=message):
         cache.add(*arguments)
     assert len(cache) == 0
@@ -109,12 +109,12 @@ def test_add_refuses_what_is_no_call(arguments, error, message):
 )
 def test_bad_options(options, error):
     with pytest.raises(error, match=next(iter(options))):
-        RetrievalCache(**options)
+        SessionDrafts(**options)
 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_ids_outside_of_the_vocabulary_are_refused(stored, tmp_path):
-    cache = RetrievalCache(path=tmp_path if stored else None)
+    cache = SessionDrafts(path=tmp_path if stored else None)
     cache.add([1], [70])
     error, name = (rs.DatastoreError, tmp_path) if stored else (ValueError, "the cache")
     with pytest.raises(error, match=rf"{name} remembers the id 70, outside .* vocabulary of 70"):
@@ -124,7 +124,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(stored, tmp_path):
 
 def test_ids_that_are_remembered_during_a_call_are_not_drafted():
     """They may be of another model, with more tokens."""
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     cache.add([1, 2], [3])
     with drafter_call(cache, [np.array([1, 2])], 70):
         cache.fork().add([1, 2], [70])
@@ -134,7 +134,7 @@ def test_ids_that_are_remembered_during_a_call_are_not_drafted():
 
 
 def test_similar_sessions_are_drafted_from_with_more_weight():
-    cache = RetrievalCache(top_k=1)
+    cache = SessionDrafts(top_k=1)
     cache.add([1, 50], [60, 61])
     cache.add([2, 50], [60, 62])
     cache.add([3, 50], [60, 63])
@@ -146,7 +146,7 @@ def test_similar_sessions_are_drafted_from_with_more_weight():
 
 
 def test_without_similar_sessions_all_count_the_same():
-    cache = RetrievalCache(top_k=0)
+    cache = SessionDrafts(top_k=0)
     speak(cache, [1, 50], [60, 61])
     speak(cache, [2, 50], [60, 62])
     first, second = (drafted(cache, [prompt, 60]) for prompt in (1, 2))
@@ -155,7 +155,7 @@ def test_without_similar_sessions_all_count_the_same():
 
 
 def test_forks_share_what_is_remembered():
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     fork = cache.fork()
     with (
         drafter_call(cache, [np.array([1, 2])], 1000),
@@ -170,7 +170,7 @@ def test_forks_share_what_is_remembered():
 
 
 def test_threads_with_one_cache(byte_llama):
-    cache = RetrievalCache()
+    cache = SessionDrafts()
     torch.manual_seed(0)
     prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
     options = {"max_new_tokens": 24, "do_sample": False}
