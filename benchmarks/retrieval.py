@@ -41,12 +41,12 @@ from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.generation.warmup import warmup
-from hf_refspec.ralm.engine import LEARNED
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
-from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.request_cache import LEARNED
+from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.flat import index_type
@@ -59,13 +59,13 @@ from hf_refspec.store.build.presets import python_stdlib
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1; of its authors' code
 BASELINE, OURS, DRAFTS, EMPTY = "B", "ours", "ours+drafts", "ours, empty cache"
 LARGE, WARM_UP_TOKENS = 256, 8
-_published = Speculation.published
+_published = RalmSpeculation.published
 # The paper's letters; its Table 5 has strides alone, of which 3 is RaLMSpec without any letter.
-METHODS: dict[str, Speculation | None] = {BASELINE: None}
+METHODS: dict[str, RalmSpeculation | None] = {BASELINE: None}
 METHODS |= {each: _published(each.lower()) for each in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
 METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
 METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
-METHODS |= {OURS: Speculation(), DRAFTS: Speculation(), EMPTY: Speculation()}
+METHODS |= {OURS: RalmSpeculation(), DRAFTS: RalmSpeculation(), EMPTY: RalmSpeculation()}
 DIMENSION, CHUNK_LENGTH = 768, 64
 FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
 NEAR = 16  # neighbours that the entries of a kNN-LM are drawn towards
@@ -178,7 +178,7 @@ def _build(args: argparse.Namespace) -> None:
     if not (folder / "knn").exists():
         model = load_model(args.model, args.device_map, args.dtype)
         some = _texts([file for i, file in enumerate(python_stdlib()) if i % EVERY])
-        KnnDatastore.build(model, tokenizer, some, folder / "knn", max_entries=ENTRIES)
+        KnnDatastore.build(some, tokenizer, model, folder / "knn", max_entries=ENTRIES)
 
 
 def as_long_as(retriever: Any, times: int) -> Retriever:
@@ -298,8 +298,8 @@ def _call(
     model: Any, method: str, retriever: Any, prompt: list[int], seed: int, options: Any
 ) -> dict[str, Any]:
     """One call of a method, as it is recorded."""
-    stats, ids = RetrievalStats(), torch.tensor([prompt], device=model.device)
-    given = {**options, "speculation": METHODS[method], "retrieval_stats": stats}
+    stats, ids = RalmStats(), torch.tensor([prompt], device=model.device)
+    given = {**options, "speculation": METHODS[method], "ralm_stats": stats}
     given["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
     if method == DRAFTS:
         given["drafter"] = ReferenceCopy()

@@ -14,9 +14,9 @@ _PUBLISHED_MAX_GAMMA = 0.6
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """How retrieval is speculated. [`Speculation.published`] has the paper's settings (RaLMSpec,
-    arXiv 2401.14021).
+class RalmSpeculation:
+    """How retrieval is speculated; [`RalmSpeculation.published`] has the paper's settings
+    (RaLMSpec, arXiv 2401.14021).
 
     Args:
         prefetch (`int`, *optional*, defaults to 20):
@@ -58,37 +58,37 @@ class Speculation:
             )
 
     @classmethod
-    def parse(cls, text: str | Speculation | None) -> Speculation | None:
+    def parse(cls, text: str | RalmSpeculation | None) -> RalmSpeculation | None:
         """Reads the option `speculation`: letters of what is on, as in the paper's tables.
 
         Args:
-            text (`str`, `Speculation`, *optional*): The letters `"p"` (prefetching), `"s"` (stride
-                scheduler) and `"a"` (asynchronous verification), in any order; `""` speculates
-                with a stride of 3 and nothing else. `None` is the baseline, which does not
-                speculate.
+            text (`str`, `RalmSpeculation`, *optional*): The letters `"p"` (prefetching), `"s"`
+                (stride scheduler) and `"a"` (asynchronous verification), in any order; `""`
+                speculates with a stride of 3 and nothing else. `None` is the baseline, which does
+                not speculate.
 
         Raises:
             TypeError: If `text` is something else.
             ValueError: If it has other letters, or one twice.
         """
-        return text if text is None or isinstance(text, Speculation) else cls(**_switched(text))
+        return text if text is None or isinstance(text, RalmSpeculation) else cls(**_switched(text))
 
     @classmethod
-    def published(cls, text: str) -> Speculation:
+    def published(cls, text: str) -> RalmSpeculation:
         """The letters with the paper's own settings, `max_gamma=0.6`. Its kNN-LM is `"s"`: the next
         entries take the place of prefetching, and verification is not asynchronous.
 
         Unlike in the paper, the first step is committed from the initial retrieval, a verification
         takes `b0 + b1 * stride`, four passages keep their caches (for the baseline as well), and
         asynchronous verification runs in real time instead of being computed.
-        Arguments and exceptions are those of [`Speculation.parse`]."""
+        Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
 
 
 def _switched(text: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise TypeError(
-            f'speculation must be a string like "psa", a Speculation, or None, but is {text!r}'
+            f'speculation must be a string like "psa", a RalmSpeculation, or None, but is {text!r}'
         )
     if not set(text) <= set("psa") or len(set(text)) < len(text):
         raise ValueError(

@@ -10,7 +10,7 @@ from ..drafting.stats import shares
 
 
 @dataclass(repr=False)
-class RetrievalStats:
+class RalmStats:
     """Counts and times of one call that retrieves while it generates.
 
     Attributes:
@@ -60,7 +60,7 @@ class RetrievalStats:
 
     def clear(self) -> None:
         """Sets all figures back, for another call."""
-        vars(self).update(vars(RetrievalStats()))
+        vars(self).update(vars(RalmStats()))
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain types that JSON can hold."""

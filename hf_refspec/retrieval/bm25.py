@@ -54,7 +54,8 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
         for t in range(len(tokens)):
             last = bounds[tokens[t] + 1]
             while at[t] < last and passages[at[t]] < end:
-                row, weight = passages[at[t]] - begin, weights[at[t]]
+                row = passages[at[t]] - begin
+                weight = weights[at[t]]
                 for q in range(len(scores)):
                     sums[row, q] += counts[t, q] * weight
                 at[t] += 1
@@ -118,15 +119,19 @@ class SparseRetriever:
         counts = np.zeros((len(tokens), len(queries)), np.float32)
         for column, query in zip(counts.T, queries, strict=True):
             column[np.searchsorted(tokens, query.tokens)] = query.counts
-        shape = len(queries), min(k, len(self.knowledge_base))
-        scores, ids = np.empty(shape, np.float32), np.empty(shape, np.int64)
-        postings = self._weights, self._passages, self._bounds
-        bm25_search(*postings, tokens, counts, len(self.knowledge_base), scores, ids)
-        return [Retrieved(*each) for each in zip(ids, scores, strict=True)]
+        number = len(self.knowledge_base)
+        shape = len(queries), min(k, number)
+        scores = np.empty(shape, np.float32)
+        ids = np.empty(shape, np.int64)
+        bm25_search(
+            self._weights, self._passages, self._bounds, tokens, counts, number, scores, ids
+        )
+        return [Retrieved(*found) for found in zip(ids, scores, strict=True)]
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
         """The scores of the passages `ids`, float32 of shape `(n,)`; 0 if there is no such one."""
-        ids, scores = ids.astype(np.int32), np.zeros(len(ids), np.float32)
+        ids = ids.astype(np.int32)
+        scores = np.zeros(len(ids), np.float32)
         for token, count in zip(query.tokens, query.counts, strict=True):
             begin, end = self._bounds[token : token + 2]
             places = begin + np.searchsorted(self._passages[begin:end], ids)

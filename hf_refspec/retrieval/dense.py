@@ -29,7 +29,7 @@ class DenseRetriever:
             built with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         ef_search (`int`, *optional*, defaults to 128): How many candidates an approximate search
-            has, and how many passages `Speculation(prefetch=...)` can take of it at most.
+            has, and how many passages `RalmSpeculation(prefetch=...)` can take of it at most.
 
     Raises:
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.

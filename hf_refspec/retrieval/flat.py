@@ -36,7 +36,8 @@ class FlatIndex(VectorIndex):
 
         def scan_part(part: tuple[int, int]) -> tuple[np.ndarray, ...]:
             ids = np.empty((len(queries), 2 * count), np.int64)
-            counts, bounds = np.zeros(len(queries), np.int64), np.empty(len(queries), np.float32)
+            counts = np.zeros(len(queries), np.int64)
+            bounds = np.empty(len(queries), np.float32)
             rows = self.vectors[slice(*part)]
             scan(rows, padded, self.metric == "l2", ids, counts, bounds)
             return ids + part[0], counts, bounds
@@ -61,12 +62,14 @@ class FlatIndex(VectorIndex):
 def scan(rows, queries, by_distance, ids, counts, bounds):
     """Finds the rows (n, d) with the highest scores for each query. The score is minus the squared
     distance with `by_distance`, otherwise the inner product. The q queries (p, d) are padded to a
-    multiple of four. The first columns of `ids` (q, 2 * most) receive the rows, unordered, `counts`
-    (q,) their number, at most `most`, and `bounds` (q,) a bound on the scores of all others."""
-    most, first = ids.shape[1] // 2, queries[0]
+    multiple of four. The first columns of `ids` (q, 2 * k) receive the rows, unordered, `counts`
+    (q,) their number, at most k, and `bounds` (q,) a bound on the scores of all others."""
+    k = ids.shape[1] // 2
+    first = queries[0]
     scores = np.empty(ids.shape, np.float32)
     block = np.empty((len(queries), _BLOCK), np.float32)
-    counts[:], bounds[:] = 0, -np.inf
+    counts[:] = 0
+    bounds[:] = -np.inf
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
         for s in range(0, len(ids), _TOGETHER):
@@ -79,21 +82,23 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
         for s in range(len(ids)):
             for i in range(size):
                 if block[s, i] > bounds[s]:
-                    ids[s, counts[s]], scores[s, counts[s]] = begin + i, block[s, i]
+                    ids[s, counts[s]] = begin + i
+                    scores[s, counts[s]] = block[s, i]
                     counts[s] += 1
-                    if counts[s] == 2 * most:
-                        bounds[s], counts[s] = _keep_best(ids[s], scores[s], most), most
+                    if counts[s] == 2 * k:
+                        bounds[s] = _keep_best(ids[s], scores[s], k)
+                        counts[s] = k
     for s in range(len(ids)):
-        if counts[s] > most:
-            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], most)
-            counts[s] = most
+        if counts[s] > k:
+            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], k)
+            counts[s] = k
 
 
 @njit(nogil=True)
-def _keep_best(ids, scores, most):
-    """Moves the `most` highest scores to the front; returns the lowest of them."""
-    order = np.argpartition(scores, len(scores) - most)[len(scores) - most :]
-    ids[:most], scores[:most] = ids[order], scores[order]
+def _keep_best(ids, scores, k):
+    """Moves the `k` highest scores to the front; returns the lowest of them."""
+    order = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
+    ids[:k], scores[:k] = ids[order], scores[order]
     return scores[0]
 
 

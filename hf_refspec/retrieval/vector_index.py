@@ -120,19 +120,20 @@ class VectorIndex(ABC):
         """Takes `count` candidates, and four times that number for queries whose candidates may
         lack a vector that is as good as the k-th."""
         best = self._best_candidates(queries, k, count)
-        found = [each for each, _ in best]
+        found = [passages for passages, _ in best]
         if count >= len(self.vectors):
             return found
         unsure = [
             i
-            for i, (query, (each, bound)) in enumerate(zip(queries, best, strict=True))
-            if len(each) < k  # if vectors are not finite
-            or each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
+            for i, (query, (passages, bound)) in enumerate(zip(queries, best, strict=True))
+            if len(passages) < k  # if vectors are not finite
+            or passages.scores[k - 1]
+            <= bound + self._rounding(query, float(passages.scores[k - 1]))
         ]
         if unsure:
             again = self._exact_search(queries[unsure], k, 4 * count)
-            for i, each in zip(unsure, again, strict=True):
-                found[i] = each
+            for i, passages in zip(unsure, again, strict=True):
+                found[i] = passages
         return found
 
     def _rounding(self, query: np.ndarray, score: float) -> float:

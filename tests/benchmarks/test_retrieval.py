@@ -15,7 +15,7 @@ from encoders import load_letters
 from retrieval import BATCHES, METHODS, OURS, main, retrievers
 
 from hf_refspec.ralm.iterative import iterative_ralm
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.store.build.presets import python_stdlib
 
@@ -142,12 +142,12 @@ def test_as_many_searches_as_in_the_authors_loop(model, folder, byte_llama, toke
     for new_retriever in retrievers(arguments, tokenizer).values():
         retriever = new_retriever()
         for text in ("who is Tom?", "import sys", "cats and dogs"):
-            ids, stats = tokenizer(text)["input_ids"], RetrievalStats()
+            ids, stats = tokenizer(text)["input_ids"], RalmStats()
             output = byte_llama.generate(
                 torch.tensor([ids]),
                 **{"custom_generate": iterative_ralm, "retriever": retriever},
                 **{"tokenizer": tokenizer, "speculation": METHODS["P"]},
-                **{"retrieval_stats": stats, "max_new_tokens": 50, "do_sample": False},
+                **{"ralm_stats": stats, "max_new_tokens": 50, "do_sample": False},
             )
             given = byte_llama, ids, retriever, tokenizer.bos_token_id, 50
             answer = output[0, len(ids) :].tolist()

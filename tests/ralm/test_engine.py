@@ -6,6 +6,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm import engine
+from hf_refspec.ralm import engine, request_cache
 from hf_refspec.ralm.checked_search import RunningSearch
-from hf_refspec.ralm.engine import RequestCache, generate_speculatively
-from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.constants import CONSTANTS
+from hf_refspec.ralm.engine import generate_with_retrieval
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.request_cache import LEARNED, RequestCache
 from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
-    Speculation,
+    RalmSpeculation,
     prefetch=st.sampled_from([1, 3, 20]),
     stride=st.one_of(st.just("os3"), st.integers(1, 9)),
     asynchronous=st.booleans(),
@@ -34,7 +37,7 @@ speculations = st.builds(
 def all_ids_are_kept():
     """As where steps take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_EARLIER_COST", 1e9)
+        patch.setattr(request_cache, "CONSTANTS", replace(CONSTANTS, earlier_cost=1e9))
         yield
 
 
@@ -68,8 +71,8 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
 def test_while_a_search_runs_speculation_goes_on():
     options = {"stride": 2, "prefetch": ENTRIES}
     plain, _ = generated(None, Vectors())
-    waited, waiting = generated(Speculation(asynchronous=False, **options), Slow())
-    went_on, stats = generated(Speculation(asynchronous=True, **options), Slow())
+    waited, waiting = generated(RalmSpeculation(asynchronous=False, **options), Slow())
+    went_on, stats = generated(RalmSpeculation(asynchronous=True, **options), Slow())
     assert waited == went_on == plain
     assert stats.searches < waiting.searches
     assert max(stats.strides) > 2 == max(waiting.strides)
@@ -81,7 +84,7 @@ def test_ids_that_change_from_search_to_search_are_taken_as_they_come():
             self.vectors = np.roll(self.vectors, 1, axis=0)
             return super().search(queries, k)
 
-    _, stats = generated(Speculation(stride=3, asynchronous=False), Changing())
+    _, stats = generated(RalmSpeculation(stride=3, asynchronous=False), Changing())
     assert stats.mismatched > 0
 
 
@@ -93,13 +96,13 @@ def test_an_exception_of_the_text_comes_through_and_leaves_no_thread():
             return super().step(found)
 
     with pytest.raises(KeyboardInterrupt):
-        generate_speculatively(Broken(20, 0), Slow(), Speculation(), k=1)
+        generate_with_retrieval(Broken(20, 0), Slow(), RalmSpeculation(), k=1)
     assert_no_search_goes_on()
 
 
 def test_stats_are_cleared_filled_and_printed():
-    _, stats = generated(Speculation(), Slow())
-    again = generate_speculatively(Walk(2, 0), Slow(), None, 1, stats=stats)
+    _, stats = generated(RalmSpeculation(), Slow())
+    again = generate_with_retrieval(Walk(2, 0), Slow(), None, 1, stats=stats)
     assert again is stats
     assert (stats.steps, stats.searches, stats.strides) == (2, 2, [])
     assert stats.verification_seconds >= 0.04
@@ -124,7 +127,7 @@ class Timed:
         self.length, self.steps = length, []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            return generate_speculatively(self, self, speculation, 1, clock=lambda: self.now)
+            return generate_with_retrieval(self, self, speculation, 1, clock=lambda: self.now)
 
     def begin(self, queries, count):
         seconds = self.search_seconds + self.per_query * (len(queries) - 1)
@@ -170,7 +173,7 @@ class Timed:
         pass
 
 
-PS = Speculation.parse("ps")
+PS = RalmSpeculation.parse("ps")
 
 
 def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen():
@@ -178,12 +181,12 @@ def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen():
     first, second = retriever.generated(PS), retriever.generated(PS)
     assert first.strides[:2] == Timed().generated(PS).strides[:2]
     assert second.strides[1] > first.strides[1]
-    other = Speculation.parse("s")
+    other = RalmSpeculation.parse("s")
     assert retriever.generated(other).strides == Timed().generated(other).strides
 
 
 def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
-    retriever, published = Timed(), Speculation.published("ps")
+    retriever, published = Timed(), RalmSpeculation.published("ps")
     first = retriever.generated(published)
     assert retriever.generated(PS).strides == Timed().generated(PS).strides
     assert retriever.generated(published).strides == first.strides
@@ -192,22 +195,22 @@ def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
 def test_the_first_search_of_a_request_is_guessed_from_earlier_ones():
     for search_seconds in (0.5, 20.0):
         retriever = Timed(search_seconds)
-        requests = [retriever.generated(Speculation(), length=9) for _ in range(4)]
+        requests = [retriever.generated(RalmSpeculation(), length=9) for _ in range(4)]
         assert not requests[0].speculation_was_right[0] and requests[-1].speculation_was_right[0]
         assert requests[-1].waiting_seconds < requests[0].waiting_seconds
         retriever.topic = 1
-        assert not retriever.generated(Speculation(), length=9).speculation_was_right[0]
+        assert not retriever.generated(RalmSpeculation(), length=9).speculation_was_right[0]
         for copied in (deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
-            strides = copied.generated(Speculation(), length=9).strides
-            assert strides == Timed(search_seconds).generated(Speculation(), length=9).strides
+            strides = copied.generated(RalmSpeculation(), length=9).strides
+            assert strides == Timed(search_seconds).generated(RalmSpeculation(), length=9).strides
 
 
 def test_no_more_ids_are_kept_than_can_be_scored_in_a_twentieth_of_a_search_or_step():
     for search_seconds, most in ((0.3, 15), (20.0, 50)):
         retriever = Timed(search_seconds, per_id=0.001)
         for retriever.topic in range(20):
-            retriever.generated(Speculation(), length=4)
-        ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+            retriever.generated(RalmSpeculation(), length=4)
+        ((_, ids),) = vars(retriever)[LEARNED].values()
         assert 0.6 * most <= len(ids) <= 2 * most and ids[0] >= 190_000
 
 
@@ -216,13 +219,13 @@ def test_calls_of_several_threads_share_what_they_retrieve():
     retriever, plain = Slow(), [generated(None, Vectors(), 20, seed)[0] for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:
         for _ in range(3):
-            found = threads.map(partial(generated, Speculation(), retriever, 20), range(4))
+            found = threads.map(partial(generated, RalmSpeculation(), retriever, 20), range(4))
             assert [steps for steps, _ in found] == plain
-    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    ((_, ids),) = vars(retriever)[LEARNED].values()
     assert {i for steps in plain for step in steps for i in step} <= set(ids.tolist())
 
 
-@pytest.mark.parametrize("speculation", [Speculation(), PS])
+@pytest.mark.parametrize("speculation", [RalmSpeculation(), PS])
 @all_ids_are_kept()
 def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
     class Shrinking(Slow):
@@ -235,7 +238,7 @@ def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
     plain, _ = generated(None, retriever, seed=1)
     for _ in range(2):
         assert generated(speculation, retriever, seed=1)[0] == plain
-    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    ((_, ids),) = vars(retriever)[LEARNED].values()
     assert ids.max() < 10
 
 
@@ -254,17 +257,17 @@ def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, righ
         retriever = Timed(search_seconds, right, per_query)
         for retriever.topic in (0, 0, 0, 0, 1, 2, 3, 3):
             began = retriever.now
-            retriever.generated(Speculation.parse(letters), steps)
+            retriever.generated(RalmSpeculation.parse(letters), steps)
             seconds = retriever.now - began
             assert seconds <= steps * (1 + search_seconds) / 0.97, (per_query, seconds)
 
 
 def test_it_speculates_again_once_searches_take_longer():
     retriever = Timed(search_seconds=0.01)
-    assert retriever.generated(Speculation()).speculated == 0
+    assert retriever.generated(RalmSpeculation()).speculated == 0
     retriever.search_seconds = 20.0
-    retriever.generated(Speculation())
-    assert retriever.generated(Speculation()).searches < 20
+    retriever.generated(RalmSpeculation())
+    assert retriever.generated(RalmSpeculation()).searches < 20
 
 
 @settings(deadline=None)
@@ -293,15 +296,15 @@ def test_a_retriever_that_can_keep_nothing_is_none_the_worse(base):
         def score(self, query, ids):
             return Vectors().score(query, ids)
 
-    assert generated(Speculation(), Bare())[0] == generated(None, Vectors())[0]
+    assert generated(RalmSpeculation(), Bare())[0] == generated(None, Vectors())[0]
 
 
 def test_more_prefetched_than_a_graph_is_walked_for_is_refused():
     retriever = Vectors()
     retriever.index = "hnsw"
     with pytest.raises(ValueError, match="prefetch must be at most 128"):
-        generated(Speculation(prefetch=200), retriever)
-    assert generated(Speculation(prefetch=200), retriever, k=200)[1].steps > 0
+        generated(RalmSpeculation(prefetch=200), retriever)
+    assert generated(RalmSpeculation(prefetch=200), retriever, k=200)[1].steps > 0
     retriever.ef_search = 200
-    assert generated(Speculation(prefetch=200), retriever)[1].steps > 0
-    assert generated(Speculation(prefetch=200), Vectors())[1].steps > 0
+    assert generated(RalmSpeculation(prefetch=200), retriever)[1].steps > 0
+    assert generated(RalmSpeculation(prefetch=200), Vectors())[1].steps > 0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.ralm.constants import CONSTANTS
 from hf_refspec.ralm.os3 import (
-    LONGEST_STRIDE,
     Gamma,
     PublishedGamma,
     SearchSeconds,
@@ -19,7 +19,7 @@ from hf_refspec.ralm.os3 import (
 
 seconds = st.floats(1e-4, 10)
 gammas = st.floats(0, 0.99)
-STRIDES = np.arange(1, LONGEST_STRIDE + 1)
+STRIDES = np.arange(1, CONSTANTS.longest_stride + 1)
 
 
 def verified(gamma: float, stride: int) -> float:
@@ -160,7 +160,7 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
 
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
 def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
-    gamma = PublishedGamma(most=0.6)
+    gamma = PublishedGamma(limit=0.6)
     for right, wrong in counts:
         gamma.record(right, wrong)
     right, wrong = map(sum, zip(*counts[-5:], strict=True))
