@@ -7,15 +7,17 @@ undone, with all later ones, and repeated with that answer. The text is the same
 speculation, provided that the result of a query does not depend on the batch, and that its best k
 are the first k of any larger number.
 
-Unlike in the paper, a search also takes the query of the next step along, which then needs no
-guess. A search for that query alone is the baseline.
+As in the authors' code, a search also takes along the query of the next step, which is generated
+with the search's answer. So a stride counts queries: one step with a verified passage, and guesses
+for the others. A stride of 1 is the baseline. (Algorithm 1, read literally, guesses for all of
+them, and generates one step more after each wrong guess.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -88,7 +90,7 @@ def generate_with_retrieval(
             return stats
         _check_prefetch(retriever, speculation, k)
         learned = Learned.of(retriever, speculation)
-        setting = (k, speculation.prefetch, speculation.asynchronous)
+        setting = (k, *astuple(speculation))
         scheduler, earlier = learned.begin(setting, retriever, speculation)
         request = _SpeculativeRequest(
             text=text,
@@ -196,12 +198,6 @@ class _SpeculativeRequest(_Request):
     _in_flight: list[_Speculated] = field(init=False, default_factory=list)
     _pending: list[_Speculated] = field(init=False, default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._count = max(self.k, self.speculation.prefetch)  # passages of each search
-        # Whether the last query of a search may be that of a step that waits for its result.
-        ours = self.speculation.max_gamma is None
-        self._may_wait = ours and self.speculation.stride == "os3"
-
     def run(self) -> None:
         try:
             self._generate()
@@ -213,24 +209,24 @@ class _SpeculativeRequest(_Request):
             raise
 
     def _generate(self) -> None:
-        warm = self._may_wait and len(self.cache.ids) > 0
+        warm = len(self.cache.ids) > 0
         self.scheduler.begin_request(warm)
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
-            truth, seconds = self._retrieve(self._count)
+            truth, seconds = self._retrieve(max(self.k, self.speculation.prefetch))
             self.scheduler.measured.record_search(1, seconds, 0.0)
             self._fill_cache([truth])
             self._take(truth)
         while self._pending or not self.text.finished:
             self.guessing = True
             stride = self._stride()
-            while len(self._pending) < stride - self._may_wait and not self.text.finished:
+            while len(self._pending) < stride - 1 and not self.text.finished:
                 self._pending.append(self._speculate(self._query()))
             self._verify(stride)
 
     def _stride(self) -> int:
         if self.speculation.stride == "os3":
             return self.scheduler.stride(len(self._pending))
-        return max(self.speculation.stride, len(self._pending))
+        return max(self.speculation.stride, len(self._pending) + 1)
 
     def _step(self, found: Retrieved, beside: bool = False) -> Any:
         before = self.stats.model_seconds
@@ -271,10 +267,12 @@ class _SpeculativeRequest(_Request):
         self._in_flight = self._pending[:stride]
         self._pending = self._pending[stride:]
         queries = [speculated.query for speculated in self._in_flight]
-        waits = self._may_wait and len(queries) < stride and not self.text.finished
+        waits = len(queries) < stride and not self.text.finished
         if waits:
             queries.append(self._query())
-        search = self.retriever.begin(queries, self._count)
+        wide = self.speculation.prefetch_searches == "all"
+        count = max(self.k, self.speculation.prefetch if wide else 1)
+        search = self.retriever.begin(queries, count)
         guess = self._speculate_beside(search, waits)
         self.guessing = False
         went_on = self.clock() - began

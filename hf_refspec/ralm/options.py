@@ -20,7 +20,10 @@ class RalmSpeculation:
 
     Args:
         prefetch (`int`, *optional*, defaults to 20):
-            P: how many passages of each search the request cache takes; 1 for the best alone.
+            P: how many passages of a search the request cache takes; 1 for the best alone.
+        prefetch_searches (`"all"` or `"first"`, *optional*, defaults to `"all"`):
+            Which searches take `prefetch` passages: all of them, as in the paper's text, or the
+            first of a call alone, as in the authors' scripts.
         stride (`int` or `"os3"`, *optional*, defaults to `"os3"`):
             S: how many steps are speculated before they are verified. `"os3"` chooses the number
             that maximises the expected verified steps per second, none where waiting is faster.
@@ -45,6 +48,7 @@ class RalmSpeculation:
     stride: int | Literal["os3"] = "os3"
     asynchronous: bool = True
     max_gamma: float | None = None
+    prefetch_searches: Literal["all", "first"] = "all"
 
     def __post_init__(self) -> None:
         check_count("prefetch", self.prefetch)
@@ -55,6 +59,10 @@ class RalmSpeculation:
         if self.max_gamma is not None and not 0 < self.max_gamma < 1:
             raise ValueError(
                 f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
+            )
+        if self.prefetch_searches not in ("all", "first"):
+            raise ValueError(
+                f'prefetch_searches must be "all" or "first", but is {self.prefetch_searches!r}'
             )
 
     @classmethod
@@ -75,14 +83,15 @@ class RalmSpeculation:
 
     @classmethod
     def published(cls, text: str) -> RalmSpeculation:
-        """The letters with the paper's own settings, `max_gamma=0.6`. Its kNN-LM is `"s"`: the next
-        entries take the place of prefetching, and verification is not asynchronous.
+        """The letters with the settings of the authors' scripts: `max_gamma=0.6`, and prefetching
+        at the first search of a call alone (`prefetch_searches="all"` is the paper's text). The
+        published kNN-LM is `"s"`: the next entries take the place of prefetching, and verification
+        is not asynchronous.
 
-        Unlike in the paper, the first step is committed from the initial retrieval, a verification
-        takes `b0 + b1 * stride`, four passages keep their caches (for the baseline as well), and
-        asynchronous verification runs in real time instead of being computed.
-        Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
-        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
+        Three things differ: a verification takes `b0 + b1 * stride`, four passages keep their
+        caches (for the baseline as well), and asynchronous verification runs in real time instead
+        of being computed. Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
+        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, prefetch_searches="first")
 
 
 def _switched(text: str) -> dict[str, Any]:

@@ -171,15 +171,15 @@ class Measured:
 
 
 class StrideScheduler:
-    """Chooses the next stride as in the paper: the number of speculated steps that are verified
-    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
+    """Chooses the next stride as in the paper: the number of steps of a search. Asynchronously, one
+    step more is speculated beside it."""
 
-    learning_pays = True
+    learning_pays = True  # the guess for the step that waits is always compared
 
-    def __init__(self, gamma: PublishedGamma, steps_ahead: int) -> None:
+    def __init__(self, gamma: PublishedGamma, asynchronous: bool) -> None:
         self.gamma = gamma
         self.measured = Measured()
-        self._steps_ahead = steps_ahead
+        self._asynchronous = asynchronous
 
     def begin_request(self, warm: bool) -> None:
         self.measured.begin_request()
@@ -188,19 +188,19 @@ class StrideScheduler:
         self.gamma.record(right, wrong)
 
     def stride(self, speculated: int) -> int:
-        """The next stride, which includes the steps speculated beside the last search. It is 1
-        before the first verification."""
+        """The next stride, given how many steps await verification. It is 1 before the first
+        verification."""
         gamma = self.gamma.likely
         a = self.measured.step + self.measured.guess
         b = self.measured.search(_STRIDES)
-        saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, b)
+        saved = gamma**_STRIDES * np.minimum(self._asynchronous * a, b)
         rates = expected_rates(gamma, a, self.measured.verification(_STRIDES), saved)
-        return max(int(np.argmax(rates)) + 1, speculated)
+        return max(int(np.argmax(rates)), speculated) + 1
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
         given how many steps are not verified."""
-        return unverified - batch < self._steps_ahead
+        return self._asynchronous and unverified < batch
 
 
 class WaitingScheduler:

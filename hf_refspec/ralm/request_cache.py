@@ -76,6 +76,6 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
 def _new_scheduler(retriever: Any, speculation: RalmSpeculation) -> Scheduler:
     if speculation.max_gamma is not None:
         gamma = PublishedGamma(speculation.max_gamma)
-        return StrideScheduler(gamma, int(speculation.asynchronous))
+        return StrideScheduler(gamma, speculation.asynchronous)
     exact = getattr(retriever, "index", None) == "flat"
     return WaitingScheduler(speculation.asynchronous, exact)

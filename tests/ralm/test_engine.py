@@ -30,6 +30,7 @@ speculations = st.builds(
     stride=st.one_of(st.just("os3"), st.integers(1, 9)),
     asynchronous=st.booleans(),
     max_gamma=st.sampled_from([None, 0.6]),
+    prefetch_searches=st.sampled_from(["all", "first"]),
 )
 
 
@@ -109,6 +110,30 @@ def test_stats_are_cleared_filled_and_printed():
     assert stats.waiting_seconds > stats.model_seconds
     assert "2 steps, 2 queries in 2 searches" in str(stats)
     assert stats.to_dict()["retrievals"] == 2
+
+
+@pytest.mark.parametrize("letters", ["", "p"])
+def test_of_the_steps_of_a_published_search_only_the_guessed_ones_are_made_in_vain(letters):
+    """A stride of 3: one step with a verified passage, two guesses. The third query waits."""
+    for seed in range(9):
+        _, stats = generated(RalmSpeculation.published(letters), Vectors(seed), jumpiness=3.0)
+        assert max(stats.strides) == 3
+        assert stats.speculated <= 2 * len(stats.strides)
+
+
+def test_as_published_only_the_first_search_prefetches():
+    class Counting(Vectors):
+        counts = ()
+
+        def search(self, queries, k):
+            self.counts += (k,)
+            return super().search(queries, k)
+
+    for searches, others in (("first", 1), ("all", 20)):
+        retriever = Counting()
+        published = replace(RalmSpeculation.published("p"), prefetch_searches=searches)
+        generated(published, retriever)
+        assert retriever.counts[0] == 20 and set(retriever.counts[1:]) == {others}
 
 
 class Timed:

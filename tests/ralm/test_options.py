@@ -13,6 +13,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
     full = RalmSpeculation.published("sap")
     assert (full.prefetch, full.stride, full.asynchronous) == (20, "os3", True)
     assert full.max_gamma == 0.6
+    assert (full.prefetch_searches, plain.prefetch_searches) == ("first", "all")
     assert RalmSpeculation.parse("psa") == RalmSpeculation()
     assert RalmSpeculation.parse(None) is None
     assert RalmSpeculation.parse(full) is full
@@ -30,6 +31,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
         (lambda: RalmSpeculation(stride=2.5), TypeError),
         (lambda: RalmSpeculation(asynchronous="yes"), TypeError),
         (lambda: RalmSpeculation(max_gamma=1.0), ValueError),
+        (lambda: RalmSpeculation(prefetch_searches="last"), ValueError),
     ],
 )
 def test_bad_options_are_refused(make, error):
