@@ -23,11 +23,11 @@ class RalmConstants:
     # Steps with and without a concurrent search before contention is estimated. Single steps differ
     # too much, since some begin with another passage.
     contention_samples: int = 3
-    # The limit of contention. At 2 a step beside a search saves nothing.
-    most_contention: float = 2.0
-    # The part of contention (beyond 1) that the next request begins with: other work may have
-    # caused it.
-    contention_kept: float = 0.5
+    # The limit of contention. From 2 on, a step beside a search saves nothing.
+    most_contention: float = 4.0
+    # The next request begins with this part of what was measured beyond the expected contention.
+    # Other work may have caused it, but each new try costs several slow steps.
+    contention_kept: float = 0.9
     # Pseudo-counts of right and wrong steps. Earlier requests may say nothing about a first guess.
     prior_right: float = 3.0
     prior_wrong: float = 0.3

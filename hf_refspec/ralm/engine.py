@@ -15,6 +15,7 @@ them, and generates one step more after each wrong guess.)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
@@ -67,6 +68,7 @@ def generate_with_retrieval(
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
     stats: RalmStats | None = None,
+    model_threads: int = 1,
     clock: Callable[[], float] = perf_counter,
 ) -> RalmStats:
     """Generates until the text is finished and every step of it is verified.
@@ -81,6 +83,7 @@ def generate_with_retrieval(
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones for the request cache (spatial locality; section 5.3).
         stats ([`RalmStats`], *optional*): It is cleared, filled and returned.
+        model_threads (`int`, *optional*, defaults to 1): The threads that a step keeps busy.
     """
     stats = RalmStats() if stats is None else stats
     stats.clear()
@@ -101,6 +104,7 @@ def generate_with_retrieval(
             speculation=speculation,
             scheduler=scheduler,
             neighbours=neighbours,
+            expected_contention=_expected_contention(retriever, model_threads),
             cache=RequestCache(earlier=earlier),
         )
         try:
@@ -111,8 +115,23 @@ def generate_with_retrieval(
             # The knowledge base may lack some of the earlier ids by now: go on without them.
             request = replace(request, cache=RequestCache())
             request.run()
+        stats.contention = scheduler.measured.contention
         learned.end(setting, scheduler, request.cache.newest_first, earlier)
     return stats
+
+
+def _expected_contention(retriever: Any, model_threads: int) -> float:
+    """How many times as long a step takes beside a search, by the cores that both keep busy. A
+    retriever without `search_threads` is taken to search elsewhere."""
+    search_threads = getattr(retriever, "search_threads", 0)
+    return max((search_threads + model_threads) / count_cores(), 1.0) if search_threads else 1.0
+
+
+def count_cores() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> None:
@@ -192,6 +211,7 @@ class _SpeculativeRequest(_Request):
     speculation: RalmSpeculation
     scheduler: Scheduler
     neighbours: Callable[[np.ndarray], np.ndarray] | None
+    expected_contention: float
     cache: RequestCache  # begins with the ids that earlier requests retrieved
     guessing: bool = field(init=False, default=False)  # and not verifying
     # Steps in the order of the text: those that a search is verifying, then those after them.
@@ -210,7 +230,7 @@ class _SpeculativeRequest(_Request):
 
     def _generate(self) -> None:
         warm = len(self.cache.ids) > 0
-        self.scheduler.begin_request(warm)
+        self.scheduler.begin_request(warm, self.expected_contention)
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
             truth, seconds = self._retrieve(max(self.k, self.speculation.prefetch))
             self.scheduler.measured.record_search(1, seconds, 0.0)
@@ -375,7 +395,16 @@ def generate_row(
     if streamer is not None:
         streamer.put(row.ids.cpu())
     try:
-        generate_with_retrieval(text, retriever, speculation, k, neighbours, stats)
+        on_cpu = row.ids.device.type == "cpu"
+        generate_with_retrieval(
+            text=text,
+            retriever=retriever,
+            speculation=speculation,
+            k=k,
+            neighbours=neighbours,
+            stats=stats,
+            model_threads=torch.get_num_threads() if on_cpu else 1,
+        )
     except RalmError as error:
         error.text_ids = row.ids[0].tolist()
         raise

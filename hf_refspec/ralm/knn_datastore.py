@@ -78,6 +78,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
             graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries
             and holds a copy of the keys.
+        threads (`int`, *optional*): As in [`DenseRetriever`].
 
     Attributes:
         path (`Path`): The folder.
@@ -93,10 +94,15 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
     config_type = KnnConfig
 
-    def __init__(self, path: str | os.PathLike, index: Index = "flat") -> None:
+    def __init__(
+        self, path: str | os.PathLike, index: Index = "flat", threads: int | None = None
+    ) -> None:
         check_index(index)
+        if threads is not None:
+            check_count("threads", threads, " or None")
         self.index: Index = index
-        super().__init__(path, index)
+        self._threads = threads
+        super().__init__(path, index, threads)
 
     def _open(self, config: KnnConfig) -> None:
         shapes = {
@@ -116,6 +122,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
             raise self._damaged(config.file, "a squared length is not a number from 0 on")
         self._index = index_type(self.index)(self.keys, norms, "l2")
+        self._index.threads = self._threads
+
+    @property
+    def search_threads(self) -> int:
+        """The threads that a search keeps busy."""
+        return self._index.search_threads
 
     def __repr__(self) -> str:
         held = f"entries={len(self):,}, dimension={self.config.dimension}"

@@ -126,17 +126,24 @@ class Measured:
         # Steps that ran alone, and those that ran beside a search.
         self._alone: deque[float] = deque(maxlen=CONSTANTS.step_samples)
         self._beside: deque[float] = deque(maxlen=CONSTANTS.step_samples)
-        # The factor by which a step takes longer while a search runs, and the search as well.
-        self.contention = 1.0
         self._most_contention = most_contention
+        self._expected_contention = 1.0
+        self._unexpected_contention = 0.0
         self._with_prompt = 0.0  # the last request's first step
 
-    def begin_request(self) -> None:
+    def begin_request(self, expected_contention: float = 1.0) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._alone.clear()
         self._beside.clear()
         self.overheads.clear()
-        self.contention = 1 + CONSTANTS.contention_kept * (self.contention - 1)
+        self._expected_contention = expected_contention
+        self._unexpected_contention *= CONSTANTS.contention_kept
+
+    @property
+    def contention(self) -> float:
+        """The factor by which a step takes longer while a search runs, and the search as well."""
+        expected = self._expected_contention + self._unexpected_contention
+        return min(max(expected, 1.0), self._most_contention)
 
     @property
     def step(self) -> float:
@@ -161,8 +168,8 @@ class Measured:
         (self._beside if beside else self._alone).append(seconds)
         if min(len(self._alone), len(self._beside)) >= CONSTANTS.contention_samples:
             # A ratio of medians, since a step that begins with another passage takes far longer.
-            slower = median(self._beside) / median(self._alone)
-            self.contention = min(max(slower, 1.0), self._most_contention)
+            slower = max(median(self._beside) / median(self._alone), 1.0)
+            self._unexpected_contention = slower - self._expected_contention
 
     def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
         """Adds a search, and for how long steps ran beside it."""
@@ -181,7 +188,7 @@ class StrideScheduler:
         self.measured = Measured()
         self._asynchronous = asynchronous
 
-    def begin_request(self, warm: bool) -> None:
+    def begin_request(self, warm: bool, expected_contention: float) -> None:
         self.measured.begin_request()
 
     def record(self, right: int, wrong: bool) -> None:
@@ -220,9 +227,9 @@ class WaitingScheduler:
         self.measured = Measured(per_query, CONSTANTS.most_contention)
         self._asynchronous = asynchronous
 
-    def begin_request(self, warm: bool) -> None:
+    def begin_request(self, warm: bool, expected_contention: float) -> None:
         """Begins another request, `warm` if the request cache has ids of earlier ones."""
-        self.measured.begin_request()
+        self.measured.begin_request(expected_contention)
         self._kind = _FIRST if warm else _USUAL
 
     @property
@@ -266,7 +273,7 @@ class WaitingScheduler:
             # verified at once: the one that waits, then those after it.
             beside = np.minimum(searched / (step + measured.guess), _STRIDES)
             right = gamma**_STRIDES * (1 - gamma**beside) / (1 - gamma)
-            saved = saved + step * (2 - measured.contention) * right
+            saved = saved + step * max(2 - measured.contention, 0.0) * right
         taken = measured.verification(_STRIDES) + guesses * measured.guess
         return expected_rates(gamma, step, taken, saved)
 
@@ -280,7 +287,7 @@ class WaitingScheduler:
         remaining = measured.search(batch) - elapsed - measured.guess
         sure = remaining >= step or self._kind == _FIRST
         gamma = self.gamma.likely if sure else self.gamma.at_least
-        saved = (2 - measured.contention) * min(measured.step, remaining)
+        saved = max(2 - measured.contention, 0.0) * min(measured.step, remaining)
         return gamma ** (unverified + 1) * saved > (1 - gamma**batch) * max(step - remaining, 0.0)
 
 

@@ -30,6 +30,8 @@ class RalmStats:
         cache_seconds (`float`): Guessing the result of searches, and filling the request cache.
         verification_seconds (`float`): Searching, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
+        contention (`float`): How many times as long a step takes beside a search: as measured, or
+            as expected of the threads of both. From 2 on, none is generated beside one.
     """
 
     searches: int = 0
@@ -46,6 +48,7 @@ class RalmStats:
     cache_seconds: float = 0.0
     verification_seconds: float = 0.0
     waiting_seconds: float = 0.0
+    contention: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -81,4 +84,5 @@ class RalmStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        return f"{line}, {shares(seconds)}; {self.verification_seconds:.1f} s in searches"
+        beside = f", contention {self.contention:.2f}" if self.strides else ""
+        return f"{line}, {shares(seconds)}; {self.verification_seconds:.1f} s in searches{beside}"

@@ -91,6 +91,8 @@ class SparseRetriever:
         ImportError: If bm25s is not installed (extra `retrieval`).
     """
 
+    search_threads = 1
+
     def __init__(self, knowledge_base: KnowledgeBase, progress: bool = True) -> None:
         bm25s = require("bm25s", "SparseRetriever", "retrieval")
         self.knowledge_base = knowledge_base

@@ -30,6 +30,8 @@ class DenseRetriever:
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         ef_search (`int`, *optional*, defaults to 128): How many candidates an approximate search
             has, and how many passages `RalmSpeculation(prefetch=...)` can take of it at most.
+        threads (`int`, *optional*): Threads of an exact search, by default as many as torch has.
+            A model on the same CPU goes on beside a search only if cores are left for it.
 
     Raises:
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.
@@ -43,9 +45,12 @@ class DenseRetriever:
         encoder: Any,
         index: Index = "flat",
         ef_search: int = LEAST_WALKED,
+        threads: int | None = None,
     ) -> None:
         check_index(index)
         check_count("ef_search", ef_search)
+        if threads is not None:
+            check_count("threads", threads, " or None")
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
@@ -64,6 +69,12 @@ class DenseRetriever:
                 "its files are damaged, build it again"
             )
         self._vectors = index_type(index)(vectors, lengths, "inner_product")
+        self._vectors.threads = threads
+
+    @property
+    def search_threads(self) -> int:
+        """The threads that a search keeps busy."""
+        return self._vectors.search_threads
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
         """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""

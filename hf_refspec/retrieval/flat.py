@@ -21,13 +21,18 @@ _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 
 
 class FlatIndex(VectorIndex):
-    """Scores all vectors, a part of them in each of torch's threads."""
+    """Scores all vectors, a part of them in each of `threads` threads, by default as many as torch
+    has."""
 
     exact = True
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, lengths, metric)
         scan.prepare()
+
+    @property
+    def search_threads(self) -> int:  # type: ignore[override]
+        return self.threads or torch.get_num_threads()
 
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         # torch aligns it to a cache line, without which scoring four takes up to twice as long.
@@ -42,7 +47,7 @@ class FlatIndex(VectorIndex):
             scan(rows, padded, self.metric == "l2", ids, counts, bounds)
             return ids + part[0], counts, bounds
 
-        threads = min(torch.get_num_threads(), len(self.vectors))
+        threads = min(self.search_threads, len(self.vectors))
         edges = np.linspace(0, len(self.vectors), threads + 1, dtype=np.int64).tolist()
         with ThreadPoolExecutor(threads) as pool:
             parts = list(pool.map(scan_part, pairwise(edges)))
@@ -126,6 +131,8 @@ def _score_four(rows, row, queries, first, by_distance):
 class FaissFlatIndex(FlatIndex):
     """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`); on the CPU if
     more candidates are needed than FAISS finds."""
+
+    search_threads = 1
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         faiss = import_faiss("FaissFlatIndex")

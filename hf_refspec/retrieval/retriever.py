@@ -52,6 +52,9 @@ class Retriever(Protocol):
 
     The time of searches, how often guesses were right and the ids retrieved last are kept in the
     retriever's `__dict__` for the next call; if it has none, each call learns them again.
+
+    If searches run in this process, an attribute `search_threads` (`int`) may say how many threads
+    one keeps busy: where it leaves no core to the model, nothing is generated beside it.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:

@@ -80,6 +80,8 @@ class VectorIndex(ABC):
     """
 
     exact: ClassVar[bool]  # whether a search returns the best of all vectors or of candidates
+    threads: int | None = None  # of an exact search
+    search_threads = 1  # that a search keeps busy
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self.vectors = vectors

@@ -148,11 +148,15 @@ class Timed:
         self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
         self.per_id = per_id
 
+    model_threads = 1
+
     def generated(self, speculation, length=100):
         self.length, self.steps = length, []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            return generate_with_retrieval(self, self, speculation, 1, clock=lambda: self.now)
+            patch.setattr(engine, "count_cores", lambda: 2)
+            options = {"clock": lambda: self.now, "model_threads": self.model_threads}
+            return generate_with_retrieval(self, self, speculation, 1, **options)
 
     def begin(self, queries, count):
         seconds = self.search_seconds + self.per_query * (len(queries) - 1)
@@ -285,6 +289,66 @@ def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, righ
             retriever.generated(RalmSpeculation.parse(letters), steps)
             seconds = retriever.now - began
             assert seconds <= steps * (1 + search_seconds) / 0.97, (per_query, seconds)
+
+
+class OnTwoCores(Timed):
+    """As above, but the search runs on the model's two cores: while both run, they slow each other
+    down `slower` times."""
+
+    search_threads = model_threads = 2
+    slower = 2.0
+
+    def begin(self, queries, count):
+        answer = SimpleNamespace(done=lambda: answer.left <= 0, end=0.0)
+        answer.left = self.search_seconds + self.per_query * (len(queries) - 1)
+        self.running = RunningSearch(queries, count, self.now, answer)
+        return self.running
+
+    def step(self, found):
+        answer = self.running.answer
+        if answer.left > 0:
+            together = min(1.0, answer.left)
+            self.now += together * (self.slower - 1)
+            answer.left -= together
+            if answer.left <= 0:
+                answer.end = self.now + together
+        return super().step(found)
+
+    def finish(self, search):
+        answer = search.answer
+        self.now += max(answer.left, 0.0)
+        answer.left = 0.0
+        answer.end = answer.end or self.now
+        answer.seconds = answer.end - search.began
+        return super().finish(search)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("slower", [2.0, 3.0])
+@pytest.mark.parametrize("search_seconds", [0.3, 0.8, 5.0])
+def test_with_as_many_threads_as_cores_no_request_is_slower_than_waiting(
+    search_seconds, slower, right
+):
+    retriever = OnTwoCores(search_seconds, right, per_query=search_seconds / 4)
+    retriever.slower = slower
+    for retriever.topic in (0, 0, 1, 2, 2):
+        began = retriever.now
+        stats = retriever.generated(RalmSpeculation(), 12)
+        assert stats.contention == 2.0 and "contention 2.00" in str(stats)
+        assert retriever.now - began <= 12 * (1 + search_seconds) / 0.97
+
+
+def test_steps_go_on_beside_searches_where_cores_are_left_to_them():
+    seconds = []
+    for threads in (2, 1):
+        retriever = OnTwoCores(search_seconds=2.0, per_query=1.0)
+        retriever.search_threads = retriever.model_threads = threads
+        retriever.slower = 1.25
+        for _ in range(3):
+            stats = retriever.generated(RalmSpeculation())
+        assert stats.contention == (2.0 if threads == 2 else 1.0)
+        seconds.append(retriever.now)
+    assert seconds[1] < 0.8 * seconds[0]
 
 
 def test_it_speculates_again_once_searches_take_longer():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -166,6 +167,11 @@ class TestOpening:
         (tmp_path / "entries.safetensors").write_bytes((path / "entries.safetensors").read_bytes())
         with pytest.raises(DatastoreError):
             KnnDatastore(tmp_path)
+
+    def test_searches_have_a_number_of_threads_of_their_own_which_copies_keep(self, path):
+        assert copy(KnnDatastore(path, threads=3)).search_threads == 3
+        with pytest.raises(TypeError, match="threads must be"):
+            KnnDatastore(path, threads="all")
 
     def test_another_index_is_refused(self, path):
         with pytest.raises(ValueError, match="index must be one of"):

@@ -119,7 +119,7 @@ def test_of_the_steps_that_were_speculated_only_those_that_pay_are_searched_for(
 
 @pytest.mark.parametrize(
     ("beside", "contention", "pays"),
-    [(0.5, 1, True), (1, 1, True), (1.5, 1.5, True), (3, 2, False)],
+    [(0.5, 1, True), (1, 1, True), (1.5, 1.5, True), (3, 3, False)],
 )
 def test_contention_is_not_paid_twice(beside, contention, pays):
     scheduler = ours(1.0, 1.0, 0.1, 100, 0)
