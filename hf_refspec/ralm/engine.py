@@ -15,7 +15,6 @@ them, and generates one step more after each wrong guess.)
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
@@ -31,6 +30,7 @@ from ..generation.row import Row
 from ..generation.validation import check_model, check_request
 from ..retrieval.retriever import Retrieved, Retriever
 from ..retrieval.vector_index import LEAST_WALKED
+from ..store.build.engine import usable_cores
 from .checked_search import CheckedRetriever, RalmError, RunningSearch
 from .options import RalmSpeculation
 from .os3 import Scheduler
@@ -124,14 +124,7 @@ def _expected_contention(retriever: Any, model_threads: int) -> float:
     """How many times as long a step takes beside a search, by the cores that both keep busy. A
     retriever without `search_threads` is taken to search elsewhere."""
     search_threads = getattr(retriever, "search_threads", 0)
-    return max((search_threads + model_threads) / count_cores(), 1.0) if search_threads else 1.0
-
-
-def count_cores() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return max((search_threads + model_threads) / usable_cores(), 1.0) if search_threads else 1.0
 
 
 def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> None:

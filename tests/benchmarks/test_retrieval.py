@@ -86,6 +86,31 @@ def test_texts_are_continued_with_both_indexes_by_several_seeds(model, folder, t
     assert all(" ± " in rows[-1][-1] for rows in printed.values())
 
 
+@pytest.mark.parametrize("measured", ["ralm", "knn"])
+def test_searches_take_as_long_as_is_asked(measured, model, folder, data, tables):
+    options = [*model, *DENSE, *SIZES, "--data", str(data), "--index", "flat", "--limit", "1"]
+    options += ["--search-seconds", "0.05", "llama-hnsw", "--methods", "s=3", OURS, "--k", "1"]
+    assert main([measured, folder, *options, "--max-new-tokens", "9"]) == 0
+    printed = tables()
+    names = [name.removeprefix("kNN-LM, ") for name in printed]
+    assert [name.replace(", k=1", "") for name in names] == [
+        "flat, 100, 0.05 s, 9 tokens, greedy",
+        "flat, 100, llama-hnsw R:G 0.12, 9 tokens, greedy",
+    ]
+    seconds, by_ratio = printed.values()
+    for rows in (seconds, by_ratio):
+        assert [row[0] for row in rows] == ["B", "s=3", OURS]
+    baseline = seconds[0]
+    assert float(baseline[5]) >= 0.05 * float(baseline[1])
+
+
+def test_search_times_that_are_neither_seconds_nor_a_ratio_are_refused(model, folder, capsys):
+    for wrong in ("opt-exact", "0", "inf"):
+        with pytest.raises(SystemExit):
+            main(["ralm", folder, *model, "--search-seconds", wrong])
+        assert "must be seconds, or one of llama-exact" in capsys.readouterr().err
+
+
 def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
     sizes = ["--vectors", "100", "6000", "--graph", "60", "--passages", "20000"]
     assert main(["latency", folder, *model, *DENSE, *sizes]) == 0

@@ -154,7 +154,7 @@ class Timed:
         self.length, self.steps = length, []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            patch.setattr(engine, "count_cores", lambda: 2)
+            patch.setattr(engine, "usable_cores", lambda: 2)
             options = {"clock": lambda: self.now, "model_threads": self.model_threads}
             return generate_with_retrieval(self, self, speculation, 1, **options)
 
