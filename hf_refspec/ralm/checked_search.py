@@ -113,22 +113,19 @@ class CheckedRetriever:
             raise RalmError(
                 f"{self._name}.search must return a list of Retrieved, but one is {answer!r}."
             ) from None
+        problem = ""
         if ids.ndim != 1 or ids.shape != scores.shape:
-            raise RalmError(
-                f"{self._name}.search returned ids of shape {ids.shape} with scores of shape "
-                f"{scores.shape}; both must be one-dimensional and equally long."
-            )
-        if len(ids) == 0:
-            raise RalmError(
-                f"{self._name}.search found no passage for a query. Is its knowledge base empty?"
-            )
-        if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-            raise RalmError(
-                f"{self._name}.search returned ids that are no passage's: {ids[:5]} (dtype "
-                f"{ids.dtype}). They must be integers of at least 0."
-            )
-        if len(np.unique(ids)) < len(ids):
-            raise RalmError(f"{self._name}.search returned the same passage twice: {ids[:20]}")
+            problem = f"returned ids of shape {ids.shape} with scores of shape {scores.shape}"
+            problem += "; both must be one-dimensional and equally long."
+        elif len(ids) == 0:
+            problem = "found no passage for a query. Is its knowledge base empty?"
+        elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
+            problem = f"returned ids that are no passage's: {ids[:5]} (dtype {ids.dtype}). They "
+            problem += "must be integers of at least 0."
+        elif len(np.unique(ids)) < len(ids):
+            problem = f"returned the same passage twice: {ids[:20]}"
+        if problem:
+            raise RalmError(f"{self._name}.search {problem}")
         self._check_finite("search", scores)
         return Retrieved(ids[:count].astype(np.int64, copy=False), scores[:count])
 

@@ -1,16 +1,15 @@
 """Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1).
 
 A step generates with the result of a query, until the next query. Without speculation, every step
-waits for the retriever. Here a request cache answers instead, and one batched search verifies
-several speculated steps. The first step that would have been different with the search's answer is
-undone, with all later ones, and repeated with that answer. The text is the same as without
-speculation, provided that the result of a query does not depend on the batch, and that its best k
-are the first k of any larger number.
+waits for the retriever. With it a request cache answers first, and one batched search verifies
+several speculated steps. The first step that the search's answer would have changed is undone, with
+all later ones, and repeated with that answer. The text is the same as without speculation, provided
+that the result of a query does not depend on the batch, and that its best k are the first k of any
+larger number.
 
-As in the authors' code, a search also takes along the query of the next step, which is generated
-with the search's answer. So a stride counts queries: one step with a verified passage, and guesses
-for the others. A stride of 1 is the baseline. (Algorithm 1, read literally, guesses for all of
-them, and generates one step more after each wrong guess.)
+As in the authors' code, a search includes the query of the next step, which waits for the answer.
+So a stride counts queries: all steps but that one are guessed, and a stride of 1 is the baseline.
+(Algorithm 1, read literally, guesses them all, and repeats a step after each wrong guess.)
 """
 
 from __future__ import annotations
@@ -121,17 +120,16 @@ def generate_with_retrieval(
 
 
 def _expected_contention(retriever: Any, model_threads: int) -> float:
-    """How many times as long a step takes beside a search, by the cores that both keep busy. A
-    retriever without `search_threads` is taken to search elsewhere."""
+    """The factor by which a search and a step slow each other down if they need more cores than
+    there are. Without `search_threads`, a retriever is assumed to search elsewhere."""
     search_threads = getattr(retriever, "search_threads", 0)
     return max((search_threads + model_threads) / usable_cores(), 1.0) if search_threads else 1.0
 
 
 def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> None:
-    """Refuses more passages than a graph walks anyway, since with more it may find a better one."""
-    index = getattr(retriever, "index", None)
+    """Refuses more passages than a graph walks: walking further may find a better best one."""
     walked = max(k, getattr(retriever, "ef_search", LEAST_WALKED))
-    if isinstance(index, str) and index == "hnsw" and speculation.prefetch > walked:
+    if str(getattr(retriever, "index", None)) == "hnsw" and speculation.prefetch > walked:
         raise ValueError(
             f'prefetch must be at most {walked} with index="hnsw" and k={k}, but is '
             f"{speculation.prefetch}; or give the retriever a larger ef_search"
@@ -151,7 +149,7 @@ class _Request:
 
     def run(self) -> None:
         while not self.text.finished:
-            truth, _ = self._retrieve(self.k)
+            (truth,), _ = self._finish(self.retriever.begin([self._query()], self.k))
             self._take(truth)
 
     def _query(self) -> Any:
@@ -160,10 +158,6 @@ class _Request:
         self._query_seconds = self.clock() - began
         self.stats.query_seconds += self._query_seconds
         return query
-
-    def _retrieve(self, count: int) -> tuple[Retrieved, float]:
-        (truth,), seconds = self._finish(self.retriever.begin([self._query()], count))
-        return truth, seconds
 
     def _finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         began = self.clock()
@@ -225,10 +219,11 @@ class _SpeculativeRequest(_Request):
         warm = len(self.cache.ids) > 0
         self.scheduler.begin_request(warm, self.expected_contention)
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
-            truth, seconds = self._retrieve(max(self.k, self.speculation.prefetch))
+            count = max(self.k, self.speculation.prefetch)
+            truths, seconds = self._finish(self.retriever.begin([self._query()], count))
             self.scheduler.measured.record_search(1, seconds, 0.0)
-            self._fill_cache([truth])
-            self._take(truth)
+            self._fill_cache(truths)
+            self._take(truths[0])
         while self._pending or not self.text.finished:
             self.guessing = True
             stride = self._stride()
@@ -241,12 +236,12 @@ class _SpeculativeRequest(_Request):
             return self.scheduler.stride(len(self._pending))
         return max(self.speculation.stride, len(self._pending) + 1)
 
-    def _step(self, found: Retrieved, beside: bool = False) -> Any:
+    def _step(self, found: Retrieved, meanwhile: bool = False) -> Any:
         before = self.stats.model_seconds
         first = not (self.stats.best_ids or self._in_flight or self._pending)
         step = super()._step(found)
         seconds = self.stats.model_seconds - before + self._query_seconds
-        self.scheduler.measured.record_step(seconds, beside, first)
+        self.scheduler.measured.record_step(seconds, meanwhile, first)
         return step
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
@@ -267,15 +262,15 @@ class _SpeculativeRequest(_Request):
         self.scheduler.measured.guesses.append(seconds)
         return found
 
-    def _speculate(self, query: Any, beside: bool = False) -> _Speculated:
+    def _speculate(self, query: Any, meanwhile: bool = False) -> _Speculated:
         """Generates one step with a guess."""
-        step = self._step(self._guess(query), beside)
+        step = self._step(self._guess(query), meanwhile)
         self.stats.speculated += 1
         return _Speculated(query, step)
 
     def _verify(self, stride: int) -> None:
-        """Searches with the queries of the next `stride` steps, and keeps the steps that guessed
-        right. The one after them is generated with what was found for it, if anything."""
+        """Searches with the queries of the next `stride` steps, keeps the steps that guessed right,
+        and generates the one after them with the search's answer."""
         began = self.clock()
         self._in_flight = self._pending[:stride]
         self._pending = self._pending[stride:]
@@ -286,17 +281,17 @@ class _SpeculativeRequest(_Request):
         wide = self.speculation.prefetch_searches == "all"
         count = max(self.k, self.speculation.prefetch if wide else 1)
         search = self.retriever.begin(queries, count)
-        guess = self._speculate_beside(search, waits)
+        guess = self._speculate_meanwhile(search, waits)
         self.guessing = False
-        went_on = self.clock() - began
+        busy_seconds = self.clock() - began
         truths, search_seconds = self._finish(search)
         self.stats.strides.append(len(queries))
-        self.scheduler.measured.record_search(len(queries), search_seconds, went_on)
+        self.scheduler.measured.record_search(len(queries), search_seconds, busy_seconds)
         self._fill_cache(truths)
         truths = [truth.first(self.k) for truth in truths]
         reached = len(self._in_flight)
         right = self._keep_right(truths)
-        overhead = self.clock() - began - max(went_on, search_seconds)
+        overhead = self.clock() - began - max(busy_seconds, search_seconds)
         self.scheduler.measured.overheads.append(max(overhead, 0.0))
         if right < len(truths):
             step = self._take(truths[right])
@@ -306,9 +301,9 @@ class _SpeculativeRequest(_Request):
         if reached:
             self.scheduler.record(right, right < reached)
 
-    def _speculate_beside(self, search: RunningSearch, waits: bool) -> Retrieved | None:
-        """Speculates the steps that pay beside a search, the first of which `waits` for it. If not
-        even that one pays, returns a guess of what it will be generated with, to learn from."""
+    def _speculate_meanwhile(self, search: RunningSearch, waits: bool) -> Retrieved | None:
+        """Speculates the steps that pay while a search runs; the first one `waits` for it. If not
+        even that one pays, returns the guess for it, to learn from."""
         while (
             not search.answer.done()
             and not self.text.finished
@@ -319,17 +314,17 @@ class _SpeculativeRequest(_Request):
             )
         ):
             if waits:
-                self._in_flight.append(self._speculate(search.queries[-1], beside=True))
+                self._in_flight.append(self._speculate(search.queries[-1], meanwhile=True))
                 waits = False
             else:
-                self._pending.append(self._speculate(self._query(), beside=True))
+                self._pending.append(self._speculate(self._query(), meanwhile=True))
         if waits and self.scheduler.learning_pays:
             return self._guess(search.queries[-1])
         return None
 
     def _keep_right(self, truths: list[Retrieved]) -> int:
-        """Commits the steps before the first wrong one, whose number it returns, and undoes it and
-        all later ones."""
+        """Commits the steps before the first wrong one, and undoes it and all later ones. Returns
+        the number of the right ones."""
         verified = self._in_flight
         stats = self.stats
         agreed = (
@@ -346,8 +341,8 @@ class _SpeculativeRequest(_Request):
             self.text.roll_back(verified[right].step)
             stats.mismatched += 1
             stats.discarded += len(self._in_flight) - 1 + len(self._pending)
-            self._in_flight = []
-            self._pending = []
+            self._in_flight.clear()
+            self._pending.clear()
         return right
 
 
@@ -359,7 +354,7 @@ def check_ralm_call(
     stats: Any,
     caller: str,
 ) -> None:
-    """Refuses what `caller` cannot do; the arguments are as `generate` has prepared them."""
+    """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared."""
     if stats is not None and not isinstance(stats, RalmStats):
         raise TypeError(
             "`ralm_stats` must be a `hf_refspec.RalmStats()` to be filled, or None, but "

@@ -50,7 +50,7 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
             seen.states = output[0]
 
     for hook in (before_mlp, after_decoder):
-        vars(hook)["only_reads"] = True  # what was learned of the model's logits stays valid
+        vars(hook)["only_reads"] = True  # measurements of the model's logits stay valid
     if layer == "last_mlp":
         handle = last_mlp(model).register_forward_pre_hook(before_mlp, with_kwargs=True)
     elif layer == "last_hidden":

@@ -80,11 +80,10 @@ def iterative_ralm(
             [`RalmSpeculation.parse`]; `None` for the baseline, which waits for every retrieval.
         drafter ([`Drafter`], *optional*): Drafts tokens from the passage, the prompt and the output
             within a step, [`ReferenceCopy`] for example. The ids stay the same.
-        ralm_stats ([`RalmStats`], *optional*): Receives what was retrieved and how
-            long that took.
+        ralm_stats ([`RalmStats`], *optional*): Receives counts and times.
 
     Returns:
-        What `generate` returns, without any passage: ids `(1, length)`, or a
+        The output of `generate`, without any passage: ids `(1, length)`, or a
         `GenerateDecoderOnlyOutput` that has no cache.
 
     Logits processors and stopping criteria must depend on the ids alone: they are asked again about

@@ -224,11 +224,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return cls(path)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuses any model but the one that computed the keys.
-
-        Raises:
-            ValueError: If the model's hidden state after a fixed text is not the stored one.
-        """
+        """Refuses any model but the one that computed the keys: a `ValueError` if its hidden state
+        after a fixed text is not the stored one."""
         if model in self._known:
             return
         name = type(model).__name__
@@ -253,14 +250,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self._known[model] = True
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
-        """The `k` nearest entries of each query, or all if there are fewer.
-
-        Args:
-            queries (sequence of `np.ndarray`, float32 of shape `(dimension,)`): Hidden states.
-            k (`int`): How many entries.
-
-        Returns:
-            A list of [`Retrieved`]; the scores are negative squared distances.
+        """The `k` nearest entries of each query (a hidden state, float32 of shape `(dimension,)`),
+        or all if there are fewer. Scores are negative squared distances.
 
         Raises:
             ValueError: If a query is not finite or has another size.
@@ -284,8 +275,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return self._index.score(query, ids)
 
     def next_entries(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids`, as far as there are any: a text that resembles
-        the corpus goes on like it (RaLMSpec, section 5.3)."""
+        """The next 10 entries after each of `ids`: a text that resembles the corpus continues like
+        it (RaLMSpec, section 5.3)."""
         following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 

@@ -1,8 +1,8 @@
-"""kNN-LM: a language model that looks up, at every token, what followed similar contexts.
+"""kNN-LM: a language model that looks up the tokens that followed similar contexts.
 
-Khandelwal et al. 2020, with the look-ups speculated (RaLMSpec, section 5.3 and appendix): the next
-query needs only the next token, which the entries after those found before nearly always predict.
-Verification therefore compares tokens, not neighbours.
+Khandelwal et al. 2020, with speculative look-ups (RaLMSpec, section 5.3 and appendix). The next
+query needs only the next token, which the entries behind those found last nearly always predict, so
+verification compares tokens, not neighbours.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .stats import RalmStats
 DEFAULT_K = 1024
 DEFAULT_LAMBDA = 0.25
 DEFAULT_TEMPERATURE = 1.0
-# With more neighbours the request cache is right nearly always: the entries after each would take
-# more time than they save.
+# With more neighbours the request cache is nearly always right, and looking up the entries after
+# them takes more time than it saves.
 _FEW_NEIGHBOURS = 128
 
 
@@ -85,16 +85,15 @@ def knn_lm(
             divided by it. The temperature of sampling can be set in a `generation_config`.
         speculation (`str` or [`RalmSpeculation`], *optional*, defaults to `"psa"`): See
             [`RalmSpeculation.parse`]; `None` looks up before every token.
-        ralm_stats ([`RalmStats`], *optional*): Is filled with what was looked up and how
-            long that took.
+        ralm_stats ([`RalmStats`], *optional*): Receives counts and times.
 
     Returns:
-        What `generate` returns: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
+        The output of `generate`: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
 
     Raises:
         TypeError: If an option has the wrong type.
-        ValueError: If an option has a value that it cannot have, the datastore was built with
-            another model, or an argument of `generate` cannot be combined with this.
+        ValueError: If an option is invalid, the datastore was built with another model, or an
+            argument of `generate` cannot be combined with this.
         RalmError: If the datastore fails; it carries the text so far.
     """
     speculation = RalmSpeculation.parse(speculation)

@@ -1,4 +1,4 @@
-"""How retrieval is speculated: RaLMSpec's P, S and A, and options beyond the paper."""
+"""The options of speculative retrieval: RaLMSpec's P, S and A, and others beyond the paper."""
 
 from __future__ import annotations
 

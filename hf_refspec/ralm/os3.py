@@ -74,8 +74,8 @@ def expected_rates(
     """The expected number of verified steps per second for the strides 1 to n, float64 of shape
     `(n,)`: the objective of the paper.
 
-    A step takes `step_seconds` (a), a verification of 1 to n steps `search_seconds` (b), of which
-    steps beside it save some: in the paper `min(a, b)` whenever all steps are right.
+    A step takes `step_seconds` (a), and a verification of 1 to n steps `search_seconds` (b). Steps
+    generated meanwhile save some: in the paper `min(a, b)` whenever all steps are right.
     """
     strides = np.arange(1, len(search_seconds) + 1)
     # The steps before the first wrong one, and that one, which is repeated with the truth.
@@ -121,11 +121,11 @@ class Measured:
     def __init__(self, per_query: float = 0.0, most_contention: float = 1.0) -> None:
         self.search = SearchSeconds(per_query)
         self.guesses: deque[float] = deque(maxlen=CONSTANTS.step_samples)
-        # Seconds of verifications, without their searches and the steps beside these.
+        # Seconds of verifications, without searches and the steps meanwhile.
         self.overheads: deque[float] = deque(maxlen=CONSTANTS.step_samples)
-        # Steps that ran alone, and those that ran beside a search.
+        # Seconds of steps without and with a concurrent search.
         self._alone: deque[float] = deque(maxlen=CONSTANTS.step_samples)
-        self._beside: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self._meanwhile: deque[float] = deque(maxlen=CONSTANTS.step_samples)
         self._most_contention = most_contention
         self._expected_contention = 1.0
         self._unexpected_contention = 0.0
@@ -134,7 +134,7 @@ class Measured:
     def begin_request(self, expected_contention: float = 1.0) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._alone.clear()
-        self._beside.clear()
+        self._meanwhile.clear()
         self.overheads.clear()
         self._expected_contention = expected_contention
         self._unexpected_contention *= CONSTANTS.contention_kept
@@ -148,7 +148,7 @@ class Measured:
     @property
     def step(self) -> float:
         """Mean seconds of a step that runs alone, 0 before the first one."""
-        steps = [*self._alone, *(seconds / self.contention for seconds in self._beside)]
+        steps = [*self._alone, *(seconds / self.contention for seconds in self._meanwhile)]
         return fmean(steps or [self._with_prompt])
 
     @property
@@ -159,27 +159,27 @@ class Measured:
         """The expected seconds of a search for `batch` queries and of all that follows it."""
         return self.search(batch) + median(self.overheads or [0.0])
 
-    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
-        """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
-        the first of the text."""
+    def record_step(self, seconds: float, meanwhile: bool, first: bool = False) -> None:
+        """Adds a step without its guess, whether a search ran meanwhile, and whether it was the
+        first of the text."""
         if first:
-            self._with_prompt = seconds / (self.contention if beside else 1.0)
+            self._with_prompt = seconds / (self.contention if meanwhile else 1.0)
             return
-        (self._beside if beside else self._alone).append(seconds)
-        if min(len(self._alone), len(self._beside)) >= CONSTANTS.contention_samples:
+        (self._meanwhile if meanwhile else self._alone).append(seconds)
+        if min(len(self._alone), len(self._meanwhile)) >= CONSTANTS.contention_samples:
             # A ratio of medians, since a step that begins with another passage takes far longer.
-            slower = max(median(self._beside) / median(self._alone), 1.0)
+            slower = max(median(self._meanwhile) / median(self._alone), 1.0)
             self._unexpected_contention = slower - self._expected_contention
 
-    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
-        """Adds a search, and for how long steps ran beside it."""
-        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
+    def record_search(self, batch: int, seconds: float, busy_seconds: float) -> None:
+        """Adds a search, and for how long steps ran meanwhile."""
+        slowed = min(busy_seconds, seconds) * (1 - 1 / self.contention)
         self.search.record(batch, seconds - slowed)
 
 
 class StrideScheduler:
-    """Chooses the next stride as in the paper: the number of steps of a search. Asynchronously, one
-    step more is speculated beside it."""
+    """Chooses the stride, the number of queries of a search, as in the paper. Asynchronously, one
+    more step is speculated while a search runs."""
 
     learning_pays = True  # the guess for the step that waits is always compared
 
@@ -200,7 +200,7 @@ class StrideScheduler:
         gamma = self.gamma.likely
         a = self.measured.step + self.measured.guess
         b = self.measured.search(_STRIDES)
-        saved = gamma**_STRIDES * np.minimum(self._asynchronous * a, b)
+        saved = gamma**_STRIDES * np.minimum(a, b) * self._asynchronous
         rates = expected_rates(gamma, a, self.measured.verification(_STRIDES), saved)
         return max(int(np.argmax(rates)), speculated) + 1
 
@@ -213,10 +213,10 @@ class StrideScheduler:
 class WaitingScheduler:
     """Our scheduler, which may choose not to speculate.
 
-    The last query of a search is that of the next step, which waits for its result, unless guessing
-    it pays beside the search. So a stride counts queries, and a stride of 1 is the baseline. With
-    that the paper's objective is exact: of all steps that a search reaches, the last one, be it the
-    first wrong one or the one that waited, is generated with the truth.
+    The last query of a search is that of the next step, which waits for the result unless guessing
+    it meanwhile pays. A stride of 1 is the baseline. The paper's objective is exact for this: the
+    last step that a search reaches, either the first wrong one or the one that waited, is generated
+    with the truth.
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
@@ -261,7 +261,7 @@ class WaitingScheduler:
         return best + 1
 
     def _rates(self, gamma: float, speculated: int) -> np.ndarray:
-        """The verified steps per second of each stride, given how many steps were speculated beside
+        """The verified steps per second of each stride, given how many steps were speculated during
         the last search."""
         measured = self.measured
         guesses = _STRIDES - 1
@@ -271,8 +271,8 @@ class WaitingScheduler:
         if self._asynchronous:
             # The search leaves time for this many steps, and in the long run no more than are
             # verified at once: the one that waits, then those after it.
-            beside = np.minimum(searched / (step + measured.guess), _STRIDES)
-            right = gamma**_STRIDES * (1 - gamma**beside) / (1 - gamma)
+            meanwhile = np.minimum(searched / (step + measured.guess), _STRIDES)
+            right = gamma**_STRIDES * (1 - gamma**meanwhile) / (1 - gamma)
             saved = saved + step * max(2 - measured.contention, 0.0) * right
         taken = measured.verification(_STRIDES) + guesses * measured.guess
         return expected_rates(gamma, step, taken, saved)

@@ -1,4 +1,4 @@
-"""What retrieval did during a call, and where the time went."""
+"""Counts and times of a call that retrieves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RalmStats:
         speculated (`int`): Steps that were generated with a guess of a search's result.
         verified (`int`): Speculated steps that were found right.
         mismatched (`int`): Speculated steps that were found wrong and repeated with the truth.
-        discarded (`int`): Speculated steps that came after a wrong one, or were undone when the
+        discarded (`int`): Speculated steps undone because an earlier one was wrong, or because the
             retriever failed.
         strides (`list[int]`): The number of steps of each verification.
         best_ids (`list[int]`): The retriever's best passage for each step of the text.
@@ -30,8 +30,8 @@ class RalmStats:
         cache_seconds (`float`): Guessing the result of searches, and filling the request cache.
         verification_seconds (`float`): Searching, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
-        contention (`float`): How many times as long a step takes beside a search: as measured, or
-            as expected of the threads of both. From 2 on, none is generated beside one.
+        contention (`float`): The factor by which a step takes longer while a search runs, measured
+            or expected by the number of threads. From 2 on, no step is generated meanwhile.
     """
 
     searches: int = 0
@@ -52,7 +52,7 @@ class RalmStats:
 
     @property
     def steps(self) -> int:
-        """The steps of the text, each generated with what one query found."""
+        """The steps of the text, each generated with the result of one query."""
         return len(self.best_ids)
 
     @property
@@ -84,5 +84,5 @@ class RalmStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        beside = f", contention {self.contention:.2f}" if self.strides else ""
-        return f"{line}, {shares(seconds)}; {self.verification_seconds:.1f} s in searches{beside}"
+        searches = f"{self.verification_seconds:.1f} s in searches"
+        return f"{line}, {shares(seconds)}; {searches}, contention {self.contention:.2f}"

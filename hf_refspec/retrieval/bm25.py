@@ -78,9 +78,8 @@ def _insert(score, passage, scores, ids):
 class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75; RaLMSpec's is Pyserini's).
 
-    The words are the language model's tokens, none of them stemmed or left out, and a query is the
-    last tokens as they are. bm25s builds the index; it is searched here with ties broken by id. A
-    batch takes as long as its queries one by one.
+    Words are the language model's tokens, without stemming or stop words. bm25s builds the index,
+    and a kernel searches it, ties broken by id. A batch takes as long as its queries one by one.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): The passages to search; it needs no embeddings.

@@ -29,9 +29,9 @@ class DenseRetriever:
             built with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         ef_search (`int`, *optional*, defaults to 128): How many candidates an approximate search
-            has, and how many passages `RalmSpeculation(prefetch=...)` can take of it at most.
-        threads (`int`, *optional*): Threads of an exact search, by default as many as torch has.
-            A model on the same CPU goes on beside a search only if cores are left for it.
+            has, which is also the most that `RalmSpeculation(prefetch=...)` can take.
+        threads (`int`, *optional*): Threads of an exact search; torch's number by default. A model
+            on the same CPU generates during a search only if cores are left for it.
 
     Raises:
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.

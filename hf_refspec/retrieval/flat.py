@@ -21,8 +21,7 @@ _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 
 
 class FlatIndex(VectorIndex):
-    """Scores all vectors, a part of them in each of `threads` threads, by default as many as torch
-    has."""
+    """Scores all vectors in `threads` threads, by default torch's number."""
 
     exact = True
 

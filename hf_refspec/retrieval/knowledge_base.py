@@ -230,11 +230,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return tokens
 
     def text(self, passage_id: int) -> str:
-        """The text of a passage.
-
-        Raises:
-            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
-        """
+        """The text of a passage; raises as [`~KnowledgeBase.passage`]."""
         return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
@@ -244,11 +240,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         row of a dataset, or the eighth text.
 
         The line, found by decoding the document up to the passage, is left out if the tokenizer
-        does not keep the ends of lines.
-
-        Raises:
-            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
-        """
+        does not keep the ends of lines. It raises as [`~KnowledgeBase.passage`]."""
         passage = self.text(passage_id)
         documents = self._sources["documents"]
         document = int(documents[passage_id])

@@ -51,8 +51,8 @@ def taught(scheduler, a, b0, b1, right, wrong):
     """The scheduler after a verification of `right` right steps and `wrong` (0 or 1) wrong ones."""
     measured = scheduler.measured
     measured.begin_request()
-    measured.record_step(100 * a, beside=False, first=True)  # with the prompt
-    measured.record_step(a, beside=False)
+    measured.record_step(100 * a, meanwhile=False, first=True)  # with the prompt
+    measured.record_step(a, meanwhile=False)
     measured.record_search(1, b0 + b1, 0.0)
     measured.record_search(4, b0 + b1 * 4, 0.0)
     scheduler.gamma.record(right, bool(wrong))
@@ -124,8 +124,8 @@ def test_of_the_steps_that_were_speculated_only_those_that_pay_are_searched_for(
 def test_contention_is_not_paid_twice(beside, contention, pays):
     scheduler = ours(1.0, 1.0, 0.1, 100, 0)
     for _ in range(3):
-        scheduler.measured.record_step(1.0, beside=False)
-        scheduler.measured.record_step(beside, beside=True)
+        scheduler.measured.record_step(1.0, meanwhile=False)
+        scheduler.measured.record_step(beside, meanwhile=True)
     assert scheduler.measured.contention == contention
     assert scheduler.one_more_pays(1, 0, elapsed=0.0) == pays
 
