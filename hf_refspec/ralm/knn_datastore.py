@@ -81,8 +81,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         threads (`int`, *optional*): As in [`DenseRetriever`].
 
     Attributes:
-        path (`Path`): The folder.
-        config ([`KnnConfig`]): Its config.json.
         keys (`np.ndarray`, float32 of shape `(entries, dimension)`): Hidden states.
         values (`np.ndarray`, int32 of shape `(entries,)`): The next tokens.
 
@@ -97,9 +95,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     def __init__(
         self, path: str | os.PathLike, index: Index = "flat", threads: int | None = None
     ) -> None:
-        check_index(index)
-        if threads is not None:
-            check_count("threads", threads, " or None")
+        check_index(index, threads)
         self.index: Index = index
         self._threads = threads
         super().__init__(path, index, threads)

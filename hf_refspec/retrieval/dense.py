@@ -47,10 +47,8 @@ class DenseRetriever:
         ef_search: int = LEAST_WALKED,
         threads: int | None = None,
     ) -> None:
-        check_index(index)
+        check_index(index, threads)
         check_count("ef_search", ef_search)
-        if threads is not None:
-            check_count("threads", threads, " or None")
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "

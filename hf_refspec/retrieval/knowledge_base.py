@@ -96,8 +96,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
 
     Attributes:
-        path (`Path`): The folder.
-        config ([`KnowledgeBaseConfig`]): Its config.json.
         embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
             passage; `None` if it was built without an encoder.
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 from numba import njit
 
+from ..check_count import check_count
 from ..extras import require
 from ..index.kernels import kernel
 from .retriever import Retrieved
@@ -185,7 +186,9 @@ def import_faiss(what: str) -> Any:
     return require("faiss", what, "retrieval")
 
 
-def check_index(index: object) -> None:
-    """Refuses anything but the name of an index."""
+def check_index(index: object, threads: Any) -> None:
+    """Refuses anything but the name of an index, and anything but a number of threads or `None`."""
     if index not in get_args(Index):
         raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+    if threads is not None:
+        check_count("threads", threads, " or None")
