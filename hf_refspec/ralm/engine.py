@@ -357,8 +357,7 @@ def check_ralm_call(
     """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared."""
     if stats is not None and not isinstance(stats, RalmStats):
         raise TypeError(
-            "`ralm_stats` must be a `hf_refspec.RalmStats()` to be filled, or None, but "
-            f"is {stats!r}."
+            f"`ralm_stats` must be a `hf_refspec.RalmStats()` or None, but is {stats!r}."
         )
     check_model(model, caller)
     check_request(input_ids, generation_config, model_kwargs, caller)
