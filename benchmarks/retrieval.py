@@ -11,6 +11,7 @@ standard library. Methods answer each prompt by turns, after a short call that d
 and passages must be the baseline's. Every call is a line of `--out`; another start goes on from
 there. Seconds are those of generation (G) and of retrieval (R: queries, request cache, waiting), as
 in the paper's Figure 4. `latency` has the time of a search by the number of its queries (Figure 6).
+With `--search-seconds` searches take that long and no CPU, as those of a remote vector database.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice, product
 from pathlib import Path
 from statistics import fmean, median, stdev
+from time import perf_counter, sleep
 from timeit import repeat
 from typing import Any, TypeAlias
 
@@ -41,12 +43,12 @@ from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.generation.warmup import warmup
-from hf_refspec.ralm.engine import LEARNED
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
-from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.request_cache import LEARNED
+from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.flat import index_type
@@ -56,25 +58,38 @@ from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
 
-GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper, section 5.1; of its authors' code
-BASELINE, OURS, DRAFTS, EMPTY = "B", "ours", "ours+drafts", "ours, empty cache"
-LARGE, WARM_UP_TOKENS = 256, 8
-_published = Speculation.published
+GENERATION_STRIDE = 4  # of the paper, section 5.1
+QUERY_LENGTH = 32  # of its authors' code
+# R:G of the baseline on Wiki QA, in the authors' scripts: exact, HNSW, BM25.
+RATIOS = {"llama-exact": 19.7, "llama-hnsw": 0.12, "llama-bm25": 0.80}
+RATIOS |= {"gpt2-exact": 41.4, "gpt2-hnsw": 0.24, "gpt2-bm25": 2.1, "equal": 1.0}
+BASELINE = "B"
+OURS = "ours"
+DRAFTS = "ours+drafts"
+EMPTY = "ours, empty cache"
+LARGE = 256
+WARM_UP_TOKENS = 8
+_published = RalmSpeculation.published
 # The paper's letters; its Table 5 has strides alone, of which 3 is RaLMSpec without any letter.
-METHODS: dict[str, Speculation | None] = {BASELINE: None}
-METHODS |= {each: _published(each.lower()) for each in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
+METHODS: dict[str, RalmSpeculation | None] = {BASELINE: None}
+METHODS |= {name: _published(name.lower()) for name in ("P", "S", "A", "PS", "PA", "SA", "PSA")}
 METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
 METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
-METHODS |= {OURS: Speculation(), DRAFTS: Speculation(), EMPTY: Speculation()}
-DIMENSION, CHUNK_LENGTH = 768, 64
-FILES, ENTRIES = 100, 20_000  # that are embedded, and of the kNN datastore
+METHODS |= {OURS: RalmSpeculation(), DRAFTS: RalmSpeculation(), EMPTY: RalmSpeculation()}
+DIMENSION = 768
+CHUNK_LENGTH = 64
+FILES = 100  # that are embedded
+ENTRIES = 20_000  # of the kNN datastore
 NEAR = 16  # neighbours that the entries of a kNN-LM are drawn towards
-PROMPT_TOKENS, LEAST_TOKENS = 256, 384  # of a text that is continued
+PROMPT_TOKENS = 256  # of a text that is continued
+LEAST_TOKENS = 384  # of the text itself
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
-LAMBDA, TEMPERATURE = 0.25, 10.0
+LAMBDA = 0.25
+TEMPERATURE = 10.0
 TURNS_APART = 4  # every fourth conversation: several categories
 OTHER_WORDS = "I would like to know more about this: {}? Please explain."
-BATCHES, REPETITIONS = (1, 2, 4, 8, 16, 32), 5
+BATCHES = 1, 2, 4, 8, 16, 32
+REPETITIONS = 5
 FIGURES = "searches", "gamma", "seconds", "retrieval", "first"  # recorded of each call
 
 
@@ -178,7 +193,7 @@ def _build(args: argparse.Namespace) -> None:
     if not (folder / "knn").exists():
         model = load_model(args.model, args.device_map, args.dtype)
         some = _texts([file for i, file in enumerate(python_stdlib()) if i % EVERY])
-        KnnDatastore.build(model, tokenizer, some, folder / "knn", max_entries=ENTRIES)
+        KnnDatastore.build(some, tokenizer, model, folder / "knn", max_entries=ENTRIES)
 
 
 def as_long_as(retriever: Any, times: int) -> Retriever:
@@ -186,6 +201,33 @@ def as_long_as(retriever: Any, times: int) -> Retriever:
     search = retriever.search
     vars(retriever)["search"] = lambda *args: [search(*args) for _ in range(max(times, 1))][-1]
     return retriever
+
+
+def remote(retriever: Any, seconds: float) -> Any:
+    """The retriever, with searches that take so many seconds and, but for the real one, no CPU."""
+
+    class Remote(type(retriever)):  # type: ignore[misc]
+        search_threads = 0
+
+        def search(self, queries: Any, k: int) -> Any:
+            began = perf_counter()
+            found = super().search(queries, k)
+            sleep(max(seconds - (perf_counter() - began), 0.0))
+            return found
+
+    copied = object.__new__(Remote)
+    vars(copied).update(vars(retriever))
+    vars(copied).pop("search", None)  # of `as_long_as`
+    return copied
+
+
+def seconds_or_ratio(text: str) -> float | str:
+    """Reads `--search-seconds`."""
+    if text in RATIOS:
+        return text
+    if not 0 < float(text) < float("inf"):
+        raise ValueError("a search takes more than 0 seconds")
+    return float(text)
 
 
 def retrievers(
@@ -241,10 +283,10 @@ class Calls:
     ) -> None:
         """Makes the calls that are missing. `options` are for `generate`."""
         call = {}
-        for method in self._methods:  # each has its own, with which what is learned of it is kept
-            own = object.__new__(type(retriever))
-            vars(own).update(vars(retriever))
-            call[method] = partial(_call, model, method, own)
+        for method in self._methods:  # each learns from a retriever of its own
+            copied = object.__new__(type(retriever))
+            vars(copied).update(vars(retriever))
+            call[method] = partial(_call, model, method, copied)
         options = options | self._sampled
         warmup()
         for method in self.missing(setting):
@@ -298,17 +340,18 @@ def _call(
     model: Any, method: str, retriever: Any, prompt: list[int], seed: int, options: Any
 ) -> dict[str, Any]:
     """One call of a method, as it is recorded."""
-    stats, ids = RetrievalStats(), torch.tensor([prompt], device=model.device)
-    given = {**options, "speculation": METHODS[method], "retrieval_stats": stats}
-    given["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
+    stats = RalmStats()
+    ids = torch.tensor([prompt], device=model.device)
+    options = {**options, "speculation": METHODS[method], "ralm_stats": stats}
+    options["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
     if method == DRAFTS:
-        given["drafter"] = ReferenceCopy()
+        options["drafter"] = ReferenceCopy()
     learned = vars(retriever).get(LEARNED, {}) if method == EMPTY else {}
-    for setting, (scheduler, cache) in learned.items():
-        learned[setting] = scheduler, cache[:0]
+    for setting, (scheduler, ids_kept) in learned.items():
+        learned[setting] = scheduler, ids_kept[:0]
     torch.manual_seed(seed)
     inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    decoded = decode(model, inputs, **given)
+    decoded = decode(model, inputs, **options)
     retrieval = stats.waiting_seconds + stats.cache_seconds
     if options["custom_generate"] is not knn_lm:  # whose queries generation computes
         retrieval += stats.query_seconds
@@ -334,7 +377,7 @@ def _of_knn(args: argparse.Namespace, _: PreTrainedTokenizerBase) -> Settings:
     def store(index: Index, entries: int) -> KnnDatastore:
         return NearKnnDatastore(args.folder / "knn", entries, index)
 
-    sizes: list[tuple[Index, int]] = [("flat", each) for each in args.vectors]
+    sizes: list[tuple[Index, int]] = [("flat", vectors) for vectors in args.vectors]
     for (index, entries), k in product([*sizes, ("hnsw", args.graph)], args.k):
         if index in args.index:
             options = {"k": k, "lambda_": LAMBDA, "temperature": TEMPERATURE}
@@ -359,7 +402,7 @@ def _pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[lis
     else:
         for row in json_lines(args.data / "llma_rag.jsonl"):
             again = row["query"] if args.pairs == "same" else OTHER_WORDS.format(row["query"])
-            yield from (chat_ids([user(each)], tokenizer) for each in (row["query"], again))
+            yield from (chat_ids([user(text)], tokenizer) for text in (row["query"], again))
 
 
 def _measure(args: argparse.Namespace) -> None:
@@ -373,15 +416,37 @@ def _measure(args: argparse.Namespace) -> None:
     else:
         texts = _texts(python_stdlib()[::EVERY])
         ids = (tokenizer(text, verbose=False)["input_ids"] for text in texts)
-        long = (each[:PROMPT_TOKENS] for each in ids if len(each) > LEAST_TOKENS)
+        long = (text_ids[:PROMPT_TOKENS] for text_ids in ids if len(text_ids) > LEAST_TOKENS)
         prompts = list(islice(long, args.limit))
     settings = _of_ralm if args.measured == "ralm" else _of_knn
-    for name, new_retriever, options in settings(args, tokenizer):
-        how = "greedy" if args.seeds is None else "sampled"
-        setting = f"{name}, {args.max_new_tokens} tokens, {how}{args.pairs and f', {args.pairs}'}"
+    how = "greedy" if args.seeds is None else "sampled"
+    if args.pairs:
+        how = f"{how}, {args.pairs}"
+    searches = [None] if args.search_seconds is None else args.search_seconds or list(RATIOS)
+    for (name, new_retriever, options), search in product(settings(args, tokenizer), searches):
+        if search is not None:
+            ratio = f"R:G {RATIOS[search]}" if isinstance(search, str) else "s"
+            name = f"{name}, {search} {ratio}"
+        setting = f"{name}, {args.max_new_tokens} tokens, {how}"
         if calls.missing(setting):
-            calls.measure(setting, model, prompts, new_retriever(), options)
+            retriever = new_retriever()
+            if search is not None:
+                seconds = _search_seconds(search, model, retriever, prompts[0], options)
+                retriever = remote(retriever, seconds)
+            calls.measure(setting, model, prompts, retriever, options)
         print(calls.table(setting), flush=True)
+
+
+def _search_seconds(
+    search: str | float, model: Any, retriever: Any, prompt: list[int], options: dict[str, Any]
+) -> float:
+    """The seconds of a search; of a ratio, in steps of the baseline's first answer."""
+    if isinstance(search, float):
+        return search
+    options = {**options, "max_new_tokens": 2 * WARM_UP_TOKENS, "do_sample": False}
+    for _ in range(2):  # the first call compiles and loads
+        call = _call(model, BASELINE, retriever, prompt, 0, options)
+    return RATIOS[search] * (call["seconds"] - call["retrieval"]) / call["searches"]
 
 
 def _latency(args: argparse.Namespace) -> None:
@@ -418,6 +483,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--passages", nargs="+", type=positive, metavar="N", help="of BM25; more as of --vectors")
     add("--graph", type=positive, default=300_000, metavar="N", help="vectors of an HNSW graph")
     beside = f"beside the baseline: {', '.join(METHODS)}"
+    remote_ones = f"searches of S seconds without CPU; or, by default all of, {', '.join(RATIOS)}"
+    add("--search-seconds", nargs="*", type=seconds_or_ratio, metavar="S", help=remote_ones)
     add("--methods", nargs="+", choices=METHODS, default=["PSA", OURS], metavar="M", help=beside)
     add("--k", nargs="+", type=positive, default=[1, 1024], help="knn: neighbours")
     pairs = "ralm: a question, the next one; other questions follow"

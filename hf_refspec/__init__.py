@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from .generation.running_batch import RunningBatch as RunningBatch
     from .generation.speculate import speculate as speculate
     from .generation.warmup import warmup as warmup
-    from .ralm.checked_search import RetrievalError as RetrievalError
+    from .ralm.checked_search import RalmError as RalmError
     from .ralm.iterative import iterative_ralm as iterative_ralm
     from .ralm.knn_datastore import KnnDatastore as KnnDatastore
     from .ralm.knn_lm import knn_lm as knn_lm
-    from .ralm.options import Speculation as Speculation
-    from .ralm.stats import RetrievalStats as RetrievalStats
+    from .ralm.options import RalmSpeculation as RalmSpeculation
+    from .ralm.stats import RalmStats as RalmStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
     from .retrieval.knowledge_base import KnowledgeBase as KnowledgeBase
@@ -71,11 +71,11 @@ _MODULES = {
     "generation.running_batch": ["RunningBatch"],
     "generation.speculate": ["speculate"],
     "generation.warmup": ["warmup"],
-    "ralm.checked_search": ["RetrievalError"],
-    "ralm.options": ["Speculation"],
+    "ralm.checked_search": ["RalmError"],
+    "ralm.options": ["RalmSpeculation"],
     "ralm.iterative": ["iterative_ralm"],
     "ralm.knn_lm": ["knn_lm"],
-    "ralm.stats": ["RetrievalStats"],
+    "ralm.stats": ["RalmStats"],
     "retrieval.bm25": ["SparseRetriever"],
     "retrieval.dense": ["DenseRetriever"],
     "retrieval.retriever": ["Retrieved", "Retriever"],

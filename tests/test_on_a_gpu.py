@@ -133,7 +133,7 @@ def test_passages_are_found_on_the_gpu(metric):
 
 @pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
 def test_neighbours_are_found_on_the_gpu(tmp_path, byte_llama, tokenizer):
-    store = KnnDatastore.build(byte_llama, tokenizer, ["text"] * 999, tmp_path / "knn")
+    store = KnnDatastore.build(["text"] * 999, tokenizer, byte_llama, tmp_path / "knn")
     assert isinstance(store._index, FaissFlatIndex)
     queries = np.random.default_rng(0).permutation(store.keys)[:8] + np.float32(0.01)
     on_cpu = FlatIndex(store.keys, squared_lengths(store.keys), "l2")

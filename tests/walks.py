@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from hf_refspec.ralm.engine import generate_speculatively
+from hf_refspec.ralm.engine import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
 
 ENTRIES = 40
@@ -75,7 +75,7 @@ class Walk:
 
 def generated(speculation, retriever, length=20, seed=0, jumpiness=0.5, k=1, **beside_cache):
     text = Walk(length, seed, jumpiness)
-    stats = generate_speculatively(text, retriever, speculation, k, **beside_cache)
+    stats = generate_with_retrieval(text, retriever, speculation, k, **beside_cache)
     assert text.finished
     assert text.committed == text.steps
     return text.steps, stats

@@ -13,7 +13,7 @@ import numpy as np
 from ..retrieval.retriever import Retrieved, Retriever
 
 
-class RetrievalError(RuntimeError):
+class RalmError(RuntimeError):
     """The retriever failed, or returned an invalid answer.
 
     Attributes:
@@ -24,11 +24,11 @@ class RetrievalError(RuntimeError):
 
 
 def call(retriever: Retriever, method: str, *args: Any) -> Any:
-    """Calls a retriever's method; if it fails, a `RetrievalError` names it."""
+    """Calls a retriever's method; if it fails, a `RalmError` names it."""
     try:
         return getattr(retriever, method)(*args)
     except Exception as error:
-        raise RetrievalError(
+        raise RalmError(
             f"{type(retriever).__name__}.{method} raised {type(error).__name__}: {error}"
         ) from error
 
@@ -81,7 +81,7 @@ class CheckedRetriever:
             answers = None
         if answers is None or len(answers) != len(search.queries):
             returned = repr(answer) if answers is None else f"{len(answers)} answers"
-            raise RetrievalError(
+            raise RalmError(
                 f"{self._name}.search was called with {len(search.queries)} queries, but returned "
                 f"{returned}. It must return a list with one Retrieved for each."
             )
@@ -89,7 +89,7 @@ class CheckedRetriever:
         self._most_known = max(self._most_known, *map(len, checked))
         for answer in checked:
             if len(answer) < min(self._k, self._most_known):
-                raise RetrievalError(
+                raise RalmError(
                     f"{self._name}.search returned {len(answer)} of the {self._k} passages that a "
                     f"step needs, though there are {self._most_known} or more."
                 )
@@ -99,7 +99,7 @@ class CheckedRetriever:
         """`Retriever.score`, checked."""
         scores = np.asarray(call(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
-            raise RetrievalError(
+            raise RalmError(
                 f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
                 f"shape {scores.shape}."
             )
@@ -110,31 +110,28 @@ class CheckedRetriever:
         try:
             ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
         except AttributeError:
-            raise RetrievalError(
+            raise RalmError(
                 f"{self._name}.search must return a list of Retrieved, but one is {answer!r}."
             ) from None
+        problem = ""
         if ids.ndim != 1 or ids.shape != scores.shape:
-            raise RetrievalError(
-                f"{self._name}.search returned ids of shape {ids.shape} with scores of shape "
-                f"{scores.shape}; both must be one-dimensional and equally long."
-            )
-        if len(ids) == 0:
-            raise RetrievalError(
-                f"{self._name}.search found no passage for a query. Is its knowledge base empty?"
-            )
-        if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-            raise RetrievalError(
-                f"{self._name}.search returned ids that are no passage's: {ids[:5]} (dtype "
-                f"{ids.dtype}). They must be integers of at least 0."
-            )
-        if len(np.unique(ids)) < len(ids):
-            raise RetrievalError(f"{self._name}.search returned the same passage twice: {ids[:20]}")
+            problem = f"returned ids of shape {ids.shape} with scores of shape {scores.shape}"
+            problem += "; both must be one-dimensional and equally long."
+        elif len(ids) == 0:
+            problem = "found no passage for a query. Is its knowledge base empty?"
+        elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
+            problem = f"returned ids that are no passage's: {ids[:5]} (dtype {ids.dtype}). They "
+            problem += "must be integers of at least 0."
+        elif len(np.unique(ids)) < len(ids):
+            problem = f"returned the same passage twice: {ids[:20]}"
+        if problem:
+            raise RalmError(f"{self._name}.search {problem}")
         self._check_finite("search", scores)
         return Retrieved(ids[:count].astype(np.int64, copy=False), scores[:count])
 
     def _check_finite(self, method: str, scores: np.ndarray) -> None:
         if not np.isfinite(scores).all():
-            raise RetrievalError(
+            raise RalmError(
                 f"{self._name}.{method} returned scores that are not finite. Does an embedding, of "
                 "a passage or of the query, have NaN?"
             )

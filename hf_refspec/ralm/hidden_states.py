@@ -18,7 +18,7 @@ from ..text_config import text_config
 
 Layer: TypeAlias = Literal["last_mlp", "last_hidden"]
 
-_PROBE_LENGTH = 8
+_FIXED_LENGTH = 8  # tokens of the text that identifies a model
 
 
 class HiddenStates:
@@ -38,7 +38,8 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
     `"last_mlp"` is the input of the last feed-forward block, after the layer norm (Khandelwal et
     al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output.
     """
-    seen, thread = HiddenStates(), get_ident()
+    seen = HiddenStates()
+    thread = get_ident()
 
     def before_mlp(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
@@ -49,7 +50,7 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
             seen.states = output[0]
 
     for hook in (before_mlp, after_decoder):
-        vars(hook)["only_reads"] = True  # what was learned of the model's logits stays valid
+        vars(hook)["only_reads"] = True  # measurements of the model's logits stay valid
     if layer == "last_mlp":
         handle = last_mlp(model).register_forward_pre_hook(before_mlp, with_kwargs=True)
     elif layer == "last_hidden":
@@ -77,31 +78,33 @@ def last_mlp(model: PreTrainedModel) -> nn.Module:
 
 
 @torch.no_grad()
-def probe(model: PreTrainedModel, layer: Layer) -> np.ndarray:
-    """A model's hidden state after a fixed text, float32 of shape `(dimension,)`: it identifies the
+def model_fingerprint(model: PreTrainedModel, layer: Layer) -> np.ndarray:
+    """A model's hidden state after a fixed text, float32 of shape `(dimension,)`. It identifies the
     model that keys were built with."""
     vocab_size = text_config(model).vocab_size
-    ids = torch.arange(1, _PROBE_LENGTH + 1, device=model.device)[None] % vocab_size
+    ids = torch.arange(1, _FIXED_LENGTH + 1, device=model.device)[None] % vocab_size
     with recorded(model, layer) as hidden:
         model.base_model(ids, use_cache=False)
         return hidden.last()
 
 
 @torch.no_grad()
-def read_corpus(
-    model: PreTrainedModel,
+def read_documents(
+    documents: Iterable[Any],
     tokenizer: PreTrainedTokenizerBase,
-    corpus: Iterable[Any],
+    model: PreTrainedModel,
     layer: Layer,
     max_entries: int | None,
     progress: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The keys of a corpus, float32 of shape `(entries, dimension)`, and the tokens that followed
     them, int32 of shape `(entries,)`; arguments and errors as of [`KnnDatastore.build`]."""
-    keys, values, entries = [], [], 0
+    keys = []
+    values = []
+    entries = 0
     bar = tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None)
     with bar, recorded(model, layer) as hidden:
-        for windows, ids in read_windows(model, tokenizer, corpus):
+        for windows, ids in read_windows(model, tokenizer, documents):
             model.base_model(ids, use_cache=False)
             for row, window in enumerate(windows):
                 keys.append(hidden.states[row, window.predicted].float().numpy(force=True).copy())
@@ -111,5 +114,5 @@ def read_corpus(
             if max_entries is not None and entries >= max_entries:
                 break
     if entries == 0:
-        raise ValueError("corpus has no text of two tokens or more: there is nothing to keep")
+        raise ValueError("documents has no text of two tokens or more: there is nothing to keep")
     return np.concatenate(keys)[:max_entries], np.concatenate(values)[:max_entries]

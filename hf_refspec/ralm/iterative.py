@@ -30,11 +30,11 @@ from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.caches import find_cache
-from .engine import check_call, decode
+from .engine import check_ralm_call, generate_row
 from .iterative_text import IterativeText, Passages
-from .options import Speculation
+from .options import RalmSpeculation
 from .passage_contexts import PassageContexts
-from .stats import RetrievalStats
+from .stats import RalmStats
 
 # Arguments that `generate` prepares, and that are prepared anew for each passage.
 _PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
@@ -53,9 +53,9 @@ def iterative_ralm(
     tokenizer: PreTrainedTokenizerBase | None = None,
     generation_stride: int = 4,
     query_length: int = 32,
-    speculation: str | Speculation | None = "psa",
+    speculation: str | RalmSpeculation | None = "psa",
     drafter: Drafter | None = None,
-    retrieval_stats: RetrievalStats | None = None,
+    ralm_stats: RalmStats | None = None,
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
@@ -74,15 +74,14 @@ def iterative_ralm(
             Without it the generation config tells which token is BOS.
         generation_stride (`int`, *optional*, defaults to 4): Tokens between two retrievals.
         query_length (`int`, *optional*, defaults to 32): The last tokens that form a query.
-        speculation (`str`, `Speculation`, *optional*, defaults to `"psa"`): See
-            [`Speculation.parse`]; `None` for the baseline, which waits for every retrieval.
+        speculation (`str`, `RalmSpeculation`, *optional*, defaults to `"psa"`): See
+            [`RalmSpeculation.parse`]; `None` for the baseline, which waits for every retrieval.
         drafter ([`Drafter`], *optional*): Drafts tokens from the passage, the prompt and the output
             within a step, [`ReferenceCopy`] for example. The ids stay the same.
-        retrieval_stats ([`RetrievalStats`], *optional*): Receives what was retrieved and how
-            long that took.
+        ralm_stats ([`RalmStats`], *optional*): Receives counts and times.
 
     Returns:
-        What `generate` returns, without any passage: ids `(1, length)`, or a
+        The output of `generate`, without any passage: ids `(1, length)`, or a
         `GenerateDecoderOnlyOutput` that has no cache.
 
     Logits processors and stopping criteria must depend on the ids alone: they are asked again about
@@ -91,16 +90,14 @@ def iterative_ralm(
     Raises:
         TypeError: If an option has the wrong type.
         ValueError: If an argument is invalid or not supported, or there is no room for a passage.
-        RetrievalError: If the retriever fails, with the text so far.
+        RalmError: If the retriever fails, with the text so far.
     """
-    speculation = Speculation.parse(speculation)
+    speculation = RalmSpeculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
     drafts = drafter is not None and drafting_kernels.ready()
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
-    check_call(
-        *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
-    )
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "iterative_ralm")
     _check_prepared(model_kwargs)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     vocab_size = text_config(model).vocab_size
@@ -126,7 +123,7 @@ def iterative_ralm(
         streamer=streamer,
     )
     with drafter_call(drafter, [prompt], vocab_size, Sampling.of(generation_config)):
-        decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)
+        generate_row(text, row, retriever, speculation, 1, ralm_stats, streamer)
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)
         drafter.observe(Observation(np.array(row.output, dtype=np.int64)))

@@ -15,7 +15,7 @@ from ..generation.row import Row, RowMark
 from ..generation.step import Step
 from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
-from .checked_search import RetrievalError, call
+from .checked_search import RalmError, call
 from .passage_contexts import Context, ContextChange, PassageContexts
 
 
@@ -38,12 +38,12 @@ class Passages:
         tokens = np.asarray(call(self.retriever, "passage", passage_id))
         name = f"{type(self.retriever).__name__}.passage({passage_id})"
         if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
-            raise RetrievalError(
+            raise RalmError(
                 f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
                 f"{tokens.shape} and the dtype {tokens.dtype}."
             )
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
-            raise RetrievalError(
+            raise RalmError(
                 f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "
                 f"has {self.vocab_size} tokens. Was the knowledge base built with another "
                 "tokenizer?"
@@ -92,12 +92,17 @@ class IterativeText:
         return call(self.passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
-        row, drafter, passage = self.row, self.drafter, self.passages[int(found.ids[0])]
-        before, end = row.mark(), len(row) + self.stride
+        row = self.row
+        drafter = self.drafter
+        passage = self.passages[int(found.ids[0])]
+        end = len(row) + self.stride
+        before = row.mark()
         context, change = self.contexts.enter(passage)
-        step, verifier = IterativeStep(passage, before, change, end), context.verifier
+        verifier = context.verifier
+        step = IterativeStep(passage, before, change, end)
         self._unverified.append(step)
-        row.seen, row.drafter = context, drafter
+        row.seen = context
+        row.drafter = drafter
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
         context.prefill()
         if self._observed != (context, len(row)):
@@ -112,7 +117,8 @@ class IterativeText:
                 loop.step([Step(row)])
             else:
                 loop.prefill([row])
-        self._observed, step.end = (context, len(row)), len(row)
+        step.end = len(row)
+        self._observed = (context, step.end)
         return step
 
     def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:

@@ -6,7 +6,7 @@ Memorization" (arXiv 1911.00172).
     entries.safetensors     keys    float32 or float16, the hidden state after a context
                             norms   float32, the squared length of each key
                             values  int32, the next token
-                            probe   float32, the model's hidden state after a fixed text
+                            model_fingerprint   float32, its hidden state after a fixed text
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
 from ..version import __version__
-from .hidden_states import Layer, probe, read_corpus, recorded
+from .hidden_states import Layer, model_fingerprint, read_documents, recorded
 
 _NEXT_ENTRIES = 10
-# The largest relative difference of probes; those of two number formats differ by a percent or two.
-_PROBE_TOLERANCE = 0.05
+# The largest relative difference of one model's fingerprints; those of two number formats differ by
+# a percent or two.
+_FINGERPRINT_TOLERANCE = 0.05
 ENTRIES = re.compile(r"entries\.safetensors")
 _COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
@@ -51,7 +52,7 @@ class KnnConfig(FolderConfig):
     `dimension` are the shape of all keys."""
 
     NOUN = "kNN datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (ENTRIES,)
     TEMPLATE = "knn_datastore.md"
 
@@ -63,10 +64,6 @@ class KnnConfig(FolderConfig):
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
     source: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def _parsed(cls, content: dict[str, Any]) -> KnnConfig:
-        return super()._parsed({"source": {}} | content)  # earlier versions wrote none
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -81,10 +78,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
             graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries
             and holds a copy of the keys.
+        threads (`int`, *optional*): As in [`DenseRetriever`].
 
     Attributes:
-        path (`Path`): The folder.
-        config ([`KnnConfig`]): Its config.json.
         keys (`np.ndarray`, float32 of shape `(entries, dimension)`): Hidden states.
         values (`np.ndarray`, int32 of shape `(entries,)`): The next tokens.
 
@@ -96,28 +92,38 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
     config_type = KnnConfig
 
-    def __init__(self, path: str | os.PathLike, index: Index = "flat") -> None:
-        check_index(index)
+    def __init__(
+        self, path: str | os.PathLike, index: Index = "flat", threads: int | None = None
+    ) -> None:
+        check_index(index, threads)
         self.index: Index = index
-        super().__init__(path, index)
+        self._threads = threads
+        super().__init__(path, index, threads)
 
     def _open(self, config: KnnConfig) -> None:
-        entries, dimension = config.entries, config.dimension
         shapes = {
-            "keys": (config.key_dtype, (entries, dimension)),
-            "norms": (np.float32, entries),
-            "values": (np.int32, entries),
-            "probe": (np.float32, dimension),
+            "keys": (config.key_dtype, (config.entries, config.dimension)),
+            "norms": (np.float32, config.entries),
+            "values": (np.int32, config.entries),
+            "model_fingerprint": (np.float32, config.dimension),
         }
         arrays = read_arrays(self.path, config.file, shapes, check_small=True)
         self.keys = arrays["keys"].astype(np.float32, copy=False)
-        self.values, self._probe, norms = arrays["values"], arrays["probe"], arrays["norms"]
+        self.values = arrays["values"]
+        self._fingerprint = arrays["model_fingerprint"]
+        norms = arrays["norms"]
         self._known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
         if self.values.min() < 0 or self.values.max() >= config.vocab_size:
             raise self._damaged(config.file, f"a value is not below {config.vocab_size}")
         if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
             raise self._damaged(config.file, "a squared length is not a number from 0 on")
         self._index = index_type(self.index)(self.keys, norms, "l2")
+        self._index.threads = self._threads
+
+    @property
+    def search_threads(self) -> int:
+        """The threads that a search keeps busy."""
+        return self._index.search_threads
 
     def __repr__(self) -> str:
         held = f"entries={len(self):,}, dimension={self.config.dimension}"
@@ -130,9 +136,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     @classmethod
     def build(
         cls,
-        model: PreTrainedModel,
+        documents: Any,
         tokenizer: PreTrainedTokenizerBase,
-        corpus: Any,
+        model: PreTrainedModel,
         path: str | os.PathLike,
         *,
         column: str | None = None,
@@ -144,15 +150,15 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         corpus_name: str | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
-        """Runs the model over a corpus, writes a datastore into a new folder and opens it.
+        """Runs the model over documents, writes a datastore into a new folder and opens it.
 
         Memory must hold all keys until they are written.
 
         Args:
+            documents: As in [`Datastore.build`], but no ids. A long text is read in overlapping
+                windows.
+            tokenizer (`PreTrainedTokenizerBase`): The model's tokenizer, a fast one.
             model (`PreTrainedModel`): The model that will use the datastore.
-            tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
-            corpus: As `source` of [`Datastore.build`], but no ids. A long text is read in
-                overlapping windows.
             path (`str` or `Path`): The new folder.
             column, pattern (`str`, *optional*): As of [`Datastore.build`].
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
@@ -161,13 +167,13 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
                 of the stored keys; float16 takes half the space.
             max_entries (`int`, *optional*): The most entries.
-            license (`str`, *optional*): The corpus's licence, by default the dataset's.
-            corpus_name (`str`, *optional*): Its name, by default the dataset's or folder's.
+            license (`str`, *optional*): The documents' licence, by default the dataset's.
+            corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
-            TypeError: If an entry of the corpus is ids.
-            ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
+            TypeError: If a document is ids.
+            ValueError: If the documents have no text, an argument is invalid, or the model's hidden
                 states are not finite.
             FileExistsError: If there is something at `path`.
         """
@@ -177,10 +183,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
-        opened = open_source(corpus, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
         with new_folder(Path(path)) as folder:
-            keys, values = read_corpus(
-                model, tokenizer, opened.documents, layer, max_entries, progress
+            keys, values = read_documents(
+                opened.documents, tokenizer, model, layer, max_entries, progress
             )
             entries, dimension = keys.shape
             stored = keys.astype(key_dtype, copy=False)
@@ -190,8 +196,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 raise ValueError(
                     f"the model's hidden states are not finite as {key_dtype}; {remedy}"
                 )
-            arrays = {"keys": stored, "norms": norms}
-            arrays |= {"values": values, "probe": probe(model, layer)}
+            arrays = {
+                "keys": stored,
+                "norms": norms,
+                "values": values,
+                "model_fingerprint": model_fingerprint(model, layer),
+            }
             KnnConfig.made_for(
                 tokenizer,
                 model=public_name(model),
@@ -210,27 +220,25 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return cls(path)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuses any model but the one that computed the keys.
-
-        Raises:
-            ValueError: If the model's hidden state after a fixed text is not the stored one.
-        """
+        """Refuses any model but the one that computed the keys: a `ValueError` if its hidden state
+        after a fixed text is not the stored one."""
         if model in self._known:
             return
-        name, vocab_size = type(model).__name__, text_config(model).vocab_size
+        name = type(model).__name__
+        vocab_size = text_config(model).vocab_size
         if vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
                 f"{name} has {vocab_size}; build one with this model"
             )
-        found = probe(model, self.config.layer)
-        if found.shape != self._probe.shape:
+        found = model_fingerprint(model, self.config.layer)
+        if found.shape != self._fingerprint.shape:
             raise ValueError(
-                f"knn_datastore has keys of {len(self._probe)} numbers, but the hidden states of "
-                f"this {name} have {len(found)}; build one with this model"
+                f"knn_datastore has keys of {len(self._fingerprint)} numbers, but the hidden "
+                f"states of this {name} have {len(found)}; build one with this model"
             )
-        difference = np.linalg.norm(found - self._probe)
-        if not difference <= _PROBE_TOLERANCE * np.linalg.norm(self._probe):
+        difference = np.linalg.norm(found - self._fingerprint)
+        if not difference <= _FINGERPRINT_TOLERANCE * np.linalg.norm(self._fingerprint):
             raise ValueError(
                 f"knn_datastore was made with another model ({printable(self.config.model)}): this "
                 f"{name} has other hidden states after the same text; build one with this model"
@@ -238,14 +246,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self._known[model] = True
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
-        """The `k` nearest entries of each query, or all if there are fewer.
-
-        Args:
-            queries (sequence of `np.ndarray`, float32 of shape `(dimension,)`): Hidden states.
-            k (`int`): How many entries.
-
-        Returns:
-            A list of [`Retrieved`]; the scores are negative squared distances.
+        """The `k` nearest entries of each query (a hidden state, float32 of shape `(dimension,)`),
+        or all if there are fewer. Scores are negative squared distances.
 
         Raises:
             ValueError: If a query is not finite or has another size.
@@ -259,8 +261,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             )
         found = self._index.search(batch, k)
         least = min(k, len(self)) if self.index == "flat" else 1  # a graph may miss some
-        for each in found:
-            if len(each) < least or not np.isfinite(each.scores).all():
+        for neighbours in found:
+            if len(neighbours) < least or not np.isfinite(neighbours.scores).all():
                 raise self._damaged(self.config.file, "keys are not finite; build it again")
         return found
 
@@ -269,8 +271,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return self._index.score(query, ids)
 
     def next_entries(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids`, as far as there are any: a text that resembles
-        the corpus goes on like it (RaLMSpec, section 5.3)."""
+        """The next 10 entries after each of `ids`: a text that resembles the corpus continues like
+        it (RaLMSpec, section 5.3)."""
         following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 

@@ -1,8 +1,8 @@
-"""kNN-LM: a language model that looks up, at every token, what followed similar contexts.
+"""kNN-LM: a language model that looks up the tokens that followed similar contexts.
 
-Khandelwal et al. 2020, with the look-ups speculated (RaLMSpec, section 5.3 and appendix): the next
-query needs only the next token, which the entries after those found before nearly always predict.
-Verification therefore compares tokens, not neighbours.
+Khandelwal et al. 2020, with speculative look-ups (RaLMSpec, section 5.3 and appendix). The next
+query needs only the next token, which the entries behind those found last nearly always predict, so
+verification compares tokens, not neighbours.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from ..verification.caches import find_cache
 from ..verification.kinds import PLAIN
 from ..verification.passes import PassResult, TokenSequence
 from ..verification.verifier import Verifier
-from .engine import check_call, decode
+from .engine import check_ralm_call, generate_row
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
-from .options import Speculation
-from .stats import RetrievalStats
+from .options import RalmSpeculation
+from .stats import RalmStats
 
-DEFAULT_K, DEFAULT_LAMBDA, DEFAULT_TEMPERATURE = 1024, 0.25, 1.0
-# With more neighbours the request cache is right nearly always: the entries after each would take
-# more time than they save.
+DEFAULT_K = 1024
+DEFAULT_LAMBDA = 0.25
+DEFAULT_TEMPERATURE = 1.0
+# With more neighbours the request cache is nearly always right, and looking up the entries after
+# them takes more time than it saves.
 _FEW_NEIGHBOURS = 128
 
 
@@ -61,8 +63,8 @@ def knn_lm(
     k: int | None = None,
     lambda_: float = DEFAULT_LAMBDA,
     temperature: float = DEFAULT_TEMPERATURE,
-    speculation: str | Speculation | None = "psa",
-    retrieval_stats: RetrievalStats | None = None,
+    speculation: str | RalmSpeculation | None = "psa",
+    ralm_stats: RalmStats | None = None,
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
@@ -81,23 +83,22 @@ def knn_lm(
         lambda_ (`float`, *optional*, defaults to 0.25): How much the neighbours count, 0 to 1.
         temperature (`float`, *optional*, defaults to 1.0): Of `p_knn`: squared distances are
             divided by it. The temperature of sampling can be set in a `generation_config`.
-        speculation (`str` or [`Speculation`], *optional*, defaults to `"psa"`): See
-            [`Speculation.parse`]; `None` looks up before every token.
-        retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was looked up and how
-            long that took.
+        speculation (`str` or [`RalmSpeculation`], *optional*, defaults to `"psa"`): See
+            [`RalmSpeculation.parse`]; `None` looks up before every token.
+        ralm_stats ([`RalmStats`], *optional*): Receives counts and times.
 
     Returns:
-        What `generate` returns: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
+        The output of `generate`: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
 
     Raises:
         TypeError: If an option has the wrong type.
-        ValueError: If an option has a value that it cannot have, the datastore was built with
-            another model, or an argument of `generate` cannot be combined with this.
-        RetrievalError: If the datastore fails; it carries the text so far.
+        ValueError: If an option is invalid, the datastore was built with another model, or an
+            argument of `generate` cannot be combined with this.
+        RalmError: If the datastore fails; it carries the text so far.
     """
-    speculation = Speculation.parse(speculation)
+    speculation = RalmSpeculation.parse(speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    check_call(model, input_ids, generation_config, model_kwargs, retrieval_stats, "knn_lm")
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
     store = mixture.datastore
     store.check_model(model)
@@ -109,7 +110,7 @@ def knn_lm(
         verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
         loop = Loop.over(verifier, Drafter(), DraftStats(), max_draft_tokens=0)
         text = KnnText(row, verifier, loop, streamer)
-        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, neighbours)
+        generate_row(text, row, retriever, speculation, mixture.k, ralm_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.entries.cache)
@@ -123,7 +124,7 @@ class Mixture:
         if not isinstance(datastore, KnnDatastore):
             raise TypeError(
                 f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
-                "KnnDatastore.build(model, tokenizer, corpus, path)"
+                "KnnDatastore.build(documents, tokenizer, model, path)"
             )
         if k is None:
             k = min(DEFAULT_K, len(datastore))
@@ -156,7 +157,9 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class _Step:
+class KnnStep:
+    """A token, and a snapshot for `roll_back`."""
+
     token: int
     found: Retrieved
     logits: torch.Tensor
@@ -179,7 +182,8 @@ class MixingVerifier(Verifier):
         mixture: Mixture,
     ) -> None:
         super().__init__(PLAIN, model, generation_config, model_kwargs)
-        self._hidden, self.mixture = hidden, mixture
+        self._hidden = hidden
+        self.mixture = mixture
         # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
         self.after: tuple[torch.Tensor, np.ndarray] | None = None
 
@@ -222,27 +226,27 @@ class KnnText:
     def query(self) -> np.ndarray:
         return self.verifier.run(self.row)[1]
 
-    def step(self, found: Retrieved) -> _Step:
+    def step(self, found: Retrieved) -> KnnStep:
         logits, query = self.verifier.run(self.row)
         before = self.row.mark()
         restore_cache = self.verifier.mark()
         self.verifier.found = found
         self.loop.step([Step(self.row)])
-        return _Step(self.row.output[-1], found, logits, query, before, restore_cache)
+        return KnnStep(self.row.output[-1], found, logits, query, before, restore_cache)
 
-    def agrees(self, step: _Step, truth: Retrieved) -> bool:
+    def agrees(self, step: KnnStep, truth: Retrieved) -> bool:
         """Whether these neighbours give the same token, by the same random number."""
         if np.array_equal(step.found.ids, truth.ids):
             return True
         log_probs = self.verifier.mixture.log_probs(step.logits, truth)
         return self.row.choose_at(step.before, log_probs) == step.token
 
-    def roll_back(self, step: _Step) -> None:
+    def roll_back(self, step: KnnStep) -> None:
         self.row.roll_back(step.before)
         step.restore_cache()
         self.verifier.after = (step.logits, step.query)
 
-    def commit(self, steps: Sequence[_Step]) -> None:
+    def commit(self, steps: Sequence[KnnStep]) -> None:
         if self.streamer is not None:
             for step in steps:
                 self.streamer.put(torch.tensor([step.token]))
@@ -253,7 +257,7 @@ def _check_request(
     logits_processor: LogitsProcessorList,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
-    speculation: Speculation | None,
+    speculation: RalmSpeculation | None,
 ) -> None:
     check_steps(model, model_kwargs, "knn_lm")
     if find_cache(model_kwargs) is None:

@@ -1,4 +1,4 @@
-"""How retrieval is speculated: RaLMSpec's P, S and A, and options beyond the paper."""
+"""The options of speculative retrieval: RaLMSpec's P, S and A, and others beyond the paper."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _PUBLISHED_MAX_GAMMA = 0.6
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """How retrieval is speculated. [`Speculation.published`] has the paper's settings (RaLMSpec,
-    arXiv 2401.14021).
+class RalmSpeculation:
+    """How retrieval is speculated; [`RalmSpeculation.published`] has the paper's settings
+    (RaLMSpec, arXiv 2401.14021).
 
     Args:
         prefetch (`int`, *optional*, defaults to 20):
-            P: how many passages of each search the request cache takes; 1 for the best alone.
+            P: how many passages of a search the request cache takes; 1 for the best alone.
+        prefetch_searches (`"all"` or `"first"`, *optional*, defaults to `"all"`):
+            Which searches take `prefetch` passages: all of them, as in the paper's text, or the
+            first of a call alone, as in the authors' scripts.
         stride (`int` or `"os3"`, *optional*, defaults to `"os3"`):
             S: how many steps are speculated before they are verified. `"os3"` chooses the number
             that maximises the expected verified steps per second, none where waiting is faster.
@@ -45,6 +48,7 @@ class Speculation:
     stride: int | Literal["os3"] = "os3"
     asynchronous: bool = True
     max_gamma: float | None = None
+    prefetch_searches: Literal["all", "first"] = "all"
 
     def __post_init__(self) -> None:
         check_count("prefetch", self.prefetch)
@@ -56,39 +60,44 @@ class Speculation:
             raise ValueError(
                 f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
             )
+        if self.prefetch_searches not in ("all", "first"):
+            raise ValueError(
+                f'prefetch_searches must be "all" or "first", but is {self.prefetch_searches!r}'
+            )
 
     @classmethod
-    def parse(cls, text: str | Speculation | None) -> Speculation | None:
+    def parse(cls, text: str | RalmSpeculation | None) -> RalmSpeculation | None:
         """Reads the option `speculation`: letters of what is on, as in the paper's tables.
 
         Args:
-            text (`str`, `Speculation`, *optional*): The letters `"p"` (prefetching), `"s"` (stride
-                scheduler) and `"a"` (asynchronous verification), in any order; `""` speculates
-                with a stride of 3 and nothing else. `None` is the baseline, which does not
-                speculate.
+            text (`str`, `RalmSpeculation`, *optional*): The letters `"p"` (prefetching), `"s"`
+                (stride scheduler) and `"a"` (asynchronous verification), in any order; `""`
+                speculates with a stride of 3 and nothing else. `None` is the baseline, which does
+                not speculate.
 
         Raises:
             TypeError: If `text` is something else.
             ValueError: If it has other letters, or one twice.
         """
-        return text if text is None or isinstance(text, Speculation) else cls(**_switched(text))
+        return text if text is None or isinstance(text, RalmSpeculation) else cls(**_switched(text))
 
     @classmethod
-    def published(cls, text: str) -> Speculation:
-        """The letters with the paper's own settings, `max_gamma=0.6`. Its kNN-LM is `"s"`: the next
-        entries take the place of prefetching, and verification is not asynchronous.
+    def published(cls, text: str) -> RalmSpeculation:
+        """The letters with the settings of the authors' scripts: `max_gamma=0.6`, and prefetching
+        at the first search of a call alone (`prefetch_searches="all"` is the paper's text). The
+        published kNN-LM is `"s"`: the next entries take the place of prefetching, and verification
+        is not asynchronous.
 
-        Unlike in the paper, the first step is committed from the initial retrieval, a verification
-        takes `b0 + b1 * stride`, four passages keep their caches (for the baseline as well), and
-        asynchronous verification runs in real time instead of being computed.
-        Arguments and exceptions are those of [`Speculation.parse`]."""
-        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA)
+        Three things differ: a verification takes `b0 + b1 * stride`, four passages keep their
+        caches (for the baseline as well), and asynchronous verification runs in real time instead
+        of being computed. Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
+        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, prefetch_searches="first")
 
 
 def _switched(text: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise TypeError(
-            f'speculation must be a string like "psa", a Speculation, or None, but is {text!r}'
+            f'speculation must be a string like "psa", a RalmSpeculation, or None, but is {text!r}'
         )
     if not set(text) <= set("psa") or len(set(text)) < len(text):
         raise ValueError(

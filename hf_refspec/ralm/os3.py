@@ -15,31 +15,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-LONGEST_STRIDE = 32
-_STRIDES = np.arange(1, LONGEST_STRIDE + 1)
-_SEARCH_SAMPLES, _STEP_SAMPLES = 24, 16
-WINDOW = 5  # verifications that the paper's gamma is estimated from
-# The fewest steps with and without a concurrent search to estimate contention from, and its limit.
-_ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
-# Pseudo-counts of right and wrong steps. With every verification earlier counts shrink.
-_PRIOR_RIGHT, _PRIOR_WRONG, _FADING = 3.0, 0.3, 0.95
-_DEVIATIONS = 3  # by which gamma is taken lower where a wrong guess costs time
+from .constants import CONSTANTS
+
+_STRIDES = np.arange(1, CONSTANTS.longest_stride + 1)
 # Each has a gamma: usual guesses, the first guess of a request from the ids of earlier ones, and
 # those after it while all have been right.
-_USUAL, _FIRST, _ALL_RIGHT = range(3)
-# What a further query is taken to add, in searches for one query, until batches of two sizes were
-# measured: an exact search reads its vectors for several queries at once.
-_EACH, _EACH_IF_EXACT = 0.75, 0.25
-# What a guess may cost, of a step's time, if nothing is generated with it.
-_LEARNING_COSTS = 0.01
+_USUAL = 0
+_FIRST = 1
+_ALL_RIGHT = 2
 
 
 class PublishedGamma:
-    """The paper's gamma: maximum likelihood over the last verifications, at most `most`."""
+    """The paper's gamma: maximum likelihood over the last verifications, at most `limit`."""
 
-    def __init__(self, most: float) -> None:
-        self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        self._most = most
+    def __init__(self, limit: float) -> None:
+        self._window: deque[tuple[int, int]] = deque(maxlen=CONSTANTS.published_window)
+        self._limit = limit
 
     def record(self, right: int, wrong: bool) -> None:
         """Adds a verification: how many steps were right, and whether the next one was wrong."""
@@ -48,31 +39,33 @@ class PublishedGamma:
     @property
     def likely(self) -> float:
         """The probability, below 1, that a step is right if those before it are."""
-        right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
-        return min(right / max(steps, 1), self._most)
+        right = sum(right for right, _ in self._window)
+        steps = sum(steps for _, steps in self._window)
+        return min(right / max(steps, 1), self._limit)
 
 
 class Gamma:
-    """Ours, of all verifications of a retriever, the last of which count most."""
+    """Our gamma, from all verifications of a retriever; the last ones count most."""
 
-    def __init__(self, prior_wrong: float = _PRIOR_WRONG) -> None:
-        self._right, self._steps = 0.0, 0.0
-        self._prior_wrong = prior_wrong
+    def __init__(self, prior_wrong: float = CONSTANTS.prior_wrong) -> None:
+        self._right = 0.0
+        self._steps = 0.0
+        self._prior_steps = CONSTANTS.prior_right + prior_wrong
 
     def record(self, right: int, wrong: bool) -> None:
-        self._right = _FADING * self._right + right
-        self._steps = _FADING * self._steps + right + wrong
+        self._right = CONSTANTS.fading * self._right + right
+        self._steps = CONSTANTS.fading * self._steps + right + wrong
 
     @property
     def likely(self) -> float:
-        return (self._right + _PRIOR_RIGHT) / (self._steps + _PRIOR_RIGHT + self._prior_wrong)
+        return (self._right + CONSTANTS.prior_right) / (self._steps + self._prior_steps)
 
     @property
     def at_least(self) -> float:
-        """As `likely`, but lower by what is uncertain."""
-        steps = self._steps + _PRIOR_RIGHT + self._prior_wrong + 1
+        """A cautious `likely`: several standard deviations lower."""
+        steps = self._steps + self._prior_steps + 1
         deviation = (self.likely * (1 - self.likely) / steps) ** 0.5
-        return max(self.likely - _DEVIATIONS * deviation, 0.0)
+        return max(self.likely - CONSTANTS.deviations * deviation, 0.0)
 
 
 def expected_rates(
@@ -81,8 +74,8 @@ def expected_rates(
     """The expected number of verified steps per second for the strides 1 to n, float64 of shape
     `(n,)`: the objective of the paper.
 
-    A step takes `step_seconds` (a), a verification of 1 to n steps `search_seconds` (b), of which
-    steps beside it save some: in the paper `min(a, b)` whenever all steps are right.
+    A step takes `step_seconds` (a), and a verification of 1 to n steps `search_seconds` (b). Steps
+    generated meanwhile save some: in the paper `min(a, b)` whenever all steps are right.
     """
     strides = np.arange(1, len(search_seconds) + 1)
     # The steps before the first wrong one, and that one, which is repeated with the truth.
@@ -95,13 +88,14 @@ class SearchSeconds:
 
     The slope is the median slope between any two of them with batches of different sizes
     (Theil-Sen), so that a disturbed search, as the first one often is, does not count. Before sizes
-    differ, b1 is taken to be the fraction `each` of a search for one query.
+    differ, b1 is taken to be the fraction `per_query` of a search for one query.
     """
 
-    def __init__(self, each: float = 0.0) -> None:
-        self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
-        self._each = each
-        self.fixed = self.per_query = 0.0
+    def __init__(self, per_query: float = 0.0) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=CONSTANTS.search_samples)
+        self._fraction = per_query
+        self.fixed = 0.0
+        self.per_query = 0.0
 
     def __call__(self, batch: Any) -> Any:
         """The expected seconds of a search for `batch` queries (`int` or int array)."""
@@ -110,43 +104,51 @@ class SearchSeconds:
     def record(self, batch: int, seconds: float) -> None:
         self._samples.append((batch, seconds))
         batches, times = np.array(self._samples).T
-        first, second = np.triu_indices(len(batches), 1)
+        first, second = np.triu_indices(len(batches), 1)  # all pairs of searches
         differ = batches[first] != batches[second]
         slopes = (times[second] - times[first])[differ] / (batches[second] - batches[first])[differ]
         if not len(slopes):
-            slopes = self._each * times / (1 + self._each * (batches - 1))
+            slopes = self._fraction * times / (1 + self._fraction * (batches - 1))
         self.per_query = max(float(np.median(slopes)), 0.0)
         self.fixed = max(float(np.median(times - self.per_query * batches)), 0.0)
-        self._each = self.per_query / max(self(1), 1e-9)  # after a window of equal batches as well
+        self._fraction = self.per_query / max(self(1), 1e-9)  # for a window of equal batches
 
 
 class Measured:
-    """What steps, guesses and verifications take. A step and a search slow each other down at most
-    `most_contention` times; not at all in the paper (1)."""
+    """The measured times of steps, guesses and verifications. A step and a search slow each other
+    down at most `most_contention` times; not at all in the paper (1)."""
 
-    def __init__(self, each: float = 0.0, most_contention: float = 1.0) -> None:
-        self.search = SearchSeconds(each)
-        self.guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # Of verifications, besides their searches and the steps beside these.
-        self.overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # Steps that ran alone, and those that ran beside a search.
-        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        # How many times as long a step takes while a search runs, which takes longer as well.
-        self.contention, self._most_contention = 1.0, most_contention
+    def __init__(self, per_query: float = 0.0, most_contention: float = 1.0) -> None:
+        self.search = SearchSeconds(per_query)
+        self.guesses: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        # Seconds of verifications, without searches and the steps meanwhile.
+        self.overheads: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        # Seconds of steps without and with a concurrent search.
+        self._alone: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self._meanwhile: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self._most_contention = most_contention
+        self._expected_contention = 1.0
+        self._unexpected_contention = 0.0
         self._with_prompt = 0.0  # the last request's first step
 
-    def begin_request(self) -> None:
+    def begin_request(self, expected_contention: float = 1.0) -> None:
         """Begins another request of the same retriever, perhaps with another model."""
         self._alone.clear()
-        self._beside.clear()
+        self._meanwhile.clear()
         self.overheads.clear()
-        self.contention = (1 + self.contention) / 2  # it may have been other work
+        self._expected_contention = expected_contention
+        self._unexpected_contention *= CONSTANTS.contention_kept
+
+    @property
+    def contention(self) -> float:
+        """The factor by which a step takes longer while a search runs, and the search as well."""
+        expected = self._expected_contention + self._unexpected_contention
+        return min(max(expected, 1.0), self._most_contention)
 
     @property
     def step(self) -> float:
         """Mean seconds of a step that runs alone, 0 before the first one."""
-        steps = [*self._alone, *(seconds / self.contention for seconds in self._beside)]
+        steps = [*self._alone, *(seconds / self.contention for seconds in self._meanwhile)]
         return fmean(steps or [self._with_prompt])
 
     @property
@@ -157,73 +159,77 @@ class Measured:
         """The expected seconds of a search for `batch` queries and of all that follows it."""
         return self.search(batch) + median(self.overheads or [0.0])
 
-    def record_step(self, seconds: float, beside: bool, first: bool = False) -> None:
-        """Adds a step, its guess not counted, whether a search ran beside it, and whether it was
-        the first of the text."""
+    def record_step(self, seconds: float, meanwhile: bool, first: bool = False) -> None:
+        """Adds a step without its guess, whether a search ran meanwhile, and whether it was the
+        first of the text."""
         if first:
-            self._with_prompt = seconds / (self.contention if beside else 1.0)
+            self._with_prompt = seconds / (self.contention if meanwhile else 1.0)
             return
-        (self._beside if beside else self._alone).append(seconds)
-        if min(len(self._alone), len(self._beside)) >= _ENOUGH_STEPS:
+        (self._meanwhile if meanwhile else self._alone).append(seconds)
+        if min(len(self._alone), len(self._meanwhile)) >= CONSTANTS.contention_samples:
             # A ratio of medians, since a step that begins with another passage takes far longer.
-            slower = median(self._beside) / median(self._alone)
-            self.contention = min(max(slower, 1.0), self._most_contention)
+            slower = max(median(self._meanwhile) / median(self._alone), 1.0)
+            self._unexpected_contention = slower - self._expected_contention
 
-    def record_search(self, batch: int, seconds: float, beside_seconds: float) -> None:
-        """Adds a search, and for how long steps ran beside it."""
-        slowed = min(beside_seconds, seconds) * (1 - 1 / self.contention)
+    def record_search(self, batch: int, seconds: float, busy_seconds: float) -> None:
+        """Adds a search, and for how long steps ran meanwhile."""
+        slowed = min(busy_seconds, seconds) * (1 - 1 / self.contention)
         self.search.record(batch, seconds - slowed)
 
 
 class StrideScheduler:
-    """Chooses the next stride as in the paper: the number of speculated steps that are verified
-    together. Beside a verification run at most `steps_ahead` steps, 0 or 1."""
+    """Chooses the stride, the number of queries of a search, as in the paper. Asynchronously, one
+    more step is speculated while a search runs."""
 
-    learning_pays = False
+    learning_pays = True  # the guess for the step that waits is always compared
 
-    def __init__(self, gamma: PublishedGamma, steps_ahead: int) -> None:
-        self.gamma, self.measured = gamma, Measured()
-        self._steps_ahead = steps_ahead
+    def __init__(self, gamma: PublishedGamma, asynchronous: bool) -> None:
+        self.gamma = gamma
+        self.measured = Measured()
+        self._asynchronous = asynchronous
 
-    def begin_request(self, warm: bool) -> None:
+    def begin_request(self, warm: bool, expected_contention: float) -> None:
         self.measured.begin_request()
 
     def record(self, right: int, wrong: bool) -> None:
         self.gamma.record(right, wrong)
 
     def stride(self, speculated: int) -> int:
-        """The next stride, given how many steps were speculated beside the last search, all of
-        which it has. It is 1 before the first verification."""
-        gamma, a = self.gamma.likely, self.measured.step + self.measured.guess
+        """The next stride, given how many steps await verification. It is 1 before the first
+        verification."""
+        gamma = self.gamma.likely
+        a = self.measured.step + self.measured.guess
         b = self.measured.search(_STRIDES)
-        saved = gamma**_STRIDES * np.minimum(self._steps_ahead * a, b)
+        saved = gamma**_STRIDES * np.minimum(a, b) * self._asynchronous
         rates = expected_rates(gamma, a, self.measured.verification(_STRIDES), saved)
-        return max(int(np.argmax(rates)) + 1, speculated)
+        return max(int(np.argmax(rates)), speculated) + 1
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
         given how many steps are not verified."""
-        return unverified - batch < self._steps_ahead
+        return self._asynchronous and unverified < batch
 
 
 class WaitingScheduler:
-    """Ours, which may choose not to speculate.
+    """Our scheduler, which may choose not to speculate.
 
-    The last query of a search is that of the next step, which waits for its result, unless guessing
-    it pays beside the search. So a stride counts queries, and a stride of 1 is the baseline. With
-    that the paper's objective is exact: of all steps that a search reaches, the last one, be it the
-    first wrong one or the one that waited, is generated with the truth.
+    The last query of a search is that of the next step, which waits for the result unless guessing
+    it meanwhile pays. A stride of 1 is the baseline. The paper's objective is exact for this: the
+    last step that a search reaches, either the first wrong one or the one that waited, is generated
+    with the truth.
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        self._gammas = Gamma(), Gamma(prior_wrong=_PRIOR_RIGHT), Gamma()
+        first = Gamma(prior_wrong=CONSTANTS.prior_wrong_first)
+        self._gammas = {_USUAL: Gamma(), _FIRST: first, _ALL_RIGHT: Gamma()}
         self._kind = _USUAL
-        self.measured = Measured(_EACH_IF_EXACT if exact else _EACH, _MOST_CONTENTION)
+        per_query = CONSTANTS.per_query_exact if exact else CONSTANTS.per_query
+        self.measured = Measured(per_query, CONSTANTS.most_contention)
         self._asynchronous = asynchronous
 
-    def begin_request(self, warm: bool) -> None:
+    def begin_request(self, warm: bool, expected_contention: float) -> None:
         """Begins another request, `warm` if the request cache has ids of earlier ones."""
-        self.measured.begin_request()
+        self.measured.begin_request(expected_contention)
         self._kind = _FIRST if warm else _USUAL
 
     @property
@@ -239,7 +245,7 @@ class WaitingScheduler:
     def learning_pays(self) -> bool:
         """Whether to guess for a step that waits for the truth, to learn gamma."""
         measured = self.measured
-        return measured.guess <= max(_LEARNING_COSTS * measured.step, measured.search(1))
+        return measured.guess <= max(CONSTANTS.learning_cost * measured.step, measured.search(1))
 
     def stride(self, speculated: int) -> int:
         """The queries of the next search, given how many steps await verification; it may leave
@@ -255,31 +261,33 @@ class WaitingScheduler:
         return best + 1
 
     def _rates(self, gamma: float, speculated: int) -> np.ndarray:
-        """The verified steps per second of each stride, given how many steps were speculated beside
+        """The verified steps per second of each stride, given how many steps were speculated during
         the last search."""
-        measured, guesses = self.measured, _STRIDES - 1
-        searched, step = measured.search(_STRIDES), measured.step
+        measured = self.measured
+        guesses = _STRIDES - 1
+        searched = measured.search(_STRIDES)
+        step = measured.step
         saved = step * np.minimum(guesses, speculated)
         if self._asynchronous:
             # The search leaves time for this many steps, and in the long run no more than are
             # verified at once: the one that waits, then those after it.
-            beside = np.minimum(searched / (step + measured.guess), _STRIDES)
-            right = gamma**_STRIDES * (1 - gamma**beside) / (1 - gamma)
-            saved = saved + step * (2 - measured.contention) * right
+            meanwhile = np.minimum(searched / (step + measured.guess), _STRIDES)
+            right = gamma**_STRIDES * (1 - gamma**meanwhile) / (1 - gamma)
+            saved = saved + step * max(2 - measured.contention, 0.0) * right
         taken = measured.verification(_STRIDES) + guesses * measured.guess
         return expected_rates(gamma, step, taken, saved)
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
-        """As above. If all is right, the step saves waiting time; if one that is being verified is
-        wrong, it delays the correction."""
-        if not self._asynchronous or unverified - batch >= LONGEST_STRIDE:
+        """As in [`StrideScheduler`]. If all steps are right, one more saves waiting time; if one
+        that is being verified is wrong, it delays the correction."""
+        if not self._asynchronous or unverified - batch >= CONSTANTS.longest_stride:
             return False
         measured = self.measured
         step = measured.step * measured.contention
         remaining = measured.search(batch) - elapsed - measured.guess
         sure = remaining >= step or self._kind == _FIRST
         gamma = self.gamma.likely if sure else self.gamma.at_least
-        saved = (2 - measured.contention) * min(measured.step, remaining)
+        saved = max(2 - measured.contention, 0.0) * min(measured.step, remaining)
         return gamma ** (unverified + 1) * saved > (1 - gamma**batch) * max(step - remaining, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the model sees: a passage, the prompt and the output, with a cache for each passage.
+"""The model's input: a passage, the prompt and the output, with a cache for each passage.
 
 The last few passages keep their caches, so that a passage that comes back costs no prefill. The
 model computes the same with speculation and without: a passage and the prompt are always one pass,
@@ -32,7 +32,7 @@ _PASSAGES = 4
 
 @dataclass(eq=False)
 class Context:
-    """A passage and the prompt, then the row's output: what the model sees instead of the row, see
+    """A passage, the prompt and the row's output: the model's input in place of the row, see
     [`Row.seen`]."""
 
     prefix: torch.Tensor  # passage and prompt, (1, p)
@@ -64,7 +64,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ContextChange:
-    """What a step has changed: the contexts kept before it, and how to undo the one it entered if
+    """The changes of a step: the contexts kept before it, and how to undo the one it entered if
     that was among them."""
 
     kept: OrderedDict[bytes, Context]

@@ -1,4 +1,4 @@
-"""What retrieval did during a call, and where the time went."""
+"""Counts and times of a call that retrieves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..drafting.stats import shares
 
 
 @dataclass(repr=False)
-class RetrievalStats:
+class RalmStats:
     """Counts and times of one call that retrieves while it generates.
 
     Attributes:
@@ -19,7 +19,7 @@ class RetrievalStats:
         speculated (`int`): Steps that were generated with a guess of a search's result.
         verified (`int`): Speculated steps that were found right.
         mismatched (`int`): Speculated steps that were found wrong and repeated with the truth.
-        discarded (`int`): Speculated steps that came after a wrong one, or were undone when the
+        discarded (`int`): Speculated steps undone because an earlier one was wrong, or because the
             retriever failed.
         strides (`list[int]`): The number of steps of each verification.
         best_ids (`list[int]`): The retriever's best passage for each step of the text.
@@ -30,6 +30,8 @@ class RetrievalStats:
         cache_seconds (`float`): Guessing the result of searches, and filling the request cache.
         verification_seconds (`float`): Searching, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
+        contention (`float`): The factor by which a step takes longer while a search runs, measured
+            or expected by the number of threads. From 2 on, no step is generated meanwhile.
     """
 
     searches: int = 0
@@ -46,10 +48,11 @@ class RetrievalStats:
     cache_seconds: float = 0.0
     verification_seconds: float = 0.0
     waiting_seconds: float = 0.0
+    contention: float = 1.0
 
     @property
     def steps(self) -> int:
-        """The steps of the text, each generated with what one query found."""
+        """The steps of the text, each generated with the result of one query."""
         return len(self.best_ids)
 
     @property
@@ -60,7 +63,7 @@ class RetrievalStats:
 
     def clear(self) -> None:
         """Sets all figures back, for another call."""
-        vars(self).update(vars(RetrievalStats()))
+        vars(self).update(vars(RalmStats()))
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain types that JSON can hold."""
@@ -81,4 +84,5 @@ class RetrievalStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        return f"{line}, {shares(seconds)}; {self.verification_seconds:.1f} s in searches"
+        searches = f"{self.verification_seconds:.1f} s in searches"
+        return f"{line}, {shares(seconds)}; {searches}, contention {self.contention:.2f}"

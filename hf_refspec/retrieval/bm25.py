@@ -54,7 +54,8 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
         for t in range(len(tokens)):
             last = bounds[tokens[t] + 1]
             while at[t] < last and passages[at[t]] < end:
-                row, weight = passages[at[t]] - begin, weights[at[t]]
+                row = passages[at[t]] - begin
+                weight = weights[at[t]]
                 for q in range(len(scores)):
                     sums[row, q] += counts[t, q] * weight
                 at[t] += 1
@@ -77,9 +78,8 @@ def _insert(score, passage, scores, ids):
 class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75; RaLMSpec's is Pyserini's).
 
-    The words are the language model's tokens, none of them stemmed or left out, and a query is the
-    last tokens as they are. bm25s builds the index; it is searched here with ties broken by id. A
-    batch takes as long as its queries one by one.
+    Words are the language model's tokens, without stemming or stop words. bm25s builds the index,
+    and a kernel searches it, ties broken by id. A batch takes as long as its queries one by one.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): The passages to search; it needs no embeddings.
@@ -89,6 +89,8 @@ class SparseRetriever:
     Raises:
         ImportError: If bm25s is not installed (extra `retrieval`).
     """
+
+    search_threads = 1
 
     def __init__(self, knowledge_base: KnowledgeBase, progress: bool = True) -> None:
         bm25s = require("bm25s", "SparseRetriever", "retrieval")
@@ -118,15 +120,19 @@ class SparseRetriever:
         counts = np.zeros((len(tokens), len(queries)), np.float32)
         for column, query in zip(counts.T, queries, strict=True):
             column[np.searchsorted(tokens, query.tokens)] = query.counts
-        shape = len(queries), min(k, len(self.knowledge_base))
-        scores, ids = np.empty(shape, np.float32), np.empty(shape, np.int64)
-        postings = self._weights, self._passages, self._bounds
-        bm25_search(*postings, tokens, counts, len(self.knowledge_base), scores, ids)
-        return [Retrieved(*each) for each in zip(ids, scores, strict=True)]
+        number = len(self.knowledge_base)
+        shape = len(queries), min(k, number)
+        scores = np.empty(shape, np.float32)
+        ids = np.empty(shape, np.int64)
+        bm25_search(
+            self._weights, self._passages, self._bounds, tokens, counts, number, scores, ids
+        )
+        return [Retrieved(*found) for found in zip(ids, scores, strict=True)]
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
         """The scores of the passages `ids`, float32 of shape `(n,)`; 0 if there is no such one."""
-        ids, scores = ids.astype(np.int32), np.zeros(len(ids), np.float32)
+        ids = ids.astype(np.int32)
+        scores = np.zeros(len(ids), np.float32)
         for token, count in zip(query.tokens, query.counts, strict=True):
             begin, end = self._bounds[token : token + 2]
             places = begin + np.searchsorted(self._passages[begin:end], ids)

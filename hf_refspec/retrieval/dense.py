@@ -29,7 +29,9 @@ class DenseRetriever:
             built with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         ef_search (`int`, *optional*, defaults to 128): How many candidates an approximate search
-            has, and how many passages `Speculation(prefetch=...)` can take of it at most.
+            has, which is also the most that `RalmSpeculation(prefetch=...)` can take.
+        threads (`int`, *optional*): Threads of an exact search; torch's number by default. A model
+            on the same CPU generates during a search only if cores are left for it.
 
     Raises:
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.
@@ -43,8 +45,9 @@ class DenseRetriever:
         encoder: Any,
         index: Index = "flat",
         ef_search: int = LEAST_WALKED,
+        threads: int | None = None,
     ) -> None:
-        check_index(index)
+        check_index(index, threads)
         check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:
             raise ValueError(
@@ -64,6 +67,12 @@ class DenseRetriever:
                 "its files are damaged, build it again"
             )
         self._vectors = index_type(index)(vectors, lengths, "inner_product")
+        self._vectors.threads = threads
+
+    @property
+    def search_threads(self) -> int:
+        """The threads that a search keeps busy."""
+        return self._vectors.search_threads
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
         """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""

@@ -21,13 +21,17 @@ _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 
 
 class FlatIndex(VectorIndex):
-    """Scores all vectors, a part of them in each of torch's threads."""
+    """Scores all vectors in `threads` threads, by default torch's number."""
 
     exact = True
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, lengths, metric)
         scan.prepare()
+
+    @property
+    def search_threads(self) -> int:  # type: ignore[override]
+        return self.threads or torch.get_num_threads()
 
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         # torch aligns it to a cache line, without which scoring four takes up to twice as long.
@@ -36,12 +40,13 @@ class FlatIndex(VectorIndex):
 
         def scan_part(part: tuple[int, int]) -> tuple[np.ndarray, ...]:
             ids = np.empty((len(queries), 2 * count), np.int64)
-            counts, bounds = np.zeros(len(queries), np.int64), np.empty(len(queries), np.float32)
+            counts = np.zeros(len(queries), np.int64)
+            bounds = np.empty(len(queries), np.float32)
             rows = self.vectors[slice(*part)]
             scan(rows, padded, self.metric == "l2", ids, counts, bounds)
             return ids + part[0], counts, bounds
 
-        threads = min(torch.get_num_threads(), len(self.vectors))
+        threads = min(self.search_threads, len(self.vectors))
         edges = np.linspace(0, len(self.vectors), threads + 1, dtype=np.int64).tolist()
         with ThreadPoolExecutor(threads) as pool:
             parts = list(pool.map(scan_part, pairwise(edges)))
@@ -61,12 +66,14 @@ class FlatIndex(VectorIndex):
 def scan(rows, queries, by_distance, ids, counts, bounds):
     """Finds the rows (n, d) with the highest scores for each query. The score is minus the squared
     distance with `by_distance`, otherwise the inner product. The q queries (p, d) are padded to a
-    multiple of four. The first columns of `ids` (q, 2 * most) receive the rows, unordered, `counts`
-    (q,) their number, at most `most`, and `bounds` (q,) a bound on the scores of all others."""
-    most, first = ids.shape[1] // 2, queries[0]
+    multiple of four. The first columns of `ids` (q, 2 * k) receive the rows, unordered, `counts`
+    (q,) their number, at most k, and `bounds` (q,) a bound on the scores of all others."""
+    k = ids.shape[1] // 2
+    first = queries[0]
     scores = np.empty(ids.shape, np.float32)
     block = np.empty((len(queries), _BLOCK), np.float32)
-    counts[:], bounds[:] = 0, -np.inf
+    counts[:] = 0
+    bounds[:] = -np.inf
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
         for s in range(0, len(ids), _TOGETHER):
@@ -79,21 +86,23 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
         for s in range(len(ids)):
             for i in range(size):
                 if block[s, i] > bounds[s]:
-                    ids[s, counts[s]], scores[s, counts[s]] = begin + i, block[s, i]
+                    ids[s, counts[s]] = begin + i
+                    scores[s, counts[s]] = block[s, i]
                     counts[s] += 1
-                    if counts[s] == 2 * most:
-                        bounds[s], counts[s] = _keep_best(ids[s], scores[s], most), most
+                    if counts[s] == 2 * k:
+                        bounds[s] = _keep_best(ids[s], scores[s], k)
+                        counts[s] = k
     for s in range(len(ids)):
-        if counts[s] > most:
-            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], most)
-            counts[s] = most
+        if counts[s] > k:
+            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], k)
+            counts[s] = k
 
 
 @njit(nogil=True)
-def _keep_best(ids, scores, most):
-    """Moves the `most` highest scores to the front; returns the lowest of them."""
-    order = np.argpartition(scores, len(scores) - most)[len(scores) - most :]
-    ids[:most], scores[:most] = ids[order], scores[order]
+def _keep_best(ids, scores, k):
+    """Moves the `k` highest scores to the front; returns the lowest of them."""
+    order = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
+    ids[:k], scores[:k] = ids[order], scores[order]
     return scores[0]
 
 
@@ -121,6 +130,8 @@ def _score_four(rows, row, queries, first, by_distance):
 class FaissFlatIndex(FlatIndex):
     """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`); on the CPU if
     more candidates are needed than FAISS finds."""
+
+    search_threads = 1
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         faiss = import_faiss("FaissFlatIndex")

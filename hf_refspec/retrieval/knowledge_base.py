@@ -96,8 +96,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
 
     Attributes:
-        path (`Path`): The folder.
-        config ([`KnowledgeBaseConfig`]): Its config.json.
         embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
             passage; `None` if it was built without an encoder.
 
@@ -127,11 +125,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             "name_ends": (np.int64, None),
         }
         self._sources = read_arrays(self.path, config.sources_file, sources, check_small=True)
-        bounds, documents = self._bounds, self._sources["documents"]
-        lengths, most = np.diff(bounds), config.chunk_length
+        bounds = self._bounds
+        documents = self._sources["documents"]
+        lengths = np.diff(bounds)
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
-        if not (whole and 1 <= lengths.min() <= lengths.max() <= most):
-            reason = f"its bounds are not those of passages of 1 to {most} tokens"
+        if not (whole and 1 <= lengths.min() <= lengths.max() <= config.chunk_length):
+            reason = f"its bounds are not those of passages of 1 to {config.chunk_length} tokens"
             raise self._damaged(config.passages_file, reason)
         in_order = documents[0] >= 0 and (documents[:-1] <= documents[1:]).all()
         if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
@@ -164,7 +163,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         column: str | None = None,
         pattern: str = "*",
         license: str | None = None,
-        corpus: str | None = None,
+        corpus_name: str | None = None,
         progress: bool = True,
     ) -> KnowledgeBase:
         """Builds a knowledge base in a new folder, whole or not at all, and opens it.
@@ -185,7 +184,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             pattern (`str`, *optional*, defaults to `"*"`): Which files of a folder, for example
                 `"*.md"`.
             license (`str`, *optional*): The documents' licence, by default the dataset's.
-            corpus (`str`, *optional*): The documents' name, by default the dataset's or folder's.
+            corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
@@ -198,9 +197,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """
         check_count("chunk_length", chunk_length)
         texts = None if encoder is None else TextEncoder(encoder)
-        size, places = vocabulary_size(tokenizer), list[str]()
+        places: list[str] = []
+        size = vocabulary_size(tokenizer)
         opened = open_source(documents, tokenizer, size, column, pattern, places)
-        opened.name, opened.license = corpus or opened.name, license or opened.license
+        opened.name = corpus_name or opened.name
+        opened.license = license or opened.license
         with new_folder(Path(path)) as folder:
             _write(folder, opened, places, tokenizer, texts, chunk_length, progress)
         return cls(path, tokenizer)
@@ -244,11 +245,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return int(self._tokens.max())
 
     def text(self, passage_id: int) -> str:
-        """The text of a passage.
-
-        Raises:
-            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
-        """
+        """The text of a passage; raises as [`~KnowledgeBase.passage`]."""
         return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
@@ -258,13 +255,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         row of a dataset, or the eighth text.
 
         The line, found by decoding the document up to the passage, is left out if the tokenizer
-        does not keep the ends of lines.
-
-        Raises:
-            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
-        """
-        passage, documents = self.text(passage_id), self._sources["documents"]
-        document, ends = int(documents[passage_id]), self._sources["name_ends"]
+        does not keep the ends of lines. It raises as [`~KnowledgeBase.passage`]."""
+        passage = self.text(passage_id)
+        documents = self._sources["documents"]
+        document = int(documents[passage_id])
+        ends = self._sources["name_ends"]
         name = f"document {document}"
         if len(ends):
             of_name = slice(ends[document - 1] if document else 0, ends[document])
@@ -300,7 +295,9 @@ def _write(
         "names": np.frombuffer(b"".join(names), np.uint8),
         "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
     }
-    count, dimension, embeddings_file = len(bounds) - 1, 0, None
+    count = len(bounds) - 1
+    dimension = 0
+    embeddings_file = None
     if encoder is not None:
         rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
@@ -370,7 +367,8 @@ def _embedded(
     progress: bool,
 ) -> Iterator[np.ndarray]:
     """Yields the embeddings of the passages, block by block."""
-    count, dimension = len(bounds) - 1, None
+    count = len(bounds) - 1
+    dimension = None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):
             edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()

@@ -52,6 +52,9 @@ class Retriever(Protocol):
 
     The time of searches, how often guesses were right and the ids retrieved last are kept in the
     retriever's `__dict__` for the next call; if it has none, each call learns them again.
+
+    A retriever that searches in this process may say by an attribute `search_threads` (`int`) how
+    many threads a search keeps busy. Where no core is left, the model waits for it.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 from numba import njit
 
+from ..check_count import check_count
 from ..extras import require
 from ..index.kernels import kernel
 from .retriever import Retrieved
@@ -80,6 +81,8 @@ class VectorIndex(ABC):
     """
 
     exact: ClassVar[bool]  # whether a search returns the best of all vectors or of candidates
+    threads: int | None = None  # of an exact search
+    search_threads = 1  # that a search keeps busy
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self.vectors = vectors
@@ -120,19 +123,20 @@ class VectorIndex(ABC):
         """Takes `count` candidates, and four times that number for queries whose candidates may
         lack a vector that is as good as the k-th."""
         best = self._best_candidates(queries, k, count)
-        found = [each for each, _ in best]
+        found = [passages for passages, _ in best]
         if count >= len(self.vectors):
             return found
         unsure = [
             i
-            for i, (query, (each, bound)) in enumerate(zip(queries, best, strict=True))
-            if len(each) < k  # if vectors are not finite
-            or each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
+            for i, (query, (passages, bound)) in enumerate(zip(queries, best, strict=True))
+            if len(passages) < k  # if vectors are not finite
+            or passages.scores[k - 1]
+            <= bound + self._rounding(query, float(passages.scores[k - 1]))
         ]
         if unsure:
             again = self._exact_search(queries[unsure], k, 4 * count)
-            for i, each in zip(unsure, again, strict=True):
-                found[i] = each
+            for i, passages in zip(unsure, again, strict=True):
+                found[i] = passages
         return found
 
     def _rounding(self, query: np.ndarray, score: float) -> float:
@@ -182,7 +186,9 @@ def import_faiss(what: str) -> Any:
     return require("faiss", what, "retrieval")
 
 
-def check_index(index: object) -> None:
-    """Refuses anything but the name of an index."""
+def check_index(index: object, threads: Any) -> None:
+    """Refuses anything but the name of an index, and anything but a number of threads or `None`."""
     if index not in get_args(Index):
         raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+    if threads is not None:
+        check_count("threads", threads, " or None")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from encoders import load_letters
 from retrieval import BATCHES, METHODS, OURS, main, retrievers
 
 from hf_refspec.ralm.iterative import iterative_ralm
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.store.build.presets import python_stdlib
 
@@ -85,6 +86,31 @@ def test_texts_are_continued_with_both_indexes_by_several_seeds(model, folder, t
     assert all(" ± " in rows[-1][-1] for rows in printed.values())
 
 
+@pytest.mark.parametrize("measured", ["ralm", "knn"])
+def test_searches_take_as_long_as_is_asked(measured, model, folder, data, tables):
+    options = [*model, *DENSE, *SIZES, "--data", str(data), "--index", "flat", "--limit", "1"]
+    options += ["--search-seconds", "0.05", "llama-hnsw", "--methods", "s=3", OURS, "--k", "1"]
+    assert main([measured, folder, *options, "--max-new-tokens", "9"]) == 0
+    printed = tables()
+    names = [name.removeprefix("kNN-LM, ") for name in printed]
+    assert [name.replace(", k=1", "") for name in names] == [
+        "flat, 100, 0.05 s, 9 tokens, greedy",
+        "flat, 100, llama-hnsw R:G 0.12, 9 tokens, greedy",
+    ]
+    seconds, by_ratio = printed.values()
+    for rows in (seconds, by_ratio):
+        assert [row[0] for row in rows] == ["B", "s=3", OURS]
+    baseline = seconds[0]
+    assert float(baseline[5]) >= 0.05 * float(baseline[1])
+
+
+def test_search_times_that_are_neither_seconds_nor_a_ratio_are_refused(model, folder, capsys):
+    for wrong in ("opt-exact", "0", "inf"):
+        with pytest.raises(SystemExit):
+            main(["ralm", folder, *model, "--search-seconds", wrong])
+        assert f"invalid seconds_or_ratio value: '{wrong}'" in capsys.readouterr().err
+
+
 def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
     sizes = ["--vectors", "100", "6000", "--graph", "60", "--passages", "20000"]
     assert main(["latency", folder, *model, *DENSE, *sizes]) == 0
@@ -95,65 +121,91 @@ def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
     assert float(rows[1][-1]) > 5 * float(rows[0][-1])  # the 200 vectors are scanned 30 times
 
 
-def authors_loop(model, ids, retriever, bos, new_tokens, caches_all=False):
-    """The new tokens of the loop of JackFram/ralm-sys (eval_rag_serve.py) with `--stride 4
-    --spec_step 3 --cache --cache_update_width 20 --always_update_cache --retrieval_always_wide`,
-    written anew, and its searches: a step with a verified passage, a guess after each step, one
-    search for the queries of three. Its cache takes what was found up to the first wrong guess; in
-    the paper and here (`caches_all`) it takes all that was found."""
-    begin, most, text = int(ids[0] == bos), len(ids) + new_tokens, list(ids)
+def authors_loop(model, ids, retriever, bos, new_tokens, wide=False, keeps_all=True):
+    """The loop of JackFram/ralm-sys (eval_rag_serve.py), written anew, with `--stride 4
+    --spec_step 3 --cache --cache_update_width 20`, and `--retrieval_always_wide` if it is `wide`.
+
+    Returns the new tokens, the number of searches and the number of generated steps: one with a
+    verified passage, then two with guesses, and one search for the queries behind all three. Its
+    cache takes the passages up to the first wrong guess; in the paper and here (`keeps_all`) it
+    takes all."""
+    begin = int(ids[0] == bos)
+    longest = len(ids) + new_tokens
+    text = list(ids)
     ends = np.atleast_1d(model.generation_config.eos_token_id).tolist()
-
-    def found(queries):
-        return retriever.search(queries, 20)
-
-    (truth,) = found([retriever.encode(np.array(text[-32:]))])
-    cached, best, searches = set(truth.ids.tolist()), int(truth.ids[0]), 1
-    while len(text) < most and text[-1] not in ends:
-        start, queries, guesses = len(text), [], []
+    steps = 0
+    (truth,) = retriever.search([retriever.encode(np.array(text[-32:]))], 20)
+    cached = set(truth.ids.tolist())
+    best = int(truth.ids[0])
+    searches = 1
+    while len(text) < longest and text[-1] not in ends:
+        start = len(text)
+        queries = []
+        guesses = []
         for _ in range(3):
-            seen = [*ids[:begin], *retriever.passage(best).tolist(), *text[begin:]]
-            step = min(4, most - len(text))
-            given = torch.tensor([seen])
-            given = {"input_ids": given, "attention_mask": torch.ones_like(given)}
-            output = model.generate(**given, max_new_tokens=step, do_sample=False)
-            text += output[0, len(seen) :].tolist()
-            if len(text) >= most or text[-1] in ends:
+            seen = torch.tensor([[*ids[:begin], *retriever.passage(best).tolist(), *text[begin:]]])
+            output = model.generate(
+                input_ids=seen,
+                attention_mask=torch.ones_like(seen),
+                max_new_tokens=min(4, longest - len(text)),
+                do_sample=False,
+            )
+            steps += 1
+            text += output[0, seen.shape[1] :].tolist()
+            if len(text) >= longest or text[-1] in ends:
                 break
             queries.append(retriever.encode(np.array(text[-32:])))
             held = np.array(sorted(cached))
             best = int(Retrieved.best(held, retriever.score(queries[-1], held), 1).ids[0])
             guesses.append(best)
         searches += bool(queries)
-        truths = found(queries) if queries else []
+        truths = retriever.search(queries, 20 if wide else 1) if queries else []
         for i, truth in enumerate(truths):
-            for each in truths if caches_all else [truth]:
-                cached.update(each.ids.tolist())
+            for found in truths if keeps_all else [truth]:
+                cached.update(found.ids.tolist())
             best = int(truth.ids[0])
             if not np.array_equal(retriever.passage(best), retriever.passage(guesses[i])):
                 del text[start + 4 * (i + 1) :]
                 break
-    return text[len(ids) :], searches
+    return text[len(ids) :], searches, steps
 
 
-def test_as_many_searches_as_in_the_authors_loop(model, folder, byte_llama, tokenizer):
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_published_loop_makes_the_searches_and_the_steps_of_the_authors_loop(
+    wide, model, folder, byte_llama, tokenizer
+):
     arguments = SimpleNamespace(folder=Path(folder), index=["flat", "bm25"], encoder="letters-64")
-    arguments.vectors, arguments.passages = [200], None
+    arguments.vectors = [200]
+    arguments.passages = None
+    published = METHODS["P"]
+    mismatched = 0
+    if wide:
+        published = replace(published, prefetch_searches="all")
     for new_retriever in retrievers(arguments, tokenizer).values():
         retriever = new_retriever()
         for text in ("who is Tom?", "import sys", "cats and dogs"):
-            ids, stats = tokenizer(text)["input_ids"], RetrievalStats()
+            ids = tokenizer(text)["input_ids"]
+            stats = RalmStats()
             output = byte_llama.generate(
                 torch.tensor([ids]),
-                **{"custom_generate": iterative_ralm, "retriever": retriever},
-                **{"tokenizer": tokenizer, "speculation": METHODS["P"]},
-                **{"retrieval_stats": stats, "max_new_tokens": 50, "do_sample": False},
+                custom_generate=iterative_ralm,
+                retriever=retriever,
+                tokenizer=tokenizer,
+                speculation=published,
+                ralm_stats=stats,
+                max_new_tokens=50,
+                do_sample=False,
             )
-            given = byte_llama, ids, retriever, tokenizer.bos_token_id, 50
             answer = output[0, len(ids) :].tolist()
-            assert authors_loop(*given, caches_all=True) == (answer, stats.searches)
-            assert authors_loop(*given)[0] == answer
+            generated = stats.steps + stats.mismatched + stats.discarded
+            bos = tokenizer.bos_token_id
+            authors = authors_loop(byte_llama, ids, retriever, bos, 50, wide=wide)
+            assert authors == (answer, stats.searches, generated)
+            few = authors_loop(byte_llama, ids, retriever, bos, 50, wide=wide, keeps_all=False)
+            assert few[0] == answer
             assert stats.searches < stats.steps
+            mismatched += stats.mismatched
+    assert mismatched > 0
 
 
 def test_what_does_not_fit_is_named(model, data):

@@ -74,7 +74,7 @@ def test_grammar_has_a_row_for_every_method(model, printed_rows):
 def test_perplexity_is_that_of_the_models_loss_and_of_the_mixture(
     model, byte_llama, tokenizer, printed_rows
 ):
-    store = KnnDatastore.build(byte_llama, tokenizer, CORPUS, "knn", progress=False)
+    store = KnnDatastore.build(CORPUS, tokenizer, byte_llama, "knn", progress=False)
     reading = knn_perplexity.read(byte_llama, tokenizer, store, [TEXT], k=8, most=999)
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with torch.no_grad(), recorded(byte_llama, "last_mlp") as hidden:

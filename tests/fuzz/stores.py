@@ -224,7 +224,7 @@ def checked_ids(ids: np.ndarray, below: int) -> list[int]:
 
 
 def build_knn_datastore(path: Path) -> None:
-    KnnDatastore.build(model(), tokenizer(), texts(24), path, progress=False)
+    KnnDatastore.build(texts(24), tokenizer(), model(), path, progress=False)
 
 
 def knn_uses() -> dict[str, Use]:

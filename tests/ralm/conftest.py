@@ -9,7 +9,7 @@ from hf_refspec.ralm.knn_datastore import KnnDatastore
 @pytest.fixture(scope="session")
 def store(byte_llama, tokenizer, tmp_path_factory) -> KnnDatastore:
     path = tmp_path_factory.mktemp("knn") / "store"
-    return KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+    return KnnDatastore.build(CORPUS, tokenizer, byte_llama, path, progress=False)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from walks import Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm.checked_search import RetrievalError
-from hf_refspec.ralm.engine import generate_speculatively
-from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.checked_search import RalmError
+from hf_refspec.ralm.engine import generate_with_retrieval
+from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.retrieval.retriever import Retrieved
 
 
@@ -26,13 +26,13 @@ class Failing(Vectors):
         return found
 
 
-@pytest.mark.parametrize("speculation", [None, *map(Speculation.parse, ("", "psa"))])
+@pytest.mark.parametrize("speculation", [None, *map(RalmSpeculation.parse, ("", "psa"))])
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_search_that_fails_is_named_and_leaves_what_is_verified(speculation, at):
     plain, _ = generated(None, Vectors())
     text = Walk(20, 0)
-    with pytest.raises(RetrievalError, match=r"Failing\.search raised ConnectionError: gone") as e:
-        generate_speculatively(text, Failing(at), speculation, k=1)
+    with pytest.raises(RalmError, match=r"Failing\.search raised ConnectionError: gone") as e:
+        generate_with_retrieval(text, Failing(at), speculation, k=1)
     assert isinstance(e.value.__cause__, ConnectionError)
     assert text.steps == text.committed == plain[: len(text.steps)]
     assert_no_search_goes_on()
@@ -63,8 +63,8 @@ def test_answers_that_cannot_be_are_named(answer, message):
         def search(self, queries, k):
             return answer
 
-    for speculation in (None, Speculation()):
-        with pytest.raises(RetrievalError, match=rf"Wrong.search.*{message}"):
+    for speculation in (None, RalmSpeculation()):
+        with pytest.raises(RalmError, match=rf"Wrong.search.*{message}"):
             generated(speculation, Wrong())
 
 
@@ -74,7 +74,7 @@ def test_too_few_passages_are_named_where_there_are_more():
             found = super().search(queries, k)
             return [Retrieved(f.ids[:n], f.scores[:n]) for f in found for n in [5 - self.searches]]
 
-    with pytest.raises(RetrievalError, match="3 of the 4 passages"):
-        generated(Speculation(stride=2), Few(), k=4)
+    with pytest.raises(RalmError, match="3 of the 4 passages"):
+        generated(RalmSpeculation(stride=2), Few(), k=4)
     small = Vectors(entries=3)  # which has no more
-    assert generated(Speculation(), small, k=5)[0] == generated(None, small, k=5)[0]
+    assert generated(RalmSpeculation(), small, k=5)[0] == generated(None, small, k=5)[0]

@@ -6,6 +6,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,18 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm import engine
+from hf_refspec.ralm import engine, request_cache
 from hf_refspec.ralm.checked_search import RunningSearch
-from hf_refspec.ralm.engine import RequestCache, generate_speculatively
-from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.constants import CONSTANTS
+from hf_refspec.ralm.engine import generate_with_retrieval
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.request_cache import LEARNED, RequestCache
 from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
-    Speculation,
+    RalmSpeculation,
     prefetch=st.sampled_from([1, 3, 20]),
     stride=st.one_of(st.just("os3"), st.integers(1, 9)),
     asynchronous=st.booleans(),
     max_gamma=st.sampled_from([None, 0.6]),
+    prefetch_searches=st.sampled_from(["all", "first"]),
 )
 
 
@@ -34,7 +38,7 @@ speculations = st.builds(
 def all_ids_are_kept():
     """As where steps take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_EARLIER_COST", 1e9)
+        patch.setattr(request_cache, "CONSTANTS", replace(CONSTANTS, earlier_cost=1e9))
         yield
 
 
@@ -68,7 +72,7 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
 def test_while_a_search_runs_speculation_goes_on():
     options = {"stride": 2, "prefetch": ENTRIES}
     plain, _ = generated(None, Vectors())
-    both = [Speculation(asynchronous=asynchronous, **options) for asynchronous in (False, True)]
+    both = [RalmSpeculation(asynchronous=asynchronous, **options) for asynchronous in (False, True)]
     assert [generated(speculation, Slow())[0] for speculation in both] == [plain, plain]
     waiting, went_on = (Timed().generated(speculation) for speculation in both)
     assert went_on.searches < waiting.searches
@@ -81,7 +85,7 @@ def test_ids_that_change_from_search_to_search_are_taken_as_they_come():
             self.vectors = np.roll(self.vectors, 1, axis=0)
             return super().search(queries, k)
 
-    _, stats = generated(Speculation(stride=3, asynchronous=False), Changing())
+    _, stats = generated(RalmSpeculation(stride=3, asynchronous=False), Changing())
     assert stats.mismatched > 0
 
 
@@ -93,18 +97,42 @@ def test_an_exception_of_the_text_comes_through_and_leaves_no_thread():
             return super().step(found)
 
     with pytest.raises(KeyboardInterrupt):
-        generate_speculatively(Broken(20, 0), Slow(), Speculation(), k=1)
+        generate_with_retrieval(Broken(20, 0), Slow(), RalmSpeculation(), k=1)
     assert_no_search_goes_on()
 
 
 def test_stats_are_cleared_filled_and_printed():
-    _, stats = generated(Speculation(), Slow())
-    again = generate_speculatively(Walk(2, 0), Slow(), None, 1, stats=stats)
+    _, stats = generated(RalmSpeculation(), Slow())
+    again = generate_with_retrieval(Walk(2, 0), Slow(), None, 1, stats=stats)
     assert again is stats
     assert (stats.steps, stats.searches, stats.strides) == (2, 2, [])
     assert stats.verification_seconds >= 0.04
     assert "2 steps, 2 queries in 2 searches" in str(stats)
     assert stats.to_dict()["retrievals"] == 2
+
+
+@pytest.mark.parametrize("letters", ["", "p"])
+def test_of_the_steps_of_a_published_search_only_the_guessed_ones_are_made_in_vain(letters):
+    """A stride of 3: one step with a verified passage, two guesses. The third query waits."""
+    for seed in range(9):
+        _, stats = generated(RalmSpeculation.published(letters), Vectors(seed), jumpiness=3.0)
+        assert max(stats.strides) == 3
+        assert stats.speculated <= 2 * len(stats.strides)
+
+
+def test_as_published_only_the_first_search_prefetches():
+    class Counting(Vectors):
+        counts = ()
+
+        def search(self, queries, k):
+            self.counts += (k,)
+            return super().search(queries, k)
+
+    for searches, others in (("first", 1), ("all", 20)):
+        retriever = Counting()
+        published = replace(RalmSpeculation.published("p"), prefetch_searches=searches)
+        generated(published, retriever)
+        assert retriever.counts[0] == 20 and set(retriever.counts[1:]) == {others}
 
 
 class Timed:
@@ -119,11 +147,15 @@ class Timed:
         self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
         self.per_id = per_id
 
+    model_threads = 1
+
     def generated(self, speculation, length=100):
         self.length, self.steps = length, []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            return generate_speculatively(self, self, speculation, 1, clock=lambda: self.now)
+            patch.setattr(engine, "usable_cores", lambda: 2)
+            options = {"clock": lambda: self.now, "model_threads": self.model_threads}
+            return generate_with_retrieval(self, self, speculation, 1, **options)
 
     def begin(self, queries, count):
         seconds = self.search_seconds + self.per_query * (len(queries) - 1)
@@ -169,7 +201,7 @@ class Timed:
         pass
 
 
-PS = Speculation.parse("ps")
+PS = RalmSpeculation.parse("ps")
 
 
 def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen():
@@ -177,12 +209,12 @@ def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen():
     first, second = retriever.generated(PS), retriever.generated(PS)
     assert first.strides[:2] == Timed().generated(PS).strides[:2]
     assert second.strides[1] > first.strides[1]
-    other = Speculation.parse("s")
+    other = RalmSpeculation.parse("s")
     assert retriever.generated(other).strides == Timed().generated(other).strides
 
 
 def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
-    retriever, published = Timed(), Speculation.published("ps")
+    retriever, published = Timed(), RalmSpeculation.published("ps")
     first = retriever.generated(published)
     assert retriever.generated(PS).strides == Timed().generated(PS).strides
     assert retriever.generated(published).strides == first.strides
@@ -191,22 +223,22 @@ def test_as_published_nothing_is_left_to_others_nor_taken_from_them():
 def test_the_first_search_of_a_request_is_guessed_from_earlier_ones():
     for search_seconds in (0.5, 20.0):
         retriever = Timed(search_seconds)
-        requests = [retriever.generated(Speculation(), length=9) for _ in range(4)]
+        requests = [retriever.generated(RalmSpeculation(), length=9) for _ in range(4)]
         assert not requests[0].speculation_was_right[0] and requests[-1].speculation_was_right[0]
         assert requests[-1].waiting_seconds < requests[0].waiting_seconds
         retriever.topic = 1
-        assert not retriever.generated(Speculation(), length=9).speculation_was_right[0]
+        assert not retriever.generated(RalmSpeculation(), length=9).speculation_was_right[0]
         for copied in (deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
-            strides = copied.generated(Speculation(), length=9).strides
-            assert strides == Timed(search_seconds).generated(Speculation(), length=9).strides
+            strides = copied.generated(RalmSpeculation(), length=9).strides
+            assert strides == Timed(search_seconds).generated(RalmSpeculation(), length=9).strides
 
 
 def test_no_more_ids_are_kept_than_can_be_scored_in_a_twentieth_of_a_search_or_step():
     for search_seconds, most in ((0.3, 15), (20.0, 50)):
         retriever = Timed(search_seconds, per_id=0.001)
         for retriever.topic in range(20):
-            retriever.generated(Speculation(), length=4)
-        ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+            retriever.generated(RalmSpeculation(), length=4)
+        ((_, ids),) = vars(retriever)[LEARNED].values()
         assert 0.6 * most <= len(ids) <= 2 * most and ids[0] >= 190_000
 
 
@@ -215,13 +247,13 @@ def test_calls_of_several_threads_share_what_they_retrieve():
     retriever, plain = Slow(), [generated(None, Vectors(), 20, seed)[0] for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:
         for _ in range(3):
-            found = threads.map(partial(generated, Speculation(), retriever, 20), range(4))
+            found = threads.map(partial(generated, RalmSpeculation(), retriever, 20), range(4))
             assert [steps for steps, _ in found] == plain
-    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    ((_, ids),) = vars(retriever)[LEARNED].values()
     assert {i for steps in plain for step in steps for i in step} <= set(ids.tolist())
 
 
-@pytest.mark.parametrize("speculation", [Speculation(), PS])
+@pytest.mark.parametrize("speculation", [RalmSpeculation(), PS])
 @all_ids_are_kept()
 def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
     class Shrinking(Slow):
@@ -234,7 +266,7 @@ def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
     plain, _ = generated(None, retriever, seed=1)
     for _ in range(2):
         assert generated(speculation, retriever, seed=1)[0] == plain
-    ((_, ids),) = vars(retriever)[engine.LEARNED].values()
+    ((_, ids),) = vars(retriever)[LEARNED].values()
     assert ids.max() < 10
 
 
@@ -253,17 +285,77 @@ def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, righ
         retriever = Timed(search_seconds, right, per_query)
         for retriever.topic in (0, 0, 0, 0, 1, 2, 3, 3):
             began = retriever.now
-            retriever.generated(Speculation.parse(letters), steps)
+            retriever.generated(RalmSpeculation.parse(letters), steps)
             seconds = retriever.now - began
             assert seconds <= steps * (1 + search_seconds) / 0.97, (per_query, seconds)
 
 
+class OnTwoCores(Timed):
+    """As above, but the search runs on the model's two cores: while both run, they slow each other
+    down `slower` times."""
+
+    search_threads = model_threads = 2
+    slower = 2.0
+
+    def begin(self, queries, count):
+        answer = SimpleNamespace(done=lambda: answer.left <= 0, end=0.0)
+        answer.left = self.search_seconds + self.per_query * (len(queries) - 1)
+        self.running = RunningSearch(queries, count, self.now, answer)
+        return self.running
+
+    def step(self, found):
+        answer = self.running.answer
+        if answer.left > 0:
+            together = min(1.0, answer.left)
+            self.now += together * (self.slower - 1)
+            answer.left -= together
+            if answer.left <= 0:
+                answer.end = self.now + together
+        return super().step(found)
+
+    def finish(self, search):
+        answer = search.answer
+        self.now += max(answer.left, 0.0)
+        answer.left = 0.0
+        answer.end = answer.end or self.now
+        answer.seconds = answer.end - search.began
+        return super().finish(search)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("slower", [2.0, 3.0])
+@pytest.mark.parametrize("search_seconds", [0.3, 0.8, 5.0])
+def test_with_as_many_threads_as_cores_no_request_is_slower_than_waiting(
+    search_seconds, slower, right
+):
+    retriever = OnTwoCores(search_seconds, right, per_query=search_seconds / 4)
+    retriever.slower = slower
+    for retriever.topic in (0, 0, 1, 2, 2):
+        began = retriever.now
+        stats = retriever.generated(RalmSpeculation(), 12)
+        assert stats.contention == 2.0 and "contention 2.00" in str(stats)
+        assert retriever.now - began <= 12 * (1 + search_seconds) / 0.97
+
+
+def test_steps_go_on_beside_searches_where_cores_are_left_to_them():
+    seconds = []
+    for threads in (2, 1):
+        retriever = OnTwoCores(search_seconds=2.0, per_query=1.0)
+        retriever.search_threads = retriever.model_threads = threads
+        retriever.slower = 1.25
+        for _ in range(3):
+            stats = retriever.generated(RalmSpeculation())
+        assert stats.contention == (2.0 if threads == 2 else 1.0)
+        seconds.append(retriever.now)
+    assert seconds[1] < 0.8 * seconds[0]
+
+
 def test_it_speculates_again_once_searches_take_longer():
     retriever = Timed(search_seconds=0.01)
-    assert retriever.generated(Speculation()).speculated == 0
+    assert retriever.generated(RalmSpeculation()).speculated == 0
     retriever.search_seconds = 20.0
-    retriever.generated(Speculation())
-    assert retriever.generated(Speculation()).searches < 20
+    retriever.generated(RalmSpeculation())
+    assert retriever.generated(RalmSpeculation()).searches < 20
 
 
 @settings(deadline=None)
@@ -292,15 +384,15 @@ def test_a_retriever_that_can_keep_nothing_is_none_the_worse(base):
         def score(self, query, ids):
             return Vectors().score(query, ids)
 
-    assert generated(Speculation(), Bare())[0] == generated(None, Vectors())[0]
+    assert generated(RalmSpeculation(), Bare())[0] == generated(None, Vectors())[0]
 
 
 def test_more_prefetched_than_a_graph_is_walked_for_is_refused():
     retriever = Vectors()
     retriever.index = "hnsw"
     with pytest.raises(ValueError, match="prefetch must be at most 128"):
-        generated(Speculation(prefetch=200), retriever)
-    assert generated(Speculation(prefetch=200), retriever, k=200)[1].steps > 0
+        generated(RalmSpeculation(prefetch=200), retriever)
+    assert generated(RalmSpeculation(prefetch=200), retriever, k=200)[1].steps > 0
     retriever.ef_search = 200
-    assert generated(Speculation(prefetch=200), retriever)[1].steps > 0
-    assert generated(Speculation(prefetch=200), Vectors())[1].steps > 0
+    assert generated(RalmSpeculation(prefetch=200), retriever)[1].steps > 0
+    assert generated(RalmSpeculation(prefetch=200), Vectors())[1].steps > 0

@@ -16,10 +16,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from walks import assert_no_search_goes_on
 
 import hf_refspec as rs
-from hf_refspec.ralm.checked_search import RetrievalError
+from hf_refspec.ralm.checked_search import RalmError
 from hf_refspec.ralm.iterative import iterative_ralm
-from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.stats import RalmStats
 
 BOS = 1
 PROMPT = torch.tensor([[BOS, 5, 9, 12, 7, 5, 9, 33, 12, 7]])
@@ -30,9 +30,9 @@ SPECULATIONS = [
     "s",
     "a",
     "psa",
-    Speculation.published("psa"),
-    Speculation(stride=1, asynchronous=False),
-    Speculation(stride=5, prefetch=2),
+    RalmSpeculation.published("psa"),
+    RalmSpeculation(stride=1, asynchronous=False),
+    RalmSpeculation(stride=5, prefetch=2),
 ]
 
 
@@ -93,9 +93,9 @@ def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(
     outputs, stats = [], []
     for each in (None, speculation):
         torch.manual_seed(7)
-        stats.append(RetrievalStats())
+        stats.append(RalmStats())
         outputs.append(
-            generate(llama, retriever, speculation=each, retrieval_stats=stats[-1], **options)
+            generate(llama, retriever, speculation=each, ralm_stats=stats[-1], **options)
         )
         outputs[-1].state = torch.get_rng_state()
     plain, speculated = outputs
@@ -228,8 +228,8 @@ def test_an_error_of_the_retriever_carries_the_text_so_far(llama, method):
     setattr(retriever, method, failing)
     options = {"max_new_tokens": 40, "generation_stride": 1, "query_length": 2, **GREEDY}
     plain = generate(llama, BagOfTokens(), **options)[0].tolist()
-    with pytest.raises(RetrievalError, match=f"{method} raised.*the server is gone") as caught:
-        generate(llama, retriever, **options, speculation=Speculation(stride=3))
+    with pytest.raises(RalmError, match=f"{method} raised.*the server is gone") as caught:
+        generate(llama, retriever, **options, speculation=RalmSpeculation(stride=3))
     text_ids = caught.value.text_ids
     assert PROMPT.shape[1] <= len(text_ids) < len(plain)
     assert text_ids == plain[: len(text_ids)]
@@ -249,7 +249,7 @@ def test_a_text_begins_anew_if_ids_of_earlier_calls_are_known_no_more(llama):
     plain = generate(llama, retriever, max_new_tokens=20, speculation=None, **GREEDY).tolist()
     retriever.search = lambda *args: time.sleep(0.1) or BagOfTokens.search(retriever, *args)
     for _ in range(2):
-        options = {"max_new_tokens": 20, "retrieval_stats": (stats := RetrievalStats()), **GREEDY}
+        options = {"max_new_tokens": 20, "ralm_stats": (stats := RalmStats()), **GREEDY}
         assert generate(llama, retriever, **options).tolist() == plain
         assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
         assert stats.searches == 1 + len(stats.strides)  # the initial retrieval
@@ -258,7 +258,7 @@ def test_a_text_begins_anew_if_ids_of_earlier_calls_are_known_no_more(llama):
 
 
 def test_tokens_outside_of_the_vocabulary_are_named(llama):
-    with pytest.raises(RetrievalError, match=r"passage\(0\) has ids from 4 to 500.*vocabulary"):
+    with pytest.raises(RalmError, match=r"passage\(0\) has ids from 4 to 500.*vocabulary"):
         generate(llama, OnePassage([4, 500]), max_new_tokens=4)
 
 
@@ -271,7 +271,7 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
         ({"query_length": 2.5}, TypeError, "query_length must be an int"),
         ({"speculation": "xyz"}, ValueError, "speculation must be of the letters"),
         ({"drafter": "copy"}, TypeError, "`drafter` must be a drafter"),
-        ({"retrieval_stats": {}}, TypeError, "`retrieval_stats` must be a"),
+        ({"ralm_stats": {}}, TypeError, "`ralm_stats` must be a"),
         ({"num_beams": 2}, ValueError, "`iterative_ralm` cannot be combined with `num_beams=2`"),
         ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
         ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),

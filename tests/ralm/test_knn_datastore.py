@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -26,20 +27,16 @@ def path(store):
     return store.path
 
 
-def test_the_card_names_the_corpus_and_a_folder_of_an_earlier_version_opens(built, tmp_path):
+def test_the_card_names_the_corpus(built):
     config = built(corpus_name="tides", license="MIT").config
     assert "| Corpus | tides |\n| Licence of the corpus | MIT |" in card(config, "owner/knn")
-    older = json.loads((tmp_path / "s" / "config.json").read_text())
-    del older["source"]
-    (tmp_path / "s" / "config.json").write_text(json.dumps(older))
-    assert KnnDatastore(tmp_path / "s").config == replace(config, source={})
 
 
 @pytest.fixture
 def built(byte_llama, tokenizer, tmp_path):
-    def build(model=byte_llama, corpus=CORPUS, **options):
+    def build(model=byte_llama, documents=CORPUS, **options):
         return KnnDatastore.build(
-            model, tokenizer, corpus, tmp_path / "s", progress=False, **options
+            documents, tokenizer, model, tmp_path / "s", progress=False, **options
         )
 
     return build
@@ -83,7 +80,7 @@ class TestBuild:
         assert entry == len(store)
 
     def test_or_it_is_the_last_hidden_state(self, byte_llama, tokenizer, built):
-        store = built(corpus=CORPUS[:1], layer="last_hidden")
+        store = built(documents=CORPUS[:1], layer="last_hidden")
         ids = tokenizer(CORPUS[0], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             expected = byte_llama.model(ids).last_hidden_state[0, :-1]
@@ -100,20 +97,20 @@ class TestBuild:
         assert np.array_equal(built(max_entries=20).values, store.values[:20])
 
     @pytest.mark.parametrize(
-        ("corpus", "error", "message"),
+        ("documents", "error", "message"),
         [
-            ([], ValueError, "corpus has no text"),
+            ([], ValueError, "documents has no text"),
             ("", FileNotFoundError, "put a text into a list"),
-            (["", "x"], ValueError, "corpus has no text"),
+            (["", "x"], ValueError, "documents has no text"),
             (["text", 7], ValueError, "document 1 must be a text"),
             ([[1, 2]], TypeError, "must be of strings, but entry 0"),
         ],
     )
-    def test_a_corpus_without_text_is_refused_and_nothing_stays(
-        self, built, corpus, error, message, tmp_path
+    def test_documents_without_text_are_refused_and_nothing_stays(
+        self, built, documents, error, message, tmp_path
     ):
         with pytest.raises(error, match=message):
-            built(corpus=corpus)
+            built(documents=documents)
         assert list(tmp_path.iterdir()) == []
 
     def test_states_that_are_not_finite_are_refused_and_nothing_stays(self, built, tmp_path):
@@ -159,7 +156,8 @@ class TestOpening:
             {"key_dtype": "object"},
             {"file": {"name": "../other", "size": 1, "sha256": ""}},
             {"file": {"name": "entries.safetensors", "size": 1, "sha256": ""}},
-            {"format": "knn-99"},
+            {"format_version": 99},
+            {"kind": "knowledge base"},
             {"more": 1},
         ],
     )
@@ -169,6 +167,11 @@ class TestOpening:
         (tmp_path / "entries.safetensors").write_bytes((path / "entries.safetensors").read_bytes())
         with pytest.raises(DatastoreError):
             KnnDatastore(tmp_path)
+
+    def test_searches_have_a_number_of_threads_of_their_own_which_copies_keep(self, path):
+        assert copy(KnnDatastore(path, threads=3)).search_threads == 3
+        with pytest.raises(TypeError, match="threads must be"):
+            KnnDatastore(path, threads="all")
 
     def test_another_index_is_refused(self, path):
         with pytest.raises(ValueError, match="index must be one of"):

@@ -13,11 +13,11 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import Mixture
-from hf_refspec.ralm.options import Speculation
-from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
 
-SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", Speculation.published("psa")]
+SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", RalmSpeculation.published("psa")]
 
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True}
@@ -38,9 +38,9 @@ class TestTheSameTextWithEverySpeculation:
     @pytest.mark.parametrize(
         ("speculation", "k", "taken"),
         [
-            (Speculation.published("s"), 200, True),
-            (Speculation(), 8, True),
-            (Speculation(), 200, False),
+            (RalmSpeculation.published("s"), 200, True),
+            (RalmSpeculation(), 8, True),
+            (RalmSpeculation(), 200, False),
         ],
     )
     def test_the_next_entries_are_taken_as_published_or_of_few_neighbours(
@@ -53,7 +53,7 @@ class TestTheSameTextWithEverySpeculation:
                 self.asked += 1
                 return super().next_entries(ids)
 
-        store = Recorded.build(byte_llama, tokenizer, CORPUS * 2, tmp_path / "s", progress=False)
+        store = Recorded.build(CORPUS * 2, tokenizer, byte_llama, tmp_path / "s", progress=False)
         plain = generate(byte_llama, inputs, store, speculation=None, k=k)
         ids = generate(byte_llama, inputs, store, speculation=speculation, k=k)
         assert torch.equal(ids, plain)
@@ -75,7 +75,7 @@ class TestTheSameTextWithEverySpeculation:
     def test_on_other_caches_than_of_plain_attention(self, model_type, inputs, tokenizer, tmp_path):
         model = small(model_type, vocab_size=len(tokenizer))
         options = {"layer": "last_hidden", "progress": False}
-        store = KnnDatastore.build(model, tokenizer, CORPUS, tmp_path / "store", **options)
+        store = KnnDatastore.build(CORPUS, tokenizer, model, tmp_path / "store", **options)
         for do_sample in (False, True):
             options = {"do_sample": do_sample, "k": 3}
             plain = generate(model, inputs, store, speculation=None, **options)
@@ -138,10 +138,8 @@ class TestGenerate:
     def test_returns_a_dict_with_the_cache_of_all_but_the_last_and_fills_stats(
         self, byte_llama, inputs, store
     ):
-        stats = RetrievalStats()
-        output = generate(
-            byte_llama, inputs, store, return_dict_in_generate=True, retrieval_stats=stats
-        )
+        stats = RalmStats()
+        output = generate(byte_llama, inputs, store, return_dict_in_generate=True, ralm_stats=stats)
         assert torch.equal(output.sequences, generate(byte_llama, inputs, store))
         length = output.sequences.shape[1]
         assert output.past_key_values.get_seq_length() == length - 1
@@ -149,8 +147,8 @@ class TestGenerate:
 
     @pytest.mark.parametrize("k", [1, 200])
     def test_speculates_several_tokens_a_search(self, byte_llama, inputs, store, k):
-        stats = RetrievalStats()
-        options = {"k": min(k, len(store)), "retrieval_stats": stats}
+        stats = RalmStats()
+        options = {"k": min(k, len(store)), "ralm_stats": stats}
         generate(byte_llama, inputs, store, speculation="p", **options)
         assert stats.searches < stats.steps
         assert stats.verified > 0
@@ -183,7 +181,7 @@ class TestBadInput:
             ({"use_cache": False}, ValueError, "`knn_lm` cannot be combined with `use_cache"),
             ({"cache_implementation": "static"}, ValueError, "`knn_lm`.*a static cache"),
             (SCORES, ValueError, "output_scores"),
-            ({"retrieval_stats": {}}, TypeError, "RetrievalStats"),
+            ({"ralm_stats": {}}, TypeError, "RalmStats"),
             ({"guidance_scale": 2.0}, ValueError, "Pass `speculation=None`"),
             ({"knn_datastore": None}, TypeError, r"KnnDatastore\.build"),
             ({"num_return_sequences": 2, "do_sample": True}, ValueError, "2 rows"),

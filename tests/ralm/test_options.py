@@ -1,35 +1,37 @@
-"""The letters and numbers of a `Speculation`."""
+"""The letters and numbers of a `RalmSpeculation`."""
 
 from __future__ import annotations
 
 import pytest
 
-from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.options import RalmSpeculation
 
 
 def test_the_letters_mean_what_they_mean_in_the_paper():
-    plain = Speculation.parse("")
+    plain = RalmSpeculation.parse("")
     assert (plain.prefetch, plain.stride, plain.asynchronous) == (1, 3, False)
-    full = Speculation.published("sap")
+    full = RalmSpeculation.published("sap")
     assert (full.prefetch, full.stride, full.asynchronous) == (20, "os3", True)
     assert full.max_gamma == 0.6
-    assert Speculation.parse("psa") == Speculation()
-    assert Speculation.parse(None) is None
-    assert Speculation.parse(full) is full
+    assert (full.prefetch_searches, plain.prefetch_searches) == ("first", "all")
+    assert RalmSpeculation.parse("psa") == RalmSpeculation()
+    assert RalmSpeculation.parse(None) is None
+    assert RalmSpeculation.parse(full) is full
 
 
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: Speculation.parse("pqs"), ValueError),
-        (lambda: Speculation.parse("pp"), ValueError),
-        (lambda: Speculation.parse(True), TypeError),
-        (lambda: Speculation(prefetch=0), ValueError),
-        (lambda: Speculation(prefetch="auto"), TypeError),
-        (lambda: Speculation(stride=0), ValueError),
-        (lambda: Speculation(stride=2.5), TypeError),
-        (lambda: Speculation(asynchronous="yes"), TypeError),
-        (lambda: Speculation(max_gamma=1.0), ValueError),
+        (lambda: RalmSpeculation.parse("pqs"), ValueError),
+        (lambda: RalmSpeculation.parse("pp"), ValueError),
+        (lambda: RalmSpeculation.parse(True), TypeError),
+        (lambda: RalmSpeculation(prefetch=0), ValueError),
+        (lambda: RalmSpeculation(prefetch="auto"), TypeError),
+        (lambda: RalmSpeculation(stride=0), ValueError),
+        (lambda: RalmSpeculation(stride=2.5), TypeError),
+        (lambda: RalmSpeculation(asynchronous="yes"), TypeError),
+        (lambda: RalmSpeculation(max_gamma=1.0), ValueError),
+        (lambda: RalmSpeculation(prefetch_searches="last"), ValueError),
     ],
 )
 def test_bad_options_are_refused(make, error):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.ralm.constants import CONSTANTS
 from hf_refspec.ralm.os3 import (
-    LONGEST_STRIDE,
     Gamma,
     PublishedGamma,
     SearchSeconds,
@@ -19,7 +19,7 @@ from hf_refspec.ralm.os3 import (
 
 seconds = st.floats(1e-4, 10)
 gammas = st.floats(0, 0.99)
-STRIDES = np.arange(1, LONGEST_STRIDE + 1)
+STRIDES = np.arange(1, CONSTANTS.longest_stride + 1)
 
 
 def verified(gamma: float, stride: int) -> float:
@@ -51,8 +51,8 @@ def taught(scheduler, a, b0, b1, right, wrong):
     """The scheduler after a verification of `right` right steps and `wrong` (0 or 1) wrong ones."""
     measured = scheduler.measured
     measured.begin_request()
-    measured.record_step(100 * a, beside=False, first=True)  # with the prompt
-    measured.record_step(a, beside=False)
+    measured.record_step(100 * a, meanwhile=False, first=True)  # with the prompt
+    measured.record_step(a, meanwhile=False)
     measured.record_search(1, b0 + b1, 0.0)
     measured.record_search(4, b0 + b1 * 4, 0.0)
     scheduler.gamma.record(right, bool(wrong))
@@ -71,15 +71,15 @@ def ours(*knowledge, asynchronous=True):
     right=st.integers(0, 20),
     wrong=st.integers(0, 1),
     max_gamma=st.sampled_from([0.6, 0.9]),
-    steps_ahead=st.sampled_from([0, 1]),
+    asynchronous=st.booleans(),
 )
 def test_no_stride_is_better_than_the_published_one(
-    a, b0, b1, right, wrong, max_gamma, steps_ahead
+    a, b0, b1, right, wrong, max_gamma, asynchronous
 ):
-    scheduler = StrideScheduler(PublishedGamma(max_gamma), steps_ahead)
+    scheduler = StrideScheduler(PublishedGamma(max_gamma), asynchronous)
     gamma = taught(scheduler, a, b0, b1, right, wrong).gamma.likely
     b = scheduler.measured.search(STRIDES)
-    saved = gamma**STRIDES * np.minimum(a, b) * steps_ahead
+    saved = gamma**STRIDES * np.minimum(a, b) * asynchronous
     rates = expected_rates(gamma, a, b, saved)
     assert rates[scheduler.stride(0) - 1] == pytest.approx(rates.max(), rel=1e-9)
 
@@ -119,13 +119,13 @@ def test_of_the_steps_that_were_speculated_only_those_that_pay_are_searched_for(
 
 @pytest.mark.parametrize(
     ("beside", "contention", "pays"),
-    [(0.5, 1, True), (1, 1, True), (1.5, 1.5, True), (3, 2, False)],
+    [(0.5, 1, True), (1, 1, True), (1.5, 1.5, True), (3, 3, False)],
 )
 def test_contention_is_not_paid_twice(beside, contention, pays):
     scheduler = ours(1.0, 1.0, 0.1, 100, 0)
     for _ in range(3):
-        scheduler.measured.record_step(1.0, beside=False)
-        scheduler.measured.record_step(beside, beside=True)
+        scheduler.measured.record_step(1.0, meanwhile=False)
+        scheduler.measured.record_step(beside, meanwhile=True)
     assert scheduler.measured.contention == contention
     assert scheduler.one_more_pays(1, 0, elapsed=0.0) == pays
 
@@ -160,7 +160,7 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
 
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
 def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
-    gamma = PublishedGamma(most=0.6)
+    gamma = PublishedGamma(limit=0.6)
     for right, wrong in counts:
         gamma.record(right, wrong)
     right, wrong = map(sum, zip(*counts[-5:], strict=True))

@@ -44,6 +44,19 @@ def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):
     np.testing.assert_array_equal(flat.encode(np.array(ids)), bag_of_words([TEXTS[0]])[0])
 
 
+def test_searches_have_a_number_of_threads_of_their_own(base, flat):
+    queries = queries_of(flat, some_texts(5, seed=3))
+    expected = [found.ids.tolist() for found in flat.search(queries, 7)]
+    assert flat.search_threads == torch.get_num_threads()
+    for threads in (1, 3):
+        retriever = DenseRetriever(base, bag_of_words, threads=threads)
+        assert retriever.search_threads == threads
+        assert [found.ids.tolist() for found in retriever.search(queries, 7)] == expected
+    assert DenseRetriever(base, bag_of_words, "hnsw").search_threads == 1
+    with pytest.raises(ValueError, match="threads must be"):
+        DenseRetriever(base, bag_of_words, threads=0)
+
+
 def test_a_graph_that_is_walked_for_all_finds_what_exact_search_does(base, flat):
     queries = queries_of(flat, some_texts(40, seed=3))
     walked = {

@@ -30,7 +30,7 @@ KINDS: dict[str, Callable] = {
         docs, tok, bag_of_words, path, **QUIET
     ),
     "kNN datastore": lambda model, tok, docs, path: rs.KnnDatastore.build(
-        model, tok, [file.read_text() for file in files_of(docs, "*")], path, **QUIET
+        [file.read_text() for file in files_of(docs, "*")], tok, model, path, **QUIET
     ),
     "recycling table": lambda model, tok, docs, path: rs.TokenRecycling.build(
         model, tok, docs, **QUIET

@@ -12,10 +12,10 @@ from rich.text import Text
 from transformers import TextStreamer
 
 from ...drafting.token_recycling import TokenRecycling
-from ...ralm.checked_search import RetrievalError
+from ...ralm.checked_search import RalmError
 from ...ralm.iterative import iterative_ralm
 from ...ralm.knn_datastore import KnnDatastore
-from ...ralm.stats import RetrievalStats
+from ...ralm.stats import RalmStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ...store.printable import printable
@@ -49,7 +49,7 @@ def ralm(args: Namespace) -> int:
     model = load_model(args.model, args.device_map, args.dtype)
     console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
-        about = {"column": args.column, "pattern": args.pattern, "corpus": corpus}
+        about = {"column": args.column, "pattern": args.pattern, "corpus_name": corpus}
         place = Path(folder) / "base"
         base = KnowledgeBase.build(documents, tokenizer, None, place, license=license, **about)
         corpus = printable(base.config.source["corpus"])
@@ -63,20 +63,20 @@ def ralm(args: Namespace) -> int:
             for question in args.question:
                 console.print(Text(f"\n── {question}", "dim"))
                 inputs = chat_inputs(tokenizer, [user(question)]).to(model.device)
-                stats = RetrievalStats()
+                stats = RalmStats()
                 streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
                 torch.manual_seed(len(comparison.calls["baseline"]))
-                decode(model, inputs, **options, streamer=streamer, retrieval_stats=stats)
+                decode(model, inputs, **options, streamer=streamer, ralm_stats=stats)
                 _print_passages(console, base, stats)
                 console.print(Text(f"  retrieval   {stats}"))
                 if args.compare:
                     comparison.ask(inputs)
-        except RetrievalError as error:
+        except RalmError as error:
             raise ValueError(str(error)) from error
     return comparison.report(console) if args.compare else 0
 
 
-def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStats) -> None:
+def _print_passages(console: Terminal, base: KnowledgeBase, stats: RalmStats) -> None:
     """Prints each passage once, in the order of first use."""
     for passage_id in dict.fromkeys(stats.best_ids):
         steps = [str(i) for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
@@ -102,7 +102,7 @@ def knn_build(args: Namespace) -> None:
     model = load_model(args.model, args.device_map, args.dtype)
     options = {"column": args.column, "pattern": args.pattern, "corpus_name": corpus}
     options["license"] = args.license or license
-    store = KnnDatastore.build(model, tokenizer, documents, args.out, **options)
+    store = KnnDatastore.build(documents, tokenizer, model, args.out, **options)
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")

@@ -176,9 +176,9 @@ def test_a_passage_names_its_file_and_row(tokenizer, tmp_path, monkeypatch):
 
 def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"text": "abcd"}, {"content": "efg"}])
-    knn = rs.KnnDatastore.build(byte_llama, tokenizer, path, tmp_path / "knn", progress=False)
+    knn = rs.KnnDatastore.build(path, tokenizer, byte_llama, tmp_path / "knn", progress=False)
     texts = rs.KnnDatastore.build(
-        byte_llama, tokenizer, ["abcd", "efg"], tmp_path / "of texts", progress=False
+        ["abcd", "efg"], tokenizer, byte_llama, tmp_path / "of texts", progress=False
     )
     assert knn.values.tolist() == texts.values.tolist()
     tables = [
