@@ -64,10 +64,12 @@ class Kernel:
             )
 
     @property
+    def compiled(self) -> bool:
+        return self._compiled is not None
+
+    @property
     def address(self) -> int:
-        """Of the compiled kernel as a C function, for a library that calls it. 0 until then."""
-        if self._compiled is None:
-            return 0
+        """Of the compiled kernel as a C function, for a library that calls it."""
         (result,) = self._compiled.overloads.values()
         return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
 

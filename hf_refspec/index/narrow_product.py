@@ -25,11 +25,11 @@ from numba.extending import intrinsic
 from .kernels import kernel
 
 _features = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
-SUPPORTED = "+avx2" in _features and "+fma" in _features
+SUPPORTED = {"+avx2", "+fma"} <= {*_features} and binding.llvm_version_info >= (16, 0, 0)
 # They multiply bfloat16 faster, at any number of tokens.
 MATRIX_UNITS = "+amx-bf16" in _features
-# Whether one instruction multiplies pairs of bfloat16, and LLVM knows it by these types.
-_PAIRS = "+avx512bf16" in _features and binding.llvm_version_info >= (16, 0, 0)
+# Whether one instruction multiplies pairs of bfloat16.
+_PAIRS = "+avx512bf16" in _features
 
 # Of 32 registers 24 hold sums and 5 what is multiplied; where there are 16, 12 and 4.
 LANES, ROWS = (16, 6) if "+avx512f" in _features else (8, 3)
@@ -59,11 +59,8 @@ class _BFloat16(ir.Type):
     def _to_string(self) -> str:
         return "bfloat"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat16)
 
-    def __hash__(self) -> int:
-        return hash(_BFloat16)
+_bfloat16_pairs = ir.VectorType(_BFloat16(), 2 * LANES)
 
 
 class _Tile:
@@ -76,7 +73,7 @@ class _Tile:
         self._number = _i16 if bfloat16 else _f32
         self._pairs = bfloat16 and _PAIRS
         if self._pairs:
-            self._operand = ir.VectorType(_BFloat16(), 2 * LANES)
+            self._operand = _bfloat16_pairs
         else:
             self._operand = ir.VectorType(self._number, LANES)
 
@@ -211,7 +208,7 @@ def _claim_rows(typing, task):
     return int64(types.voidptr), emit
 
 
-@kernel("void(voidptr)")
+@kernel("void(voidptr)", drafts=SUPPORTED)
 def narrow_product(task):
     """Takes part in the task at an address, see `NEXT_ROW`; several threads run it at once."""
     words = carray(task, TASK_LENGTH, int64)
