@@ -31,7 +31,7 @@ MATRIX_UNITS = "+amx-bf16" in _features
 # Whether one instruction multiplies pairs of bfloat16.
 _PAIRS = "+avx512bf16" in _features
 
-# Of 32 registers 24 hold sums and 5 what is multiplied; where there are 16, 12 and 4.
+# Of 32 registers 24 hold sums and 7 what is multiplied; where there are 16, 12 and 4.
 LANES, ROWS = (16, 6) if "+avx512f" in _features else (8, 3)
 TOKENS = 4
 INNER_MULTIPLE = 32
@@ -92,15 +92,18 @@ class _Tile:
         builder.position_at_end(loop)
         at = builder.phi(_i64)
         totals = [[builder.phi(_sums) for _ in x_rows] for _ in weight_rows]
-        xs = [self._load(builder.add(row, at), self._operand) for row in x_rows]
-        for weight_row, row_totals in zip(weight_rows, totals, strict=True):
+        weights = []
+        for weight_row in weight_rows:
             address = builder.add(weight_row, at)
             if fetches:
                 self._fetch(builder.add(address, ahead))
-            weights = self._load(address, self._operand)
-            for token, total in enumerate(row_totals):
+            weights.append(self._load(address, self._operand))
+        for token, x_row in enumerate(x_rows):
+            xs = self._load(builder.add(x_row, at), self._operand)
+            for row_totals, row_weights in zip(totals, weights, strict=True):
+                total = row_totals[token]
                 total.add_incoming(ir.Constant(_sums, [0.0] * LANES), before)
-                row_totals[token] = self._multiply_add(weights, xs[token], total)
+                row_totals[token] = self._multiply_add(row_weights, xs, total)
                 total.add_incoming(row_totals[token], loop)
         next_at = builder.add(at, _i64(self._operand.count * self._size))
         at.add_incoming(_i64(0), before)
