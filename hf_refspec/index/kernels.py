@@ -64,12 +64,10 @@ class Kernel:
             )
 
     @property
-    def compiled(self) -> bool:
-        return self._compiled is not None
-
-    @property
-    def address(self) -> int:
-        """Of the compiled kernel as a C function, for a library that calls it."""
+    def address(self) -> int | None:
+        """Of the kernel as a C function, for a library that calls it; `None` until compiled."""
+        if self._compiled is None:
+            return None
         (result,) = self._compiled.overloads.values()
         return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
 

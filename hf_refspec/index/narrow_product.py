@@ -72,10 +72,7 @@ class _Tile:
         self._size = 2 if bfloat16 else 4
         self._number = _i16 if bfloat16 else _f32
         self._pairs = bfloat16 and _PAIRS
-        if self._pairs:
-            self._operand = _bfloat16_pairs
-        else:
-            self._operand = ir.VectorType(self._number, LANES)
+        self._operand = _bfloat16_pairs if self._pairs else ir.VectorType(self._number, LANES)
 
     def emit(self, tokens: int, fetches: bool, arguments: Any) -> None:
         builder = self._builder
@@ -223,7 +220,7 @@ def narrow_product(task):
         words[N_TOKENS],
     )
     row_bytes = inner * size
-    first_variant = _N_VARIANTS if words[BFLOAT16] else 0
+    first = _N_VARIANTS if words[BFLOAT16] else 0
     row = _claim_rows(task)
     while row < outer:
         following = row + ROWS
@@ -231,19 +228,12 @@ def narrow_product(task):
             following = _claim_rows(task)
         start = min(row, outer - ROWS)  # the last tile computes some rows again
         weight = words[WEIGHT] + start * row_bytes
+        bias = words[BIAS] + start * bias_step
         ahead = words[WEIGHT] + min(following, outer - ROWS) * row_bytes
         for token in range(0, n_tokens, TOKENS):
             tokens = min(TOKENS, n_tokens - token)
             variant = tokens if token > 0 and tokens == TOKENS else tokens - 1
-            _tile(
-                first_variant + variant,
-                weight,
-                ahead,
-                words[X] + token * row_bytes,
-                words[Y] + (token * outer + start) * size,
-                words[BIAS] + start * bias_step,
-                bias_step,
-                inner,
-                outer,
-            )
+            x = words[X] + token * row_bytes
+            y = words[Y] + (token * outer + start) * size
+            _tile(first + variant, weight, ahead, x, y, bias, bias_step, inner, outer)
         row = following

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -31,13 +31,8 @@ _Task = ctypes.c_int64 * (kernel.TASK_LENGTH + 1)
 _NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
 
 _parallel: Any = None
-try:  # of the OpenMP library that torch is linked with, if it is GNU's or has GNU's interface
+with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's interface
     _parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-except (AttributeError, OSError):
-    pass
-else:
-    _parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    _parallel.restype = None
 
 
 def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
@@ -46,7 +41,7 @@ def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
     if (
         not kernel.SUPPORTED
         or _parallel is None
-        or not narrow_product.compiled
+        or narrow_product.address is None
         or os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") == "0"
     ):
         return nullcontext()
@@ -59,7 +54,7 @@ class NarrowProducts(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        self._kernel = narrow_product.address
+        self._kernel = ctypes.c_void_p(narrow_product.address)
 
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
@@ -70,15 +65,13 @@ class NarrowProducts(TorchFunctionMode):
         return function(*args, **kwargs) if kwargs else function(*args)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        outer, inner = weight.shape
-        y = x.new_empty((*x.shape[:-1], outer))
+        y = x.new_empty((*x.shape[:-1], weight.shape[0]))
         task = _Task()
         task[kernel.WEIGHT] = weight.data_ptr()
         task[kernel.X] = x.data_ptr()
         task[kernel.Y] = y.data_ptr()
-        task[kernel.INNER] = inner
-        task[kernel.OUTER] = outer
-        task[kernel.N_TOKENS] = x.numel() // inner
+        task[kernel.OUTER], task[kernel.INNER] = weight.shape
+        task[kernel.N_TOKENS] = x.numel() // weight.shape[1]
         task[kernel.BFLOAT16] = x.dtype == torch.bfloat16
         if bias is None:
             task[kernel.BIAS] = ctypes.addressof(task) + _NO_BIAS
