@@ -66,6 +66,14 @@ class Kernel:
             )
 
     @property
+    def address(self) -> int | None:
+        """Of the kernel as a C function, for a library that calls it; `None` until compiled."""
+        if self._compiled is None:
+            return None
+        (result,) = self._compiled.overloads.values()
+        return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+
+    @property
     def cache_path(self) -> Path:
         """The folder that numba's cache has for it. Raises a RuntimeError if none is writable."""
         return Path(njit(cache=True)(self.python).stats.cache_path)

@@ -1,0 +1,145 @@
+"""Which linear layers are sent to the kernel for narrow products, and what comes back."""
+
+import threading
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from hf_refspec.index import narrow_product as kernel
+from hf_refspec.index.narrow_product import narrow_product
+from hf_refspec.verification import narrow_products as products
+from hf_refspec.verification.narrow_products import narrow_products
+
+pytestmark = pytest.mark.skipif(
+    not kernel.SUPPORTED or products._parallel is None, reason="torch computes all here"
+)
+
+INNER, OUTER = 64, 50
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    narrow_product.prepare()
+    monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
+    with torch.no_grad():
+        yield
+
+
+def operands(dtype=torch.float32, tokens=4, inner=INNER, outer=OUTER):
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(1, tokens, inner, generator=generator).to(dtype)
+    weight = torch.randn(outer, inner, generator=generator).to(dtype)
+    return x, weight, torch.randn(outer, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", products.DTYPES)
+@pytest.mark.parametrize("tokens", [2, 3, 4, 8, 31, 32])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_two_to_32_tokens_are_sent_and_differ_by_rounding_alone(dtype, tokens, with_bias):
+    x, weight, bias = operands(dtype, tokens)
+    bias = bias if with_bias else None
+    with narrow_products() as sent:
+        y = linear(x, weight, bias)
+    assert sent.count == 1
+    exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert y.shape == exact.shape and y.dtype == dtype
+    torch.testing.assert_close(y, exact.to(dtype))
+
+
+def wrapped(weight):
+    class Sharded(torch.Tensor):
+        pass
+
+    return weight.as_subclass(Sharded)
+
+
+LEFT_TO_TORCH = {
+    "one token": lambda x, weight, bias: (x[:, :1], weight, bias),
+    "33 tokens": lambda x, weight, bias: (x.expand(33, 4, INNER)[:, 0].clone(), weight, bias),
+    "no token": lambda x, weight, bias: (x[:, :0], weight, bias),
+    "float16": lambda x, weight, bias: (x.half(), weight.half(), bias.half()),
+    "float64": lambda x, weight, bias: (x.double(), weight.double(), bias.double()),
+    "meta": lambda x, weight, bias: (x.to("meta"), weight.to("meta"), bias.to("meta")),
+    "a subclass": lambda x, weight, bias: (x, wrapped(weight), bias),
+    "a sparse weight": lambda x, weight, bias: (x[0], weight.to_sparse_csr(), None),
+    "a weight of other strides": lambda x, weight, bias: (x, weight.T.contiguous().T, bias),
+    "tokens of other strides": lambda x, weight, bias: (x.repeat(1, 2, 1)[:, ::2], weight, bias),
+    "an odd inner size": lambda x, weight, bias: operands(inner=INNER - 4),
+    "few outer features": lambda x, weight, bias: operands(outer=kernel.ROWS - 1),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_what_is_not_plain_and_narrow_is_left_to_torch(name):
+    arguments = LEFT_TO_TORCH[name](*operands())
+    wanted = linear(*arguments)
+    with narrow_products() as sent:
+        y = linear(*arguments)
+    assert sent.count == 0
+    assert type(y) is type(wanted)
+    assert y.is_meta or torch.equal(y, wanted)
+
+
+def test_gradients_autocast_and_quantised_layers_are_left_to_torch():
+    x, weight, bias = operands()
+    layer = torch.nn.Sequential(torch.nn.Linear(INNER, OUTER))
+    quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
+    with narrow_products() as sent:
+        quantised(x)
+        with torch.enable_grad():
+            layer(x).sum().backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(x, weight, bias).dtype == torch.bfloat16
+    assert sent.count == 0
+    assert layer[0].weight.grad is not None
+
+
+def test_wrong_shapes_and_types_raise_what_torch_raises():
+    x, weight, bias = operands()
+    for arguments in [(x[..., :32], weight), (x, weight, bias[:-1]), (x, weight.bfloat16())]:
+        with pytest.raises(RuntimeError) as plain:
+            linear(*arguments)
+        with narrow_products(), pytest.raises(RuntimeError) as narrow:
+            linear(*arguments)
+        assert str(narrow.value) == str(plain.value)
+
+
+def test_other_threads_and_calls_afterwards_see_nothing():
+    x, weight, bias = operands()
+    wanted = linear(x, weight, bias)
+    seen = []
+    with narrow_products() as sent:
+        thread = threading.Thread(target=lambda: seen.append(linear(x, weight, bias)))
+        thread.start()
+        thread.join()
+    seen.append(linear(x, weight, bias))
+    assert sent.count == 0
+    assert all(torch.equal(y, wanted) for y in seen)
+
+
+def test_hooks_run_and_may_replace_the_output():
+    x = operands()[0]
+    layer = torch.nn.Linear(INNER, OUTER)
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    layer.register_forward_hook(lambda module, inputs, output: output + 1)
+    wanted = layer(x)
+    with narrow_products() as sent:
+        y = layer(x)
+    assert sent.count == 1
+    torch.testing.assert_close(y, wanted)
+
+
+def test_one_environment_variable_turns_it_off(monkeypatch):
+    monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", "0")
+    with narrow_products() as sent:
+        linear(*operands())
+    assert sent is None
+
+
+def test_until_the_kernel_is_compiled_torch_computes(monkeypatch):
+    monkeypatch.setattr(narrow_product, "_compiled", None)
+    with narrow_products() as sent:
+        linear(*operands())
+    assert sent is None
+    assert narrow_product.address is None
