@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..verification.model_memo import memo_of_state
+from ..verification.narrow_products import are_active
 
 # The numbers of tokens of a pass whose cost is estimated. Small ones each by itself: libraries have
 # kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight. Few
@@ -33,6 +34,9 @@ _GROWTH = {
     "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.06),
     "16 bits": (0.08, 0.05, 0.04, 0.10, 0.17, 0.25),
     "32 bits": (0.20, 0.20, 0.20, 0.15, 0.25, 0.35),
+    # With the kernel for narrow products, see `verification/narrow_products.py`.
+    "16 bits, narrow": (0.00, 0.00, 0.12, 0.27, 0.36, 0.35),
+    "32 bits, narrow": (0.10, 0.08, 0.14, 0.28, 0.40, 0.35),
 }
 # How far each of them may be off, and the cost of each number by itself. More of the first believes
 # the first measurements, of the second tells less of other numbers.
@@ -191,11 +195,13 @@ def pass_costs(model: nn.Module, kind_of_pass: str) -> PassCosts:
     """The measured costs of a model's forward passes of this kind, kept at the model as it is
     now."""
     parameter = next(model.parameters())
-    key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads())
+    narrow = parameter.is_cpu and are_active()
+    key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads(), narrow)
     memo = memo_of_state(model)
     if key not in memo:
         kind = parameter.device.type
         if kind == "cpu":
             kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
+            kind += ", narrow" if narrow else ""
         memo[key] = PassCosts(_GROWTH.get(kind, _GROWTH["cuda"]))
     return memo[key]

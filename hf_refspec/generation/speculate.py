@@ -41,6 +41,7 @@ from ..verification.draft_limits import InexactTreesError
 from ..verification.probe import error_line
 from ..verification.random_state import random_numbers, random_state, set_random_state
 from ..verification.ranks import Ranks, kept_in_step
+from ..verification.slots import NoRoomError
 from .batch import BatchCriteria, is_of_transformers, processor_of_row
 from .column_noise import ColumnNoise
 from .default_drafter import drafter_of_call
@@ -226,7 +227,7 @@ class _Call:
             try:
                 output = self._run(loop, rows, criteria)
             except Exception as error:
-                if loop.failure is None or not begins_anew:
+                if loop.failure is None or not begins_anew or isinstance(error, NoRoomError):
                     raise
                 failure = f"a forward pass raised {error_line(loop.failure)}"
                 if isinstance(error, InexactTreesError):

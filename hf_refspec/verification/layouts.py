@@ -21,6 +21,7 @@ arguments that know rows by their number stand side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,13 +29,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..transformers_names import cache_name
+from ..transformers_names import cache_name, has_compiled_call
 from .attention import PackedAttention, PackedMask, UnpackableError
 from .caches import find_cache
 from .entries import Entries
 from .in_place import InPlaceEntries, RowEntries, Running, seen_entries
 from .inputs import MaskedInputs, OrderedInputs
 from .model_memo import memo_of
+from .narrow_products import narrow_products
 from .passes import Pass, PassResult, uploaded
 from .prompt_logits import last_token, records_prompt
 from .slots import SlottedEntries
@@ -59,7 +61,8 @@ def in_order(
     model_inputs = inputs.of_pass(input_ids, now.size)
     if "logits_to_keep" in model_inputs:
         model_inputs["logits_to_keep"] = 1 + len(draft)
-    outputs = model(**model_inputs, return_dict=True)
+    with nullcontext() if has_compiled_call(model) else narrow_products():
+        outputs = model(**model_inputs, return_dict=True)
     cache = find_cache(outputs)
     if cache is not None and cache is not entries.cache:
         # Some models begin a new one where the text outgrows their rotary embedding (Phi-3).
@@ -213,7 +216,9 @@ def _run(
     states: list[torch.Tensor] = []
     if records and records_prompt(model, model_inputs):
         model_inputs["logits_to_keep"] = last_token(states)
-    return model(**model_inputs, return_dict=True).logits, states
+    with nullcontext() if has_compiled_call(model) else narrow_products():
+        logits = model(**model_inputs, return_dict=True).logits
+    return logits, states
 
 
 def _aligned(now: Pass, size: int) -> tuple[np.ndarray, np.ndarray]:

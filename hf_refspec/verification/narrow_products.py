@@ -36,16 +36,19 @@ with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's
 
 
 def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
-    """Around a pass. Does nothing where the CPU or torch's build lacks what the kernel needs, until
-    the kernel is compiled, or where the environment's `HF_REFSPEC_NARROW_PRODUCTS` is 0."""
-    if (
-        not kernel.SUPPORTED
-        or _parallel is None
-        or narrow_product.address is None
-        or os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") == "0"
-    ):
-        return nullcontext()
-    return NarrowProducts()
+    """Around a pass that is not compiled; does nothing unless they [`are_active`]."""
+    return NarrowProducts() if are_active() else nullcontext()
+
+
+def are_active() -> bool:
+    """Whether passes use the kernel: not where the CPU or torch's build lacks what it needs, until
+    it is compiled, or where the environment's `HF_REFSPEC_NARROW_PRODUCTS` is 0."""
+    return (
+        kernel.SUPPORTED
+        and _parallel is not None
+        and narrow_product.address is not None
+        and os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") != "0"
+    )
 
 
 class NarrowProducts(TorchFunctionMode):

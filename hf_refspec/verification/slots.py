@@ -36,6 +36,10 @@ _LENGTH_STEP = 128
 _KEPT_LAYERS = "layers of a static cache"
 
 
+class NoRoomError(ValueError):
+    """A text is longer than the static cache that the caller gave; plain decoding fails as well."""
+
+
 class Slots:
     """Where the tokens of the next pass go, shared by all layers."""
 
@@ -147,11 +151,11 @@ class SlottedEntries(Entries):
         end need more than the widest.
 
         Raises:
-            ValueError: If the cache has no room for them.
+            NoRoomError: If the cache has no room for them.
         """
         ends = [cached + self.prior_length for cached in now.cached]
         if any(p and end >= self.length for p, end in zip(now.pending, ends, strict=True)):
-            raise ValueError(
+            raise NoRoomError(
                 f"The static cache has room for {self.length} tokens, and a text has more. Pass "
                 "a `StaticCache` with a larger `max_cache_len`."
             )
