@@ -77,8 +77,9 @@ def branching(
 ) -> PassResult:
     """All branches of the drafts of any number of rows (tree attention; REST, arXiv 2311.08252,
     3.3): [`packed`] where the model can be, else [`side_by_side`]. One row without a draft takes
-    the very step of plain decoding."""
-    if entries.packs and not (len(now.rows) == 1 and _takes_no_mask(now, entries.rows)):
+    the very step of plain decoding, unless padding makes a pass cheaper."""
+    is_plain = len(now.rows) == 1 and _takes_no_mask(now, entries.rows)
+    if entries.packs and not (is_plain and now.padded_size(now.size) == now.size):
         try:
             return packed(model, now, entries, inputs)
         except UnpackableError:
