@@ -71,7 +71,8 @@ class CompiledForward:
             )
             return None
         self._run_before.add(width)
-        compiled, on_gpu = _graphs() > graphs, logits.device.type == "cuda"
+        compiled = _graphs() > graphs
+        on_gpu = logits.device.type == "cuda"
         left = memo_of(self.model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)

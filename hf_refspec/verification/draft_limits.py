@@ -44,8 +44,13 @@ class DraftLimits:
         stats: DraftStats | None = None,
     ) -> None:
         config = text_config(model)
-        self._call, self._stats = (kind, model, rows, model_kwargs), stats
-        self._table, rope = context_length(config), length_dependent_rope(config)
+        self._kind = kind
+        self._model = model
+        self._rows = rows
+        self._model_kwargs = model_kwargs
+        self._stats = stats
+        self._table = context_length(config)
+        rope = length_dependent_rope(config)
         # The length at which rotary frequencies change; and whether they do so at every step from
         # there on, or once ("longrope").
         originally = "original_max_position_embeddings"
@@ -63,7 +68,14 @@ class DraftLimits:
         """
         while self.refused is None and self._boundaries and length >= self._boundaries[0]:
             boundary = self._boundaries[0] or None
-            finding = known_finding(*self._call, boundary=boundary, stats=self._stats)
+            finding = known_finding(
+                self._kind,
+                self._model,
+                self._rows,
+                self._model_kwargs,
+                boundary=boundary,
+                stats=self._stats,
+            )
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
                 continue

@@ -56,9 +56,9 @@ def memo_of_state(model: nn.Module) -> ModelMemo:
     """The findings about a model as it is now; none in a new state."""
     states: list[tuple[_State, ModelMemo]] = memo_of(model).setdefault("states", [])
     now = _State(model)
-    for each in states[:]:  # a copy: other threads may be here as well
-        if each[0] == now:
-            return each[1]
+    for state, memo in states[:]:  # a copy: other threads may be here as well
+        if state == now:
+            return memo
     memo = ModelMemo()
     states.insert(0, (now, memo))
     del states[_MOST_STATES:]
@@ -71,19 +71,20 @@ def probing(model: PreTrainedModel) -> Iterator[None]:
     plain decoding goes on: rotary frequencies of the longest text, a running state
     (RecurrentGemma). Numbers and strings at modules that change meanwhile count the passes or
     describe the last one, and are no settings."""
-    stateful, scaled = keeps_state_in_modules(model), length_dependent_rope(text_config(model))
+    stateful = keeps_state_in_modules(model)
+    scaled = length_dependent_rope(text_config(model))
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     held = [
-        each
-        for each in before
-        if stateful or (scaled and any("inv_freq" in name for name in each[2]))
+        (module, attributes, buffers)
+        for module, attributes, buffers in before
+        if stateful or (scaled and any("inv_freq" in name for name in buffers))
     ]
     tensors = [
-        (each, each.clone())
+        (value, value.clone())
         for _, *kinds in held
         for values in kinds
-        for each in values.values()
-        if isinstance(each, torch.Tensor)
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
     ]
     try:
         yield
@@ -117,10 +118,13 @@ class _State:
         # Kernels of other packages replace methods of classes.
         kinds = dict.fromkeys(map(type, modules))
         forwards = [getattr_static(kind, "forward", None) for kind in kinds]
-        parts: list[Any] = modules + [each for each in forwards if type(each) is FunctionType]
+        parts: list[Any] = modules + [
+            forward for forward in forwards if type(forward) is FunctionType
+        ]
         self._values: list[Any] = _settings(model)
         for module in modules:
-            attributes, left_out = dict(vars(module)), moving.get(module, ()) if moving else ()
+            attributes = dict(vars(module))
+            left_out = moving.get(module, ()) if moving else ()
             for name, value in attributes.items():
                 if type(value) in _SIMPLE and name not in left_out:
                     self._values.append(value)  # training mode, rates of dropout, active adapters
@@ -166,8 +170,8 @@ def _settings(model: nn.Module) -> list[Any]:
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     config = getattr(model, "config", None)
-    for each in () if config is None else (config, text_config(config)):
-        attributes = vars(each).values()
+    for part in () if config is None else (config, text_config(config)):
+        attributes = vars(part).values()
         settings += [repr(value) for value in attributes if type(value) in (list, dict)]
         settings += [value for value in attributes if type(value) in _SIMPLE]
     return settings

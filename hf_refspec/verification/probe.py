@@ -32,7 +32,10 @@ from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")
 
-_PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
+# The tokens of a prompt, of the path that is verified, and of the branches beside it.
+_PROMPT = 8
+_PATH = 4
+_DISTRACTORS = 8
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # Special tokens stand among the lowest ids. After a text of them a trained model's logits are flat,
@@ -80,7 +83,8 @@ def probe(
 ) -> Finding:
     """Verifies drafts in texts until these decide whether logits are those of plain decoding."""
     config = config or GenerationConfig(disable_compile=True)
-    device, ranks = call_device(model, model_kwargs), Ranks.of(model)
+    device = call_device(model, model_kwargs)
+    ranks = Ranks.of(model)
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2
     if kind.same_bits:
         needed = _TEXTS  # and the first that differs decides
@@ -150,14 +154,17 @@ class _Texts:
         config: GenerationConfig,
         seed: int,
     ) -> None:
-        self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
+        self.model = model
+        self.rows = rows
+        self.model_kwargs = model_kwargs
         self.config = config
         self.passes = 0  # that have run
         self.dtype = computing_dtype(model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
-        self.path, self.distractors = ids[:_PATH], ids[_PATH : _PATH + _DISTRACTORS]
+        self.path = ids[:_PATH]
+        self.distractors = ids[_PATH : _PATH + _DISTRACTORS]
         # A long text repeats a few tokens. Where keys are selected, equal ones may tie, and what
         # else is in the pass decides which of them is taken (Doge).
         words = ids if boundary is None else ids[-_DISTRACTORS:]
@@ -190,12 +197,14 @@ class _Texts:
             # Beyond 5e-5 a model does not agree with itself: its step over one token is another
             # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). The exact types of
             # transformers are at 1e-5 at most.
-            most_rounding, most_error = 5e-5, max(3 * rounding, 2 * usual)
+            max_rounding = 5e-5
+            max_error = max(3 * rounding, 2 * usual)
         else:
             # Exact models are below either, those that forget their state at three times it.
-            most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
+            max_rounding = eps**0.5
+            max_error = 1.5 * max(rounding, usual)
         leaks = leak is not None and leak > max(3 * rounding, eps)
-        exact = rounding <= most_rounding and error <= most_error and not leaks
+        exact = rounding <= max_rounding and error <= max_error and not leaks
         return Finding(exact and same_bits, error, rounding, leak, same_bits)
 
     def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
@@ -273,7 +282,8 @@ class _Texts:
         """A verifier with its own cache of the call's length."""
         config = copy(self.config)
         config.max_length = max(config.max_length or 0, self.text.shape[1])
-        config.cache_implementation, config.return_dict_in_generate = "static", True
+        config.cache_implementation = "static"
+        config.return_dict_in_generate = True
         return Verifier(kind, self.model, config, self._kwargs())
 
     def _has_same_bits(self, kind: Kind, verified: torch.Tensor) -> bool:
@@ -300,7 +310,9 @@ class _Texts:
         before each other node; and the nodes of the path."""
         if not kind.takes_trees:
             return DraftTree.chain(self.path), list(range(_PATH))
-        tokens, parents, path = distractors.tolist(), [ROOT] * len(distractors), []
+        tokens = distractors.tolist()
+        parents = [ROOT] * len(distractors)
+        path = []
         parent = ROOT
         for depth, token in enumerate(self.path.tolist()):
             if depth > 0:
@@ -322,8 +334,8 @@ def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
         raise ValueError(f"a vocabulary of {config.vocab_size} is too small to probe")
     named = [
         value
-        for each in (model.config, config)
-        for name, value in vars(each).items()
+        for holder in (model.config, config)
+        for name, value in vars(holder).items()
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     ]
     ids = np.arange(min(_LOWEST_ID, config.vocab_size // 4), config.vocab_size)

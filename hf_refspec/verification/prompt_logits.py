@@ -61,10 +61,10 @@ class _LastToken(torch.Tensor):
         if getattr(func, "__name__", "") != "__getitem__" or isinstance(args[0], cls):
             return super().__torch_function__(func, types, args, kwargs or {})
         states, index = args  # hidden_states[:, index, :]
-        for each in index:
-            if isinstance(each, cls) and hasattr(each, "states"):
-                each.states.append(states)
-        return states[tuple(slice(-1, None) if isinstance(each, cls) else each for each in index)]
+        for part in index:
+            if isinstance(part, cls) and hasattr(part, "states"):
+                part.states.append(states)
+        return states[tuple(slice(-1, None) if isinstance(part, cls) else part for part in index)]
 
 
 def prompt_top_tokens(
@@ -84,10 +84,11 @@ def prompt_top_tokens(
     positions = hidden.shape[1]
     # What the output layer costs for a token, beside the layers before it; quantised ones may have
     # no parameters.
-    own = {id(each) for each in head.parameters()}
-    own |= {id(each) for each in model.get_input_embeddings().parameters()}
-    before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
-    cost = max(sum(each.numel() for each in head.parameters()), 1) / max(before, 1)
+    embeddings = [*head.parameters(), *model.get_input_embeddings().parameters()]
+    left_out = {id(weight) for weight in embeddings}
+    layers = [weight for weight in model.get_decoder().parameters() if id(weight) not in left_out]
+    head_size = sum(weight.numel() for weight in head.parameters())
+    cost = max(head_size, 1) / max(sum(weight.numel() for weight in layers), 1)
     count = int(min(positions - 1, fraction * positions / cost))
     if count < _FEWEST or hidden.shape[0] != logits.shape[0]:
         return None
@@ -98,11 +99,12 @@ def prompt_top_tokens(
     for piece in reversed(hidden[:, positions - 1 - count :].split(_PIECE, dim=1)):
         piece_logits = head(piece)
         if not pieces:  # some models scale or cap behind the output layer
-            last, given = piece_logits[:, -1:].float(), logits.float()
-            if last.shape != given.shape:
+            last = piece_logits[:, -1:].float()
+            expected = logits.float()
+            if last.shape != expected.shape:
                 return None
-            if not (last - given).abs().max() <= _ROUNDING * given.abs().max():
+            if not (last - expected).abs().max() <= _ROUNDING * expected.abs().max():
                 return None
         pieces.insert(0, top_tokens(piece_logits, k))
-    every = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
-    return TopTokens(*(each[:, :-1] for each in every))
+    whole = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
+    return TopTokens(*(array[:, :-1] for array in whole))
