@@ -82,7 +82,8 @@ class DraftLimits:
             self.refused = finding
             if self._boundaries[0] == 0:
                 raise InexactTreesError(
-                    f"trees of drafts fail a probe, and the next call tries chains ({finding})"
+                    finding.failure
+                    or f"trees of drafts fail a probe, and the next call tries chains ({finding})"
                 )
 
     def depth(self, length: int, last_position: int) -> int:
