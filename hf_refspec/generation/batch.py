@@ -29,7 +29,6 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from ..drafting.grammar.processor import GrammarProcessor
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .row import Row, longest_row, padded
@@ -80,8 +79,13 @@ def fits_single_rows(asked: Any, rows: int) -> bool:
         # A prompt of several sequences stands there once.
         return len(asked.encoder_input_ids) == rows
     return type(asked) is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
-        type(asked) is GrammarProcessor or is_of_transformers(asked)
+        _knows_one_row(asked) or is_of_transformers(asked)
     )
+
+
+def _knows_one_row(asked: Any) -> bool:
+    """Whether a logits processor says that it is to be asked about one row, each by a copy."""
+    return getattr(type(asked), "knows_one_row", False)
 
 
 def is_of_transformers(asked: Any) -> bool:
@@ -97,7 +101,7 @@ def processor_of_row(asked: Any, row: int, rows: int) -> Any:
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    if isinstance(asked, (GrammarProcessor, SynthIDTextWatermarkLogitsProcessor)):
+    if _knows_one_row(asked) or isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
         return copy.deepcopy(asked)  # they keep state
     own = asked
     if isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor):

@@ -29,7 +29,6 @@ from ..verification.caches import find_cache, keeps_every_position
 from ..verification.entries import crop_layers, restore, snapshot
 from .batch import fits_single_rows
 from .row import Row
-from .validation import FURTHER_OUTPUTS
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -42,9 +41,8 @@ def why_plain(
     model_kwargs: dict[str, Any],
 ) -> str | None:
     """Why drafts could change the text of a call with these arguments, if they could."""
-    for name in FURTHER_OUTPUTS:
-        if model_kwargs.get(name):
-            return f"`{name}=True` may change how the model attends; leave it out"
+    if model_kwargs.get("output_attentions"):
+        return "`output_attentions=True` may change how the model attends; leave it out"
     for processor in processors if rows > 1 else ():
         if not fits_single_rows(processor, rows):
             return (

@@ -63,9 +63,9 @@ def prepare_text(
     drafter = None if is_auto else as_drafter(candidate_generator)
     if drafter is not None:
         drafter.check(text_config(model).vocab_size, logits_processor)
-    kwargs = {
-        name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS or value
-    }
+    kwargs = model_kwargs
+    if why_plain(model, 1, (), kwargs) is None:
+        kwargs = {name: value for name, value in kwargs.items() if name not in FURTHER_OUTPUTS}
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     verifier, joins = _verifier(model, generation_config, kwargs)
     if generation_config.do_sample:
