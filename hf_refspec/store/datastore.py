@@ -113,7 +113,7 @@ class Datastore(StoredFolder[StoreConfig]):
     @classmethod
     def build(
         cls,
-        source: Any,
+        documents: Any,
         tokenizer: PreTrainedTokenizerBase,
         path: str | os.PathLike,
         *,
@@ -124,7 +124,7 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds a datastore in a new folder and opens it.
 
         Args:
-            source, tokenizer, path, options: See [`build_store`].
+            documents, tokenizer, path, options: See [`build_store`].
             form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): With `"compact"` the
                 full form is deleted once the compact one is made of it.
             max_bytes (`int`, *optional*): The most bytes of the compact form.
@@ -136,15 +136,15 @@ class Datastore(StoredFolder[StoreConfig]):
         check_form(form)
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not isinstance(tokenizer, PreTrainedTokenizerBase):
-            given = ", ".join(type(each).__name__ for each in (source, tokenizer, path))
-            raise TypeError(f"build takes (source, tokenizer, path), but was given ({given})")
+            given = ", ".join(type(each).__name__ for each in (documents, tokenizer, path))
+            raise TypeError(f"build takes (documents, tokenizer, path), but was given ({given})")
         if form == "full":
             if max_bytes is not None:
                 raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
-            return cls(build_store(source, tokenizer, path, **options))
+            return cls(build_store(documents, tokenizer, path, **options))
         chosen = CompactOptions(max_bytes=max_bytes, progress=options.get("progress", True))
         with new_folder(Path(path)) as folder:
-            full = cls(build_store(source, tokenizer, folder / "full", **options))
+            full = cls(build_store(documents, tokenizer, folder / "full", **options))
             full._write_compact(folder, chosen)
             shutil.rmtree(full.path)
         return cls(path, form="compact")
@@ -159,7 +159,7 @@ class Datastore(StoredFolder[StoreConfig]):
         fails or is killed, the datastore is unchanged; what it has returned from, no kill loses.
 
         Args:
-            documents: As `source` in [`build_store`]. Of a dict, `{name: document}`, each replaces
+            documents: As in [`build_store`]. Of a dict, `{name: document}`, each replaces
                 the document of its name; one that is empty only removes it.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
@@ -198,11 +198,10 @@ class Datastore(StoredFolder[StoreConfig]):
         Raises:
             KeyError: If there is no document of such a name.
         """
-        if missing := sorted({*names} - {*self.names}):
+        if missing := sorted({*names} - {*self.names()}):
             raise KeyError(f"{self.path} has no document {missing[0]!r}")
         self.add(dict.fromkeys(names, ""), progress=False)
 
-    @property
     def names(self) -> list[str]:
         """The names of the documents that have one, sorted."""
         self.refresh()
@@ -259,7 +258,10 @@ class Datastore(StoredFolder[StoreConfig]):
         if self.form != "full":
             raise ValueError("retokenize() needs the full form, but only the compact one is open")
         own = self.load_tokenizer()
-        about = {key: self.config.source.get(key) for key in ("corpus", "license")}
+        about = {
+            "corpus_name": self.config.source.get("corpus"),
+            "license": self.config.source.get("license"),
+        }
 
         def texts() -> Iterator[str]:
             for ids in self.iter_documents():

@@ -88,12 +88,12 @@ class BuildOptions:
 
 
 def build_store(
-    source: Any,
+    documents: Any,
     tokenizer: PreTrainedTokenizerBase,
     path: str | os.PathLike,
     *,
     license: str | None = None,
-    corpus: str | None = None,
+    corpus_name: str | None = None,
     **options: Any,
 ) -> Path:
     """Builds a datastore in a new folder.
@@ -102,14 +102,14 @@ def build_store(
     deletes that; a build that is killed leaves it to the next one at this path, which deletes it.
 
     Args:
-        source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
+        documents: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
             file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz too), a folder, or a
             list of both; an iterable of texts or of lists of ids; or a dict of these by their
             names, see [`Datastore.add`].
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         path (`str` or `os.PathLike`): The folder to make.
         license (`str`, *optional*): Of the corpus. By default the dataset's.
-        corpus (`str`, *optional*): Its name. By default the dataset's or the folder's.
+        corpus_name (`str`, *optional*): Its name. By default the dataset's or the folder's.
         options: See [`BuildOptions`].
 
     Returns:
@@ -117,18 +117,18 @@ def build_store(
 
     Raises:
         FileExistsError: If there is something at `path`.
-        ValueError: If the source has no tokens, or an entry that is no document.
+        ValueError: If the documents have no tokens, or one of them is no document.
         DatastoreError: If another process is building it.
         OSError: If it cannot be written.
     """
     chosen = BuildOptions(**options)
     config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
-    opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
+    opened = open_source(documents, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path)) as folder, engines as engine:
         shards, names = _add_shards(folder, config, opened, engine, chosen)
         about = {
-            "corpus": corpus or opened.name,
+            "corpus": corpus_name or opened.name,
             "license": license or opened.license,
             "deduplicated": chosen.deduplicate,
             "hf_refspec": __version__,
@@ -144,7 +144,7 @@ def build_store(
 
 
 def extend_store(
-    folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
+    folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> None:
     """Adds documents to a datastore in new shards, which are merged with older ones of about their
     size, and cuts out the documents that they replace, all in new files; see [`Datastore.add`]."""
@@ -152,7 +152,7 @@ def extend_store(
     with changing(folder, "; extend the datastore that it was made from") as config:
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
-        opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
+        opened = open_source(documents, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
         with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
             shards, names = _add_shards(folder, config, opened, engine, chosen)
         if shards == config.shards:
@@ -200,7 +200,7 @@ def _add_shards(
         new = _write_shards(folder, packed, engine.sort)
     if not new and (source.names is None or not config.shards):
         kind = "that the datastore does not have" if config.shards else "with a token"
-        raise ValueError(f"source has no document {kind}")
+        raise ValueError(f"documents has none {kind}")
     gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
     shards = [*without_documents(folder, config, gone), *new]
     if not shards:

@@ -64,7 +64,7 @@ def open_source(
     is_dataset = hasattr(source, "select_columns")
     if is_dataset and isinstance(source, Mapping):
         raise ValueError(
-            f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
+            f"documents is a {kind}; choose a split of it: documents[...] of {list(source)}"
         )
     total = length_hint(source) or None
     if is_dataset:
@@ -95,7 +95,7 @@ def open_source(
             raise ValueError(f"the name {unfit!r} of a document has a control character")
     if documents is None:
         raise ValueError(
-            "source must be a dataset, a file or folder, rows, or texts or lists of ids, but is a "
+            "documents must be a dataset, a file or folder, rows, texts or lists of ids, but is a "
             f"{kind}"
         )
     if hasattr(source, "isna"):  # a Series of pandas
@@ -150,7 +150,7 @@ def _open_files(
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
-            raise ValueError(f"source is a list of files, but has a {type(path).__name__}")
+            raise ValueError(f"documents is a list of files, but has a {type(path).__name__}")
         found, path = files_of(path, pattern), Path(path)
         names.append(path.resolve().name)
         if not found:

@@ -70,7 +70,7 @@ def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
     dataset.info.license = "mit"
     for name, given, expected in (
         ("a", {}, ("mit", "poems long train")),
-        ("b", {"license": "cc0-1.0", "corpus": "Numbers"}, ("cc0-1.0", "Numbers")),
+        ("b", {"license": "cc0-1.0", "corpus_name": "Numbers"}, ("cc0-1.0", "Numbers")),
     ):
         path = build_store(dataset, tokenizer, tmp_path / name, **given, **QUIET)
         source = StoreConfig.read(path).source
@@ -93,7 +93,7 @@ def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
         ]
     ):
         options = QUIET | {"num_proc": 1 + i % 2}
-        path = build_store(source, tokenizer, tmp_path / str(i), corpus="unnamed", **options)
+        path = build_store(source, tokenizer, tmp_path / str(i), corpus_name="unnamed", **options)
         assert content_of(path) == content_of(store)
 
 
@@ -142,7 +142,7 @@ def interrupted():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        *((source, {}, "source has no document with a token") for source in ([], ["", ""], [[]])),
+        *((source, {}, "documents has none with a token") for source in ([], ["", ""], [[]])),
         (TEXTS, {"num_proc": 0}, "num_proc must be at least 1, but is 0"),
         (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
         (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
@@ -227,7 +227,7 @@ def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
     before = content_of(store)
     for more, message in (
         ([*TEXTS, [259]], "has the id 259"),
-        ([""], "source has no document that the datastore does not have"),
+        ([""], "documents has none that the datastore does not have"),
     ):
         with pytest.raises(ValueError, match=message):
             extend_store(store, more, tokenizer, **QUIET)
