@@ -96,12 +96,10 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
     save_file(arrays | {"starts": arrays["starts"] + 100_000}, file)
     message = rf"{both.path}: the datastore is damaged: .*verify\(\) tells which file it is"
     for form in ("full", "compact"):
-        drafter = DatastoreDrafts(Datastore(both.path, form))
-        with (
-            drafter_call(drafter, [np.array(DOCUMENTS[0][:3])], 300),
-            pytest.raises(DatastoreError, match=message),
-        ):
-            drafter.draft(16)
+        with pytest.raises(DatastoreError, match=message):
+            drafter = DatastoreDrafts(Datastore(both.path, form))
+            with drafter_call(drafter, [np.array(DOCUMENTS[0][:3])], 300):
+                drafter.draft(16)
 
 
 def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
