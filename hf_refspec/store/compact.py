@@ -21,7 +21,7 @@ from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
-from .folder import sweep
+from .folder import only_writer, sweep
 
 Mode: TypeAlias = Literal["mixed", "rest"]
 
@@ -36,21 +36,7 @@ HEADER_BYTES = 1024  # of the file, at most
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What a compact form keeps.
-
-    Args:
-        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
-            [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
-        max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
-            equally common ones those with the smallest ids; 20,000 if `max_bytes` is not given.
-        max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
-            that are accepted most often for their bytes.
-        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
-
-    Raises:
-        ValueError: If there is no such mode, or a number is out of its bounds.
-    """
+    """What a compact form keeps, see [`Datastore.compact`]."""
 
     mode: Mode = "mixed"
     max_ngram: int = 3
@@ -112,6 +98,16 @@ def write_ngrams(
     config = replace(config, ngrams=entry)
     config.write(folder)
     sweep(folder, [NGRAMS], config.files())
+
+
+def replace_ngrams(folder: Path, opened: StoreConfig, table: NgramTable, counts: list[int]) -> None:
+    """Adds the compact form to the datastore that it was made of, or replaces an older one. The
+    datastore may have been compacted or extended since it was opened."""
+    with only_writer(folder):
+        config = StoreConfig.read(folder)
+        if config.fingerprint != opened.fingerprint or config.tokens < opened.tokens:
+            raise DatastoreError(f"{folder} has been replaced meanwhile; open it again")
+        write_ngrams(folder, config, table, counts, opened.tokens)
 
 
 def open_ngrams(folder: Path, config: StoreConfig) -> NgramTable:

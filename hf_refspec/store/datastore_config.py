@@ -83,6 +83,16 @@ class StoreConfig(FolderConfig):
             raise ValueError("its n-grams have no length")
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the full form, with the separators between documents."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents of the full form."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens and the separator, else uint32."""
         return token_dtype(self.vocab_size)
@@ -107,7 +117,7 @@ class StoreConfig(FolderConfig):
         """Changes when documents are added or replaced, or when the compact form is replaced."""
         if form == "full":
             names = f", {self.names_file.name}" if self.names_file else ""
-            return f"{sum(shard.tokens for shard in self.shards)} tokens{names}"
+            return f"{self.tokens} tokens{names}"
         return self.ngrams.file.sha256 if self.ngrams else None
 
     @property
@@ -120,7 +130,7 @@ class StoreConfig(FolderConfig):
 
     def card_texts(self) -> dict[str, str]:
         shards, ngrams = self.shards, self.ngrams
-        documents = sum(shard.documents for shard in shards) or self.source.get("documents")
+        documents = self.documents or self.source.get("documents")
         texts = {
             "documents": cell(documents or "not stated"),
             "full_form": "none",
@@ -131,7 +141,7 @@ class StoreConfig(FolderConfig):
             texts["documents"] += ", exact duplicates dropped"
         if shards:
             # A separator follows each document, and is not counted.
-            tokens = sum(shard.tokens - shard.documents for shard in shards)
+            tokens = self.tokens - self.documents
             files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
             size = readable_size(sum(file.size for file in files))
             parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"

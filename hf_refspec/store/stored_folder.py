@@ -47,28 +47,29 @@ class StoredFolder(Generic[C]):
     config: C
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
-        self.path, self._arguments = Path(path), arguments
-        self.config = self.config_type.read(self.path)
+        self.path = Path(path)
+        self._arguments = arguments
 
         def opened(config: C) -> None:
             self.config = config
             with reading(self.path):
                 self._open(config)
 
-        self._steadily(opened)
+        self._read_steadily(opened)
 
     def _open(self, config: C) -> None:
         """Opens the files that a config names."""
 
-    def _steadily(self, read: Callable[[C], T]) -> T:
-        """What `read` returns of the config; it is called again if it fails because another process
-        has replaced config.json and deleted files meanwhile."""
-        config = self.config
+    def _read_steadily(self, read: Callable[[C], T]) -> T:
+        """Reads config.json and, by `read`, files that it names; does so again if that fails
+        because another process has replaced config.json and deleted files meanwhile."""
+        config = self.config_type.read(self.path)
         while True:
             try:
                 return read(config)
             except DatastoreError:
-                failed, config = config, self.config_type.read(self.path)
+                failed = config
+                config = self.config_type.read(self.path)
                 if config == failed:
                     raise
 

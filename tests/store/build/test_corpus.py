@@ -15,7 +15,6 @@ from datastores import documents_of
 from full_disk import full_disk
 from stored import content_of, in_a_child
 
-from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -33,6 +32,14 @@ def some_texts(count: int, seed: int = 0) -> list[str]:
 
 
 TEXTS = some_texts(30)
+
+
+def build_store(documents, tokenizer, path, **options) -> Path:
+    return Datastore.build(documents, tokenizer, path, **options).path
+
+
+def extend_store(path, documents, tokenizer, **options) -> None:
+    Datastore(path).add(documents, tokenizer, **options)
 
 
 def texts_of(folder: Path, tokenizer) -> list[str]:
