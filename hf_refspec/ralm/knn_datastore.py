@@ -51,7 +51,7 @@ class KnnConfig(FolderConfig):
     `dimension` are the shape of all keys."""
 
     NOUN = "kNN datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (ENTRIES,)
     TEMPLATE = "knn_datastore.md"
 

@@ -64,7 +64,7 @@ class StoreConfig(FolderConfig):
     `source` tells how it was built, for people and for the card."""
 
     NOUN = "datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (*OWN_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
     HAS_TOKENIZERS_IDS = True
