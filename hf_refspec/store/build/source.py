@@ -34,6 +34,7 @@ _TEXT_COLUMNS = ("text", "content")
 _PAIR = ("prompt", "completion")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAMPLE = 100
+_BATCH = 1000
 
 
 class _File(NamedTuple):
@@ -66,6 +67,10 @@ def open_source(
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
     neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
     `places`, as they are read, where they are from: a public path, and the row if it has some."""
+
+    def of_rows(rows: Iterable[Row], places: list[str] | None = None) -> Iterator[Document]:
+        return _checked(_read_rows(rows, tokenizer), vocab_size, places)
+
     kind = type(documents).__name__
     total = length_hint(documents) or None
     if hasattr(documents, "select_columns"):
@@ -76,21 +81,22 @@ def open_source(
         config = "" if (info.config_name or "").startswith("default") else info.config_name
         parts = (info.dataset_name, config, documents.split)
         name = " ".join(str(part) for part in parts if part) or "unnamed"
-        read = _read_rows(_dataset_rows(documents, column), tokenizer)
-        return Source(_checked(read, vocab_size), name, info.license or None, total)
+        rows = _dataset_rows(documents, column)
+        return Source(of_rows(rows), name, info.license or None, total)
     if (paths := _paths_in(documents)) is not None:
         files, name = _files(paths, pattern)
         has_rows = any(kind_of(file.path) in ROWS for file in files)
         if column is not None and not has_rows:
             raise ValueError(f"column={column!r} is for datasets and files of rows, not for {name}")
-        read = _read_rows(_file_rows(files, column), tokenizer)
         total = None if has_rows else len(files)
-        return Source(_checked(read, vocab_size, places), name, total=total)
+        return Source(of_rows(_file_rows(files, column), places), name, total=total)
     if hasattr(documents, "to_frame"):  # a Series of pandas or polars
         documents = documents.to_frame(name="text")
     if hasattr(documents, "columns") and hasattr(documents, "to_dict"):  # a DataFrame of them
-        read = _read_rows(_frame_rows(documents, column), tokenizer)
-        return Source(_checked(read, vocab_size), "unnamed", total=total)
+        kind = f"the {type(documents).__name__}"
+        check_names(documents.columns, kind)
+        rows = _mapping_rows(_frame_rows(documents), column, kind)
+        return Source(of_rows(rows), "unnamed", total=total)
     names = None
     if isinstance(documents, Mapping) and all(isinstance(name, str) for name in documents):
         names = [*documents]
@@ -107,8 +113,7 @@ def open_source(
     first = [*islice(rest, 1)]
     documents = chain(first, rest)
     if names is None and first and isinstance(first[0], Mapping):
-        read = _read_rows(_mapping_rows(documents, column), tokenizer)
-        return Source(_checked(read, vocab_size), "unnamed", total=total)
+        return Source(of_rows(_mapping_rows(documents, column)), "unnamed", total=total)
     if column is not None:
         raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
     named = zip(documents, names or (f"document {i}" for i in count()), strict=False)
@@ -125,7 +130,8 @@ def batches(
         full = len(batch) == most_documents or size + len(document) > most_characters
         if batch and full:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(document)
         size += len(document)
     if batch:
@@ -168,8 +174,8 @@ def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
 
 def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
     """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
-    to folders, which could form a loop, are not followed, nor links to what is not below the folder
-    or is hidden there: what a repository of others links to is not published."""
+    to folders, which could form a loop, are not followed, nor links out of the folder or to hidden
+    files in it, which would publish whatever a foreign repository links to."""
     path = Path(source)
     if os.path.isfile(source):
         return [path]
@@ -239,12 +245,16 @@ def _begins_with_document(path: Path, column: str | None) -> bool:
 
 
 def _columns_of(row: Any, column: str | None, place: str) -> list[str]:
-    """The columns of a file's row that are its document; rows may differ in them."""
+    """The columns of a row that are its document; rows may differ in them."""
     row = row if isinstance(row, Mapping) else {}
-    filled = {name: value for name, value in row.items() if value not in (None, "", [])}
-    empty_chats = [name for name in _CHAT_COLUMNS if name in row.keys() - filled.keys()]
+    filled = {name: value for name, value in row.items() if not _is_empty(value)}
+    empty_chats = [name for name in _CHAT_COLUMNS if name in row and name not in filled]
     found = _chosen([*filled], [filled]) or _chosen([*row], [row]) or empty_chats[:1]
     return _valid(found, column, [*row], place)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | np.ndarray) and len(value) == 0)
 
 
 def _valid(found: list[str], column: str | None, names: list[str], place: str) -> list[str]:
@@ -259,8 +269,8 @@ def _valid(found: list[str], column: str | None, names: list[str], place: str) -
 def _checked(
     documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
 ) -> Iterator[Document]:
-    """Yields documents, of which the names are given, that are texts or ids below `vocab_size`, and
-    refuses anything else; adds the names to `places`."""
+    """Yields documents that are texts or ids below `vocab_size`, and refuses anything else; adds
+    the names that come with them to `places`."""
     damaged = 0
     for document, name in documents:
         if places is not None:
@@ -288,11 +298,10 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
             "messages with role and content, or from and value), but is a "
             f"{type(document).__name__}: {short(document)}"
         )
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
         raise ValueError(
-            f"{name} has the id {low if low < 0 else high}, but the tokenizer's ids are "
-            f"from 0 to {vocab_size - 1}"
+            f"{name} has the id {wrong[0]}, but the tokenizer's ids are from 0 to {vocab_size - 1}"
         )
     return ids.astype(np.min_scalar_type(vocab_size))
 
@@ -316,28 +325,23 @@ def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
     return ((row, columns, f"document {i}") for i, row in kept)
 
 
-def _frame_rows(frame: Any, column: str | None) -> Iterator[Row]:
-    """The rows of a DataFrame of pandas or polars, with columns as in a dataset."""
-    kind, names = f"the {type(frame).__name__}", [*frame.columns]
-    check_names(names, kind)
-
-    def rows(part: Any) -> Iterator[dict[str, Any]]:
-        values = zip(*(part[name].to_list() for name in part.columns), strict=True)
-        return (dict(zip(part.columns, row, strict=True)) for row in values)
-
-    found = _chosen(names, [*rows(frame.head(_SAMPLE))])
-    columns = _valid(found, column, names, kind)
-    kept = frame[columns]
-    if hasattr(kept, "notna"):  # pandas has several values for what is missing
-        kept = kept.astype(object).where(kept.notna(), None)
-    return ((row, columns, f"document {i}") for i, row in enumerate(rows(kept)))
+def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a DataFrame of pandas or polars, some of them at a time."""
+    for begin in range(0, len(frame), _BATCH):
+        part = frame[begin : begin + _BATCH]
+        if hasattr(part, "notna"):  # pandas has several values for what is missing
+            part = part.astype(object).where(part.notna(), None)
+        for row in zip(*(part[name].to_list() for name in part.columns), strict=True):
+            yield dict(zip(part.columns, row, strict=True))
 
 
-def _mapping_rows(rows: Iterable[Any], column: str | None) -> Iterator[Row]:
-    """Rows that are given as dicts, which may differ in their columns."""
+def _mapping_rows(
+    rows: Iterable[Mapping[str, Any]], column: str | None, kind: str | None = None
+) -> Iterator[Row]:
+    """Rows that are not from a file, which may differ in their columns."""
     for number, row in enumerate(rows):
         place = f"document {number}"
-        yield row, _columns_of(row, column, place), place
+        yield row, _columns_of(row, column, kind or place), place
 
 
 def _chosen(names: list[str], sample: list[Any]) -> list[str]:

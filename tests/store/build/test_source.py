@@ -210,3 +210,8 @@ def test_a_name_with_a_control_character_is_refused(read):
     for name in ("a\nb", "\t", "\x7f"):
         with pytest.raises(ValueError, match="of a document has a control character"):
             read({"a": "one", name: "two"})
+
+
+def test_rows_may_have_arrays(read):
+    rows = [{"messages": np.array(CHATS[0], object), "n": np.arange(3)}, {"text": "two"}]
+    assert read(rows) == ["user: hi\n", "two"]
