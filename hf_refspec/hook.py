@@ -66,8 +66,7 @@ def is_installed() -> bool:
 
 
 class _Waiting(MetaPathFinder):
-    """Wraps `generate` when its module is imported. wrapt has hooks for that, but takes 50 ms to
-    import, where this package takes 100."""
+    """Wraps `generate` when its module is imported. wrapt could, but takes 50 ms to import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -144,8 +143,7 @@ def _untested(
     attachment: Attachment | None,
     why: str,
 ) -> Any:
-    """A call under a release of transformers that this package was not tried with: it decodes
-    plainly. A loop that retrieves, and reproducible bits, are refused."""
+    """Decodes plainly under an untested transformers; refuses what plain decoding cannot do."""
     custom_generate = kwargs.get("custom_generate")
     retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
     if retrieves or kwargs.get("verification") == "reproducible":
@@ -188,8 +186,7 @@ def _attached(
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a plain call. A call with `candidate_generator=None` is plain with
-    any option but `verification="reproducible"`."""
+    """The keyword arguments of a plain call; only with a `None` drafter it may have options."""
     for option in OPTIONS if "candidate_generator" not in kwargs else ():
         if kwargs.get(option) is not None:
             raise ValueError(
@@ -273,8 +270,7 @@ def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Turns `stop_strings` into the criterion that `generate` would make of it, which needs the
-    tokenizer: transformers does not pass that on to a callable."""
+    """Turns `stop_strings` into a criterion here, since a callable gets no tokenizer."""
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .generation.validation import setting
@@ -290,8 +286,7 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 
 
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Whether a model is configured to use no cache (MPT's default) and the call does not mention
-    one: with a cache its drafts can be verified, and the ids are the same."""
+    """Whether a model (such as MPT) uses no cache by default and the call does not mention one."""
     from .generation.validation import setting
     from .transformers_names import CACHE_NAMES
 

@@ -86,8 +86,7 @@ class FolderConfig:
         return _entries_in(self)
 
     def check_files(self, folder: Path) -> None:
-        """Compares all files in a folder with their checksums; raises a DatastoreError if one
-        differs."""
+        """Compares all files with their checksums; raises a DatastoreError if one differs."""
         for entry in self.files():
             check_file(folder, entry)
 
@@ -134,8 +133,7 @@ class FolderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads and checks a folder's config.json; raises a DatastoreError if there is none or this
-        version cannot read it."""
+        """Reads a folder's config.json; raises a DatastoreError if this version cannot read it."""
         path = folder / CONFIG
         try:
             content = json.loads(read_small(path, _LARGEST_JSON))
@@ -189,8 +187,7 @@ def _entries_in(value: Any) -> list[FileEntry]:
 
 
 def _parse(kind: Any, content: Any) -> Any:
-    """The instance of a dataclass that a JSON object with exactly its fields describes; fields that
-    may be `None` can be missing."""
+    """A dataclass from a JSON object with its fields; those that may be `None` can be missing."""
     hints = _hints(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")

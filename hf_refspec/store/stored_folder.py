@@ -178,17 +178,12 @@ class StoredFolder(Generic[C]):
         )
 
     def verify(self) -> None:
-        """Reads all files that are open and compares them with their checksums.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-        """
+        """Compares all open files with their checksums; raises a DatastoreError if one differs."""
         self._open_part.verify(self.path)
 
     @property
     def verified(self) -> datetime | None:
-        """When [`verify`] last found the files that are open as they were written, in UTC; `None`
-        if it never did, or they were replaced since."""
+        """When [`verify`] last found the present files undamaged, in UTC, or `None`."""
         return self._open_part.verified(self.path)
 
     @property
@@ -201,9 +196,5 @@ class StoredFolder(Generic[C]):
         return DatastoreError(f"{self.path / entry.name} is damaged: {reason}")
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuses a tokenizer that the folder was not made for.
-
-        Raises:
-            DatastoreError: If it is another one.
-        """
+        """Raises a DatastoreError for a tokenizer that the folder was not made for."""
         self.config.check_tokenizer(self.path, tokenizer, f"{self.remedy} for this tokenizer")

@@ -99,8 +99,7 @@ def build_store(
 def extend_store(
     folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, options: BuildOptions
 ) -> None:
-    """Adds documents to a datastore in new shards, which are merged with older ones of about their
-    size, and cuts out the documents that they replace, all in new files; see [`Datastore.add`]."""
+    """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
     with _changing(folder, "; extend the datastore that it was made from") as config:
         remedy = f"it cannot be extended with {public_name(tokenizer)}"
         config.check_tokenizer(folder, tokenizer, remedy)
@@ -147,9 +146,7 @@ def _add_shards(
     tokenizer: PreTrainedTokenizerBase,
     options: BuildOptions,
 ) -> tuple[Source, list[ShardEntry], DocumentNames]:
-    """Writes documents into new shards, cuts out those that they replace, and merges shards that
-    are due; returns the source with all shards and names. The config.json does not name these
-    yet."""
+    """Writes all that changes into new files, which config.json does not name yet."""
     source = open_source(documents, tokenizer, config.vocab_size, options.column, options.pattern)
     known = None
     if options.deduplicate and source.names is None:
@@ -209,9 +206,7 @@ def _named(
 def _documents(
     token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document, with its separator, up to the one that reaches
-    `max_tokens`. A document is left out if its digest is in `known`, to which new ones are
-    added."""
+    """Yields the tokens of documents, without those whose digests are in `known`, which grows."""
     left = math.inf if max_tokens is None else max_tokens
     for lengths, tokens in token_batches:
         for document in np.split(tokens, np.cumsum(lengths)[:-1]):
@@ -230,8 +225,7 @@ def _documents(
 def _packed(
     documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs documents into shards of `shard_tokens` entries, and yields each with the number of
-    documents that end in it."""
+    """Yields the tokens of each shard, and the number of documents that end in it."""
     shard = np.empty(shard_tokens, dtype)
     filled = 0
     ended = 0

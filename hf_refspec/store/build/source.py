@@ -212,8 +212,7 @@ def _is_visible(file: Path) -> bool:
 
 
 def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
-    """The rows of files; a text is a row too. A .json or .csv file below a folder whose first row
-    has no document, such as settings, is a text."""
+    """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
     damaged: list[Path] = []
     for path, public, is_named in files:
         kind = kind_of(path)
@@ -269,8 +268,7 @@ def _valid(found: list[str], column: str | None, names: list[str], place: str) -
 def _checked(
     documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
 ) -> Iterator[Document]:
-    """Yields documents that are texts or ids below `vocab_size`, and refuses anything else; adds
-    the names that come with them to `places`."""
+    """Yields texts, and ids below `vocab_size`; refuses anything else. Adds names to `places`."""
     damaged = 0
     for document, name in documents:
         if places is not None:
@@ -307,8 +305,7 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
 
 
 def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
-    """The rows of a dataset, with `column` or else the first of: chats, a text, a prompt and its
-    completion. Raises a ValueError if there is no such column, or none can be chosen safely."""
+    """The rows of a dataset; their columns are chosen by the first ones, and alone decoded."""
     rows = dataset
     if dataset.features is not None:  # values such as images take time to decode
         features = dataset.features.items()
