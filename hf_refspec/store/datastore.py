@@ -52,8 +52,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     Raises:
         DatastoreError: If there is no datastore, it lacks the form, was made for another tokenizer,
-            or its files are damaged, as far as their sizes and headers tell;
-            [`~Datastore.verify`] reads all.
+            or sizes or headers of its files are damaged; [`~Datastore.verify`] reads all.
     """
 
     config_type = StoreConfig
@@ -128,15 +127,13 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds a datastore in a new folder and opens it.
 
         Args:
-            documents: A `datasets` dataset (map-style or streaming) with a column of texts or
-                chats; a DataFrame or Series of pandas or polars; a file of texts or rows (.jsonl,
-                .json, .csv, .parquet, each with .gz too), a folder, or a list of both; an iterable
-                of texts, of rows or of lists of ids; or a dict of these documents by their names,
-                see [`~Datastore.add`].
+            documents: A `datasets` dataset, map-style or streaming; a DataFrame or Series of pandas
+                or polars; a file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz
+                too), a folder, or a list of both; an iterable of texts, rows (dicts) or lists of
+                ids; or a dict of texts or lists of ids by their names, see [`~Datastore.add`].
             tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
             path (`str` or `Path`): The folder to make.
-            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): With `"compact"` the
-                full form is deleted once the compact one is made of it.
+            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): The form to keep.
             max_bytes (`int`, *optional*): The most bytes of the compact form.
             column (`str`, *optional*): Of rows. By default that of the chats, `"text"`,
                 `"content"`, or `"prompt"` with `"completion"`.
@@ -206,8 +203,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
         Raises:
             ValueError: If there is nothing to add, one of them is no document, or none is left.
-            DatastoreError: If it cannot be read, was made for another tokenizer, has only the
-                compact form, or is being written by another process or thread.
+            DatastoreError: If it is damaged, for another tokenizer, only compact, or being written.
             OSError: If it cannot be written.
         """
         known = self._tokenizer if tokenizer is None else tokenizer
@@ -228,11 +224,8 @@ class Datastore(StoredFolder[StoreConfig]):
                 vars(self).update(vars(opened))
 
     def remove(self, *names: str) -> None:
-        """Removes documents by their names, as [`~Datastore.add`] does.
-
-        Raises:
-            KeyError: If there is no document of such a name.
-        """
+        """Removes documents by their names; raises a KeyError for an unknown one, and as
+        [`~Datastore.add`]."""
         if missing := sorted({*names} - {*self.names()}):
             raise KeyError(f"{self.path} has no document {missing[0]!r}")
         self.add(dict.fromkeys(names, ""), progress=False)
@@ -246,16 +239,8 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens, and opens
-        them. A single shard is searched the fastest, but all tokens are written again.
-
-        Args:
-            num_proc, progress: As in [`~Datastore.build`].
-
-        Raises:
-            ValueError: If `num_proc` is less than 1.
-            DatastoreError: If it is damaged, or another process is writing it.
-            OSError: If the merged shards cannot be written; the datastore is unchanged.
-        """
+        them. A single shard is searched the fastest, but all tokens are written again. Arguments
+        and errors are those of [`~Datastore.build`] and [`~Datastore.add`]."""
         with self.naming_damage():
             merge_store(self.path, BuildOptions(num_proc=num_proc, progress=progress))
         return Datastore(self.path)
@@ -288,9 +273,7 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore.build(texts(), tokenizer, path, **options)
 
     @classmethod
-    def _part(
-        cls, config: StoreConfig, form: Form | None = None, *_: Any, **__: Any
-    ) -> StoreConfig:
+    def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:
         return config.in_form(form)
 
     @property
@@ -335,9 +318,9 @@ class Datastore(StoredFolder[StoreConfig]):
             mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
                 [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
             max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-            ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
-                equally common ones those with the smallest ids; 20,000 without `max_bytes`.
-            max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and
+            ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest
+                (then the smallest ids); 20,000 without `max_bytes`.
+            max_bytes (`int`, *optional*): The most bytes of the file, used for the n-grams and
                 nodes that are accepted most often for their bytes.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 

@@ -119,15 +119,12 @@ class StoredFolder(Generic[C]):
         return config
 
     def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies all files that are open into a new folder.
-
-        Args:
-            path (`str` or `Path`): The folder to make.
+        """Copies all open files into a new folder.
 
         Raises:
             FileExistsError: If there is something at `path`.
-            DatastoreError: If a file is not as it was written.
-            OSError: If it cannot be written.
+            DatastoreError: If a file is damaged.
+            OSError: If the folder cannot be written.
         """
         config = self._open_part
         with new_folder(Path(path)) as folder:
@@ -145,9 +142,8 @@ class StoredFolder(Generic[C]):
         revision: str | None = None,
         create_pr: bool = False,
     ) -> CommitInfo:
-        """Publishes the folder as a dataset repo, in one commit, with a card.
-
-        The folder's README.md is the card; where there is none, one is generated.
+        """Publishes the folder as a dataset repo, in one commit, which is returned. The folder's
+        README.md is the card; without one, a card is generated.
 
         Args:
             repo_id (`str`): Such as `"org/store"`; the repo is created if there is none.
@@ -159,11 +155,8 @@ class StoredFolder(Generic[C]):
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request
                 instead of changing the branch.
 
-        Returns:
-            `huggingface_hub.CommitInfo`: The commit.
-
         Raises:
-            DatastoreError: If a file is not as it was written.
+            DatastoreError: If a file is damaged.
             OSError: If the repo cannot be written; it is never left half changed.
         """
         return hub.push(

@@ -76,22 +76,13 @@ def build_store(
     corpus_name: str | None,
 ) -> None:
     """Writes a datastore into an empty folder."""
-    config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
-    source, shards, names = _add_shards(folder, config, documents, tokenizer, options)
+    empty = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
+    config, source = _with_documents(folder, empty, documents, tokenizer, options)
+    about = {"corpus": corpus_name or source.name, "license": license or source.license}
+    about |= config.source | {"hf_refspec": __version__}
     content = tokenizer.backend_tokenizer.to_str().encode()
-    config = replace(
-        config,
-        source={
-            "corpus": corpus_name or source.name,
-            "license": license or source.license,
-            "deduplicated": options.deduplicate,
-            "hf_refspec": __version__,
-            "documents": sum(shard.documents for shard in shards),
-        },
-        shards=shards,
-        tokenizer_file=write_bytes(folder / "tokenizer.json", content),
-        names_file=write_names(folder, names),
-    )
+    tokenizer_file = write_bytes(folder / "tokenizer.json", content)
+    config = replace(config, source=about, tokenizer_file=tokenizer_file)
     config.write(folder)
     sweep(folder, OWN_FILES, config.files())
 
@@ -100,20 +91,17 @@ def extend_store(
     folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, options: BuildOptions
 ) -> None:
     """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
-    with _changing(folder, "; extend the datastore that it was made from") as config:
-        remedy = f"it cannot be extended with {public_name(tokenizer)}"
-        config.check_tokenizer(folder, tokenizer, remedy)
-        source, shards, names = _add_shards(folder, config, documents, tokenizer, options)
-        if shards == config.shards:
+    with _changing(folder, "; extend the datastore that it was made from") as old:
+        old.check_tokenizer(
+            folder, tokenizer, f"it cannot be extended with {public_name(tokenizer)}"
+        )
+        config, source = _with_documents(folder, old, documents, tokenizer, options)
+        if config.shards == old.shards:
             return
-        about = dict(config.source)
-        corpus = about.get("corpus")
-        if source.names is None and source.name not in str(corpus or ""):
-            about["corpus"] = f"{corpus}, {source.name}" if corpus else source.name
-        about["deduplicated"] = bool(about.get("deduplicated")) and options.deduplicate
-        about["documents"] = sum(shard.documents for shard in shards)
-        names_file = write_names(folder, names)
-        replace(config, source=about, shards=shards, names_file=names_file).write(folder)
+        corpus = str(old.source.get("corpus") or "")
+        if source.names is None and source.name not in corpus:
+            config.source["corpus"] = f"{corpus}, {source.name}" if corpus else source.name
+        config.write(folder)
 
 
 def merge_store(folder: Path, options: BuildOptions) -> None:
@@ -139,14 +127,14 @@ def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
             sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
 
 
-def _add_shards(
+def _with_documents(
     folder: Path,
     config: StoreConfig,
     documents: Any,
     tokenizer: PreTrainedTokenizerBase,
     options: BuildOptions,
-) -> tuple[Source, list[ShardEntry], DocumentNames]:
-    """Writes all that changes into new files, which config.json does not name yet."""
+) -> tuple[StoreConfig, Source]:
+    """The config after documents are added; config.json does not name its new files yet."""
     source = open_source(documents, tokenizer, config.vocab_size, options.column, options.pattern)
     known = None
     if options.deduplicate and source.names is None:
@@ -176,10 +164,17 @@ def _add_shards(
     if not shards:
         raise ValueError(f"{folder} would have no document any more; delete the folder instead")
     groups = grouped(shards, largest=max(_MERGED, 8 * sum(shard.tokens for shard in new)))
-    moved = {
+    names = {
         name: (number - bisect(gone, number), digest) for name, (number, digest) in names.items()
     }
-    return source, _merged(folder, config, groups, options), moved
+    shards = _merged(folder, config, groups, options)
+    is_unique = not config.shards or config.source.get("deduplicated") is True
+    about = config.source | {
+        "deduplicated": options.deduplicate and is_unique,
+        "documents": sum(shard.documents for shard in shards),
+    }
+    names_file = config.names_file if names == old else write_names(folder, names)
+    return replace(config, source=about, shards=shards, names_file=names_file), source
 
 
 def _merged(
