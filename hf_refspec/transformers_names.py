@@ -182,7 +182,7 @@ def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     return bool(named["synced_gpus"])
 
 
-def others_go_on(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
+def any_rank_unfinished(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
     """Tells all processes in step whether this one has ended; returns whether some has not."""
     return bool(model._has_unfinished_sequences(ended, True, device))
 

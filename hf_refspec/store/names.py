@@ -26,8 +26,14 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the default model
 HUB_SECONDS = 3.0  # to wait for the Hub's answer
 
 # Without one of these transformers makes up a tokenizer that knows no words.
-_TOKENIZER = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"]
-_TOKENIZER.append("tokenizer_config.json")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
 # Endings of files; a repo's name can have other dots, as in "org/model-1.5".
 _EXTENSION = re.compile(
     r"\.(jsonl?|txt|md|py|csv|parquet|gz|zip|safetensors|bin|gguf|pth?)", re.IGNORECASE
