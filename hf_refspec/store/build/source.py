@@ -324,8 +324,9 @@ def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
 
 def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
     """The rows of a DataFrame of pandas or polars, some of them at a time."""
+    places = getattr(frame, "iloc", frame)  # pandas may slice by labels
     for begin in range(0, len(frame), _BATCH):
-        part = frame[begin : begin + _BATCH]
+        part = places[begin : begin + _BATCH]
         if hasattr(part, "notna"):  # pandas has several values for what is missing
             part = part.astype(object).where(part.notna(), None)
         for row in zip(*(part[name].to_list() for name in part.columns), strict=True):
