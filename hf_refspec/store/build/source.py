@@ -76,7 +76,7 @@ def open_source(
     if hasattr(documents, "select_columns"):
         if isinstance(documents, Mapping):
             splits = [*documents]
-            raise ValueError(f"documents is a {kind}; choose a split of it: documents[{splits}]")
+            raise ValueError(f"documents is a {kind}; choose a split of it, one of {splits}")
         info = documents.info
         config = "" if (info.config_name or "").startswith("default") else info.config_name
         parts = (info.dataset_name, config, documents.split)
