@@ -157,8 +157,8 @@ def _with_documents(
         packed = _packed(tokens, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
     if not new and (source.names is None or not config.shards):
-        kind = "that the datastore does not have" if config.shards else "with a token"
-        raise ValueError(f"documents has none {kind}")
+        reason = "nothing that the datastore lacks" if config.shards else "no text with a token"
+        raise ValueError(f"documents has {reason}")
     gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
     shards = [*without_documents(folder, config, gone), *new]
     if not shards:

@@ -149,7 +149,7 @@ def interrupted():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        *((source, {}, "documents has none with a token") for source in ([], ["", ""], [[]])),
+        *((source, {}, "documents has no text with a token") for source in ([], ["", ""], [[]])),
         (TEXTS, {"num_proc": 0}, "num_proc must be at least 1, but is 0"),
         (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
         (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
@@ -234,7 +234,7 @@ def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
     before = content_of(store)
     for more, message in (
         ([*TEXTS, [259]], "has the id 259"),
-        ([""], "documents has none that the datastore does not have"),
+        ([""], "documents has nothing that the datastore lacks"),
     ):
         with pytest.raises(ValueError, match=message):
             extend_store(store, more, tokenizer, **QUIET)
