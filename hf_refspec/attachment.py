@@ -67,7 +67,8 @@ class Attachment:
         """Adds the counts of a call that is over."""
         with self._lock:
             self.stats += stats
-            self.stats.verification, self.stats.reason = stats.verification, stats.reason
+            self.stats.verification = stats.verification
+            self.stats.reason = stats.reason
 
     def log_plain_call(self, why: str) -> None:
         """Logs once for each reason that a call runs without the drafter."""
@@ -139,8 +140,7 @@ def attachment_of(model: PreTrainedModel) -> Attachment | None:
 
 
 def _stacks(model: nn.Module | Pipeline | None) -> list[list[Attachment]]:
-    """The attachments of all models, or of each model with a `generate` of transformers inside of
-    a module or a pipeline."""
+    """The attachments of all models, or of those with `generate` in a module or a pipeline."""
     if model is None:
         return [_attached_to_all]
     from transformers import GenerationMixin

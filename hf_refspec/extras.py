@@ -7,11 +7,7 @@ from typing import Any
 
 
 def require(package: str, needed_by: str, extra: str) -> Any:
-    """Imports a package of an extra.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """Imports a package of an extra; raises an ImportError that says how to install it."""
     try:
         return import_module(package)
     except ImportError:

@@ -2,8 +2,8 @@
 
 [`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once, as soon as
 transformers has it. A call without `candidate_generator` goes straight through. A call with it
-takes the official entry point, `custom_generate=<callable>`, which does all the usual preparation
-and then hands over to [`speculate`], or to another decoding loop of this package.
+takes the official entry point, `custom_generate=<callable>`: transformers prepares the call as
+usual, then calls [`speculate`] or another decoding loop of this package.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Gives transformers its own `generate` back. A second call changes nothing.
+    """Restores transformers' own `generate`. A second call changes nothing.
 
-    Where another package has wrapped `generate` since, its wrapper stays, and the function that it
-    wraps passes every call on unchanged.
-    """
+    If another package has wrapped `generate` since, its wrapper stays, and the function that it
+    wraps passes every call on unchanged."""
     global _wrapper
     if _WAITING in sys.meta_path:
         sys.meta_path.remove(_WAITING)
@@ -67,8 +66,7 @@ def is_installed() -> bool:
 
 
 class _Waiting(MetaPathFinder):
-    """Wraps `generate` when its module is imported. wrapt has hooks for that, but takes 50 ms to
-    import, where this package takes 100."""
+    """Wraps `generate` when its module is imported. wrapt could, but takes 50 ms to import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _MODULE:
@@ -107,19 +105,12 @@ def _speculative(generate: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
         _check_configs(self, args, kwargs)
-        custom_generate = kwargs.get("custom_generate")
-        names_none = "candidate_generator" not in kwargs and custom_generate is None
-        if names_none and kwargs.get("cache_implementation") == "paged":
-            return generate(self, *args, **kwargs)  # batches continuously, by a loop of its own
-        attachment = attachment_of(self) if names_none else None
-        module = getattr(_loop_of(custom_generate), "__module__", None) or ""
-        ours = (
-            kwargs.get("candidate_generator") is not None
-            or module.partition(".")[0] == __package__
-            # Also without a drafter: calls with one are compared with it.
-            or (custom_generate is None and kwargs.get("verification") == "reproducible")
-        )
-        if attachment is None and not ours:
+        attachment = None
+        if "candidate_generator" not in kwargs and kwargs.get("custom_generate") is None:
+            if kwargs.get("cache_implementation") == "paged":  # decodes in batches by its own loop
+                return generate(self, *args, **kwargs)
+            attachment = attachment_of(self)
+        if attachment is None and not _is_ours(kwargs):
             return generate(self, *args, **_plain(kwargs))
         call = signature.bind(self, *args, **kwargs).arguments
         named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
@@ -133,6 +124,18 @@ def _speculative(generate: Any) -> Any:
     return generate_speculatively
 
 
+def _is_ours(kwargs: dict[str, Any]) -> bool:
+    """Whether a call names a drafter or one of this package's decoding loops."""
+    if kwargs.get("candidate_generator") is not None:
+        return True
+    custom_generate = kwargs.get("custom_generate")
+    if custom_generate is None:
+        # Calls with a drafter are compared with such a call without one.
+        return kwargs.get("verification") == "reproducible"
+    module = getattr(_loop_of(custom_generate), "__module__", None) or ""
+    return module.partition(".")[0] == __package__
+
+
 def _untested(
     generate: Any,
     model: PreTrainedModel,
@@ -140,8 +143,7 @@ def _untested(
     attachment: Attachment | None,
     why: str,
 ) -> Any:
-    """A call under a release of transformers that this package was not tried with: it decodes
-    plainly. A loop that retrieves, and reproducible bits, are refused."""
+    """Decodes plainly under an untested transformers; refuses what plain decoding cannot do."""
     custom_generate = kwargs.get("custom_generate")
     retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
     if retrieves or kwargs.get("verification") == "reproducible":
@@ -155,8 +157,9 @@ def _untested(
         _log_once(why)
         if isinstance(getattr(drafter, "stats", None), DraftStats):
             drafter.stats = DraftStats(reason=why)
-    dropped = {*OPTIONS, "custom_generate"}
-    return generate(model, **{n: value for n, value in kwargs.items() if n not in dropped})
+    plain = _without_options(kwargs)
+    plain.pop("custom_generate", None)
+    return generate(model, **plain)
 
 
 @functools.cache
@@ -179,27 +182,29 @@ def _attached(
             return output
     except RefusedCallError as error:  # before anything was done
         attachment.log_plain_call(str(error))
-    others = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-    return generate(model, **others)
+    return generate(model, **_without_options(kwargs))
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a plain call. A call with `candidate_generator=None` is plain with
-    any option but `verification="reproducible"`."""
+    """The keyword arguments of a plain call; only with a `None` drafter it may have options."""
     for option in OPTIONS if "candidate_generator" not in kwargs else ():
         if kwargs.get(option) is not None:
             raise ValueError(
                 f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
                 'well, "auto" for example, or leave it out.'
             )
+    return _without_options(kwargs)
+
+
+def _without_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name not in OPTIONS}
 
 
 def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuses a drafter in a generation config, which is copied and saved: it would be ignored."""
-    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    named = args[1] if len(args) > 1 else kwargs.get("generation_config")
     for name, config in (
-        ("generation_config", given),
+        ("generation_config", named),
         ("model.generation_config", getattr(model, "generation_config", None)),
     ):
         for option in OPTIONS:
@@ -211,11 +216,10 @@ def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with which `generate` comes to a decoding loop of this package.
+    """The keyword arguments with which `generate` calls a decoding loop of this package.
 
-    Arguments that transformers drops on its way to a callable are bound to it here; so nothing is
-    streamed before the arguments have been checked.
-    """
+    Arguments that transformers does not pass on to a callable are bound to it here. Nothing is
+    streamed before the arguments have been checked."""
     from .generation.speculate import speculate
     from .generation.validation import check_call, check_model
     from .transformers_names import DROPPED_ARGUMENTS
@@ -250,7 +254,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loop_of(custom_generate: Any) -> Any:
-    """The function of a `functools.partial`, or the one that is given."""
+    """The decoding loop, also in a `functools.partial`."""
     return getattr(custom_generate, "func", custom_generate)
 
 
@@ -266,8 +270,7 @@ def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Turns `stop_strings` into the criterion that `generate` would make of it: that needs the
-    tokenizer, which transformers drops on its way to a callable."""
+    """Turns `stop_strings` into a criterion here, since a callable gets no tokenizer."""
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .generation.validation import setting
@@ -283,14 +286,15 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 
 
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Whether a model is configured to use no cache (MPT's default), and the call says nothing:
-    with a cache its drafts can be verified, and the ids are the same."""
+    """Whether a model (such as MPT) uses no cache by default and the call does not mention one."""
     from .generation.validation import setting
     from .transformers_names import CACHE_NAMES
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
     caches = (kwargs.get(name) for name in CACHE_NAMES)
-    named = *caches, setting("cache_implementation", model, kwargs)
-    is_configured = asked is None and setting("use_cache", model, kwargs) is False
-    return is_configured and all(each is None for each in named)
+    if any(cache is not None for cache in caches) or asked is not None:
+        return False
+    if setting("cache_implementation", model, kwargs) is not None:
+        return False
+    return setting("use_cache", model, kwargs) is False

@@ -54,8 +54,8 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of a rotary embedding whose frequencies depend on the length of the text; {}
-    if there is none. A configuration may hold one set of them, or one for each type of layer."""
+    """The parameters, if any, of a rotary embedding that depends on the length of the text."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})
+    dependent = ("dynamic", "longrope")
+    return next((rope for rope in sets if rope.get("rope_type") in dependent), {})

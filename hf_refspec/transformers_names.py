@@ -36,10 +36,8 @@ CACHE_NAME = next(
     if name in {field.name for field in fields(GenerateDecoderOnlyOutput)}
 )
 # Arguments of a forward pass over text, beside the cache.
-USUAL_ARGUMENTS = {
-    *CACHE_NAMES,
-    *("attention_mask", "cache_position", "logits_to_keep", "position_ids", "use_cache"),
-}
+USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
+USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 STATIC_CACHES = frozenset(ALL_STATIC_CACHE_IMPLEMENTATIONS)
@@ -179,15 +177,13 @@ def is_pipeline_stage(model: PreTrainedModel) -> bool:
 
 
 def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
-    """Whether `generate` keeps processes in step, which transformers decides where `synced_gpus`
-    is `None`."""
+    """Whether `generate` keeps processes in step; transformers decides if it is `None`."""
     named = model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)
     return bool(named["synced_gpus"])
 
 
-def others_go_on(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
-    """Announces to all processes that are kept in step whether this one has ended; returns whether
-    some has not."""
+def any_rank_unfinished(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
+    """Tells all processes in step whether this one has ended; returns whether some has not."""
     return bool(model._has_unfinished_sequences(ended, True, device))
 
 

@@ -178,9 +178,9 @@ class TokenRecycling(LookUp):
     @classmethod
     def build(
         cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
         documents: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        model: PreTrainedModel,
         *,
         top_k: int = 8,
         context: int = 3,
@@ -189,23 +189,23 @@ class TokenRecycling(LookUp):
         column: str | None = None,
         pattern: str = "*",
         license: str | None = None,
-        corpus: str | None = None,
+        corpus_name: str | None = None,
         progress: bool = True,
     ) -> Self:
         """Learns a model's best next tokens in texts, by running it over them once.
 
         Args:
-            model (`PreTrainedModel`): The target model.
-            tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
             documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
                 file, a folder, or a list of both; or an iterable of texts or lists of ids.
+            tokenizer (`PreTrainedTokenizerBase`): The target model's.
+            model (`PreTrainedModel`): The target model.
             top_k, context, max_contexts (`int`, *optional*): As of the class.
             max_tokens (`int`, *optional*): Stop after about this number of tokens.
             column (`str`, *optional*): The dataset's column; by default as
                 [`Datastore.build`] chooses.
             pattern (`str`, *optional*, defaults to `"*"`): The files below a folder, as `"*.md"`.
             license (`str`, *optional*): Of the documents; by default the dataset's.
-            corpus (`str`, *optional*): Their name; by default the dataset's or the folder's.
+            corpus_name (`str`, *optional*): Their name; by default the dataset's or the folder's.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
@@ -250,7 +250,7 @@ class TokenRecycling(LookUp):
             drafter._table,
             model=public_name(model),
             tokenizer=tokenizer,
-            source={"corpus": corpus or source.name, "license": license or source.license},
+            source={"corpus": corpus_name or source.name, "license": license or source.license},
         )
         return drafter
 

@@ -41,7 +41,7 @@ def card(config: FolderConfig, repo_id: str) -> str:
     metadata |= {"library_name": "hf_refspec", "task_categories": ["text-generation"]}
     if "/" in (model := getattr(config, "model", "")):
         metadata["base_model"] = model
-    about = {each.name: getattr(config, each.name) for each in fields(config)}
+    about = {field.name: getattr(config, field.name) for field in fields(config)}
     texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})
     texts.update(

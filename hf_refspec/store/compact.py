@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
-from .folder import sweep
+from .folder import only_writer, sweep
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -34,21 +33,7 @@ HEADER_BYTES = 1024  # of the file, at most
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What a compact form keeps.
-
-    Args:
-        published (`bool`, *optional*, defaults to `False`): Whether the trees grow by REST's
-            algorithm, see [`DatastoreDrafts`]; with `ngrams_per_order` the form is then CREST's.
-        max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest, of
-            equally common ones those with the smallest ids; 20,000 if `max_bytes` is not given.
-        max_bytes (`int`, *optional*): The most bytes of the file. It keeps the n-grams and nodes
-            that are accepted most often for their bytes.
-        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
-
-    Raises:
-        ValueError: If a number is out of its bounds.
-    """
+    """What a compact form keeps, see [`Datastore.compact`]."""
 
     published: bool = False
     max_ngram: int = 3
@@ -70,18 +55,22 @@ def compact_form(
     texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table."""
-    dtype, candidates = config.token_dtype, options.ngrams_per_order
+    dtype = config.token_dtype
+    candidates = options.ngrams_per_order
     if candidates is None and options.max_bytes is not None:
         # More than fit, even if most of their trees are small.
         entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
         candidates = options.max_bytes // entry
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
-    limits = NODES_PER_TREE, PLACES_READ[options.published], CONTINUATION_LENGTH
+    grow = rest_tree if options.published else mixed_tree
     trees: list[TreeArrays] = []
-    shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
-    for ngram in shown:
-        of_ngram, min_match = (rest_tree, len(ngram)) if options.published else (mixed_tree, 1)
-        trees.append(of_ngram(texts, ngram, min_match, *limits))
+    shown = {"desc": "draft trees", "disable": not options.progress or None, "delay": 1}
+    for ngram in tqdm([ngram for order in ngrams for ngram in order], **shown):
+        min_match = len(ngram) if options.published else 1
+        continuations = PLACES_READ[options.published]
+        trees.append(
+            grow(texts, ngram, min_match, NODES_PER_TREE, continuations, CONTINUATION_LENGTH)
+        )
     if options.max_bytes is not None and trees:
 
         def bytes_of(entries: int, nodes: int) -> int:
@@ -89,9 +78,12 @@ def compact_form(
 
         sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, options.max_bytes)
         kept = np.split(sizes > 0, np.cumsum([len(order) for order in ngrams])[:-1])
-        ngrams = [order[those] for order, those in zip(ngrams, kept, strict=True)]
-        pairs = zip(trees, sizes.tolist(), strict=True)
-        trees = [(t[:size], p[:size], q[:size]) for (t, p, q), size in pairs if size]
+        ngrams = [order[is_kept] for order, is_kept in zip(ngrams, kept, strict=True)]
+        trees = [
+            (tokens[:size], parents[:size], probs[:size])
+            for (tokens, parents, probs), size in zip(trees, sizes.tolist(), strict=True)
+            if size
+        ]
     return [len(order) for order in ngrams], build_table(ngrams, trees, dtype, config.vocab_size)
 
 
@@ -110,11 +102,22 @@ def write_ngrams(
     sweep(folder, [NGRAMS], config.files())
 
 
+def replace_ngrams(folder: Path, opened: StoreConfig, table: NgramTable, counts: list[int]) -> None:
+    """Adds the compact form to a datastore that may have changed since it was opened."""
+    with only_writer(folder):
+        config = StoreConfig.read(folder)
+        if config.fingerprint != opened.fingerprint or config.tokens < opened.tokens:
+            raise DatastoreError(f"{folder} has been replaced meanwhile; open it again")
+        write_ngrams(folder, config, table, counts, opened.tokens)
+
+
 def open_ngrams(folder: Path, config: StoreConfig) -> NgramTable:
     """Memory-maps the compact form; raises as [`read_arrays`]."""
     entry = config.ngrams
     assert entry is not None
-    entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
+    entries = sum(entry.ngrams)
+    max_ngram = len(entry.ngrams)
+    dtype = config.token_dtype
     shapes = {
         "keys": (dtype, entries * max_ngram),
         "slots": (np.uint32, None),

@@ -17,14 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
-from .build.corpus import BuildOptions, build_store, changing, extend_store
-from .build.engine import usable_cores
-from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
-from .datastore_config import LARGEST_SHARD, Form, StoreConfig, check_form
+from .build.corpus import SHARD_TOKENS, BuildOptions, build_store, extend_store, merge_store
+from .compact import CompactOptions, compact_form, open_ngrams, replace_ngrams, write_ngrams
+from .datastore_config import Form, StoreConfig, check_form
 from .document_names import read_names
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
-from .shards import grouped, map_shard, merge_shards, split_documents
+from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
 
@@ -37,7 +36,7 @@ class Datastore(StoredFolder[StoreConfig]):
     It has one or both of two forms. The full form is the corpus's tokens with suffix arrays, 6
     bytes a token (with a vocabulary of less than 65,536). The compact form is a table of n-grams of
     any size that you choose. Both are memory-mapped: a datastore of any size opens in milliseconds,
-    and several processes share what they read of it.
+    and processes that open it share its memory.
 
     Args:
         path (`str` or `Path`): The folder. See [`~Datastore.from_pretrained`] for one on the Hub.
@@ -47,16 +46,13 @@ class Datastore(StoredFolder[StoreConfig]):
             datastore was made for it.
 
     Attributes:
-        path (`Path`): The folder.
-        config ([`StoreConfig`]): Its config.json.
         form (`str`): The form that is open.
         ngrams ([`NgramTable`], *optional*): The compact form; `None` if the full one is open.
         shards (`list[IndexedText]`): The full form; empty if the compact one is open.
 
     Raises:
-        DatastoreError: If there is no datastore, it does not have the form, its files are damaged
-            (as far as their sizes and headers tell; [`~Datastore.verify`] reads all) or it was made
-            for another tokenizer.
+        DatastoreError: If there is no datastore, it lacks the form, was made for another tokenizer,
+            or sizes or headers of its files are damaged; [`~Datastore.verify`] reads all.
     """
 
     config_type = StoreConfig
@@ -92,13 +88,11 @@ class Datastore(StoredFolder[StoreConfig]):
         ]
 
     def _warn_if_stale(self) -> None:
-        entry, tokens = self.config.ngrams, sum(shard.tokens for shard in self.config.shards)
-        if entry is not None and tokens and entry.corpus_tokens not in (0, tokens):
+        entry = self.config.ngrams
+        if entry is not None and self.tokens and entry.corpus_tokens not in (0, self.tokens):
+            counts = f"{entry.corpus_tokens:,} of its {self.tokens:,} tokens"
             logger.warning(
-                "the compact form of %s was made of %s of its %s tokens; compact() it again",
-                self.path,
-                f"{entry.corpus_tokens:,}",
-                f"{tokens:,}",
+                "the compact form of %s was made of %s; compact() it again", self.path, counts
             )
 
     def __repr__(self) -> str:
@@ -113,185 +107,189 @@ class Datastore(StoredFolder[StoreConfig]):
     @classmethod
     def build(
         cls,
-        source: Any,
+        documents: Any,
         tokenizer: PreTrainedTokenizerBase,
         path: str | os.PathLike,
         *,
         form: Form = "full",
         max_bytes: int | None = None,
-        **options: Any,
+        column: str | None = None,
+        pattern: str = "*",
+        max_tokens: int | None = None,
+        shard_tokens: int = SHARD_TOKENS,
+        num_proc: int | None = None,
+        deduplicate: bool = False,
+        engine: str = "local",
+        license: str | None = None,
+        corpus_name: str | None = None,
+        progress: bool = True,
     ) -> Datastore:
         """Builds a datastore in a new folder and opens it.
 
         Args:
-            source, tokenizer, path, options: See [`build_store`].
-            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): With `"compact"` the
-                full form is deleted once the compact one is made of it.
+            documents: A `datasets` dataset, map-style or streaming; a DataFrame or Series of pandas
+                or polars; a file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz
+                too), a folder, or a list of both; an iterable of texts, rows (dicts) or lists of
+                ids; or a dict of texts or lists of ids by their names, see [`~Datastore.add`].
+            tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
+            path (`str` or `Path`): The folder to make.
+            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): The form to keep.
             max_bytes (`int`, *optional*): The most bytes of the compact form.
+            column (`str`, *optional*): Of rows. By default that of the chats, `"text"`,
+                `"content"`, or `"prompt"` with `"completion"`.
+            pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
+            max_tokens (`int`, *optional*): Stop after the document that reaches this number.
+            shard_tokens (`int`, *optional*, defaults to 32,000,000): Tokens of a shard; building
+                takes about 12 bytes of memory for each.
+            num_proc (`int`, *optional*): Threads or Ray tasks; by default one a usable core.
+            deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of
+                documents, and documents that are in the datastore already.
+            engine (`"local"` or `"ray"`, *optional*, defaults to `"local"`): With `"ray"` a Ray
+                cluster tokenises and sorts.
+            license (`str`, *optional*): The documents' licence, by default the dataset's.
+            corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
+            progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
             TypeError: If `tokenizer` is no tokenizer, or `path` no path.
-            ValueError: If an option is for the other form; and as [`build_store`].
+            ValueError: If the documents have no token, one of them is no document, or an option is
+                out of its bounds or for the other form.
+            FileExistsError: If there is something at `path`.
+            DatastoreError, OSError: If another process is building it, or it cannot be written.
         """
-        check_form(form)
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not isinstance(tokenizer, PreTrainedTokenizerBase):
-            given = ", ".join(type(each).__name__ for each in (source, tokenizer, path))
-            raise TypeError(f"build takes (source, tokenizer, path), but was given ({given})")
-        if form == "full":
-            if max_bytes is not None:
-                raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
-            return cls(build_store(source, tokenizer, path, **options))
-        chosen = CompactOptions(max_bytes=max_bytes, progress=options.get("progress", True))
+            kinds = ", ".join(type(value).__name__ for value in (documents, tokenizer, path))
+            raise TypeError(f"build takes (documents, tokenizer, path), but was given ({kinds})")
+        check_form(form)
+        if form == "full" and max_bytes is not None:
+            raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
+        of_compact = CompactOptions(max_bytes=max_bytes, progress=progress)
+        options = BuildOptions(
+            column=column,
+            pattern=pattern,
+            max_tokens=max_tokens,
+            shard_tokens=shard_tokens,
+            num_proc=num_proc,
+            deduplicate=deduplicate,
+            engine=engine,
+            progress=progress,
+        )
         with new_folder(Path(path)) as folder:
-            full = cls(build_store(source, tokenizer, folder / "full", **options))
-            full._write_compact(folder, chosen)
-            shutil.rmtree(full.path)
-        return cls(path, form="compact")
+            full = folder / "full" if form == "compact" else folder
+            full.mkdir(exist_ok=True)
+            build_store(full, documents, tokenizer, options, license, corpus_name)
+            if form == "compact":
+                cls(full)._write_compact(folder, of_compact)
+                shutil.rmtree(full)
+        return cls(path, form)
 
     def add(
         self, documents: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> Datastore:
         """Adds documents, replaces those of the same names, and merges shards of about one size.
 
-        From then on this object drafts from them; calls that draft from it meanwhile do not wait.
-        Other objects and processes do from their next call on, see [`~Datastore.refresh`]. If it
-        fails or is killed, the datastore is unchanged; what it has returned from, no kill loses.
+        This object, which is returned, drafts from them at once, others from their next call on;
+        no call waits meanwhile. If it fails or is killed, the datastore is unchanged; once it has
+        returned, no kill loses the documents.
 
         Args:
-            documents: As `source` in [`build_store`]. Of a dict, `{name: document}`, each replaces
-                the document of its name; one that is empty only removes it.
+            documents: As in [`~Datastore.build`]. Of a dict, `{name: document}`, each replaces the
+                document of its name; one that is empty only removes it.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
-            options: See [`BuildOptions`].
-
-        Returns:
-            [`Datastore`]: This object.
+            options: `column`, `pattern`, `max_tokens`, `shard_tokens`, `num_proc`, `deduplicate`,
+                `engine` and `progress`, as in [`~Datastore.build`].
 
         Raises:
-            ValueError: If there is nothing to add, or an entry is no document, or none is left.
-            DatastoreError: If the datastore cannot be read, is for another tokenizer, has only the
-                compact form, or another process or thread is writing it.
-            OSError: If the shards cannot be written.
+            ValueError: If there is nothing to add, one of them is no document, or none is left.
+            DatastoreError: If it is damaged, for another tokenizer, only compact, or being written.
+            OSError: If it cannot be written.
         """
-        if tokenizer is None:
-            tokenizer = self._tokenizer
-        extend_store(self.path, documents, tokenizer, **options)
+        known = self._tokenizer if tokenizer is None else tokenizer
+        extend_store(self.path, documents, known, BuildOptions(**options))
         self.refresh()
         self._warn_if_stale()
         return self
 
     def refresh(self) -> None:
-        """Takes what has been written since it was opened, as calls that draft from it do when they
-        begin. What cannot be opened, or is for another tokenizer, it leaves alone."""
+        """Reloads the folder if it has changed, as calls that draft from it do when they begin. It
+        changes nothing if the folder cannot be opened or is for another tokenizer."""
         if _when_written(self.path) in (None, self._written):
             return
         with suppress(DatastoreError, OSError):
             opened = Datastore(self.path, self.form)
             if opened.config.fingerprint == self.config.fingerprint:
-                # At once: a call that drafts, or another refresh, sees the old or the new ones.
+                # At once: other threads see either the old documents or the new ones.
                 vars(self).update(vars(opened))
 
     def remove(self, *names: str) -> None:
-        """Removes documents by their names, as [`~Datastore.add`] does.
-
-        Raises:
-            KeyError: If there is no document of such a name.
-        """
-        if missing := sorted({*names} - {*self.names}):
+        """Removes documents by their names; raises a KeyError for an unknown one, and as
+        [`~Datastore.add`]."""
+        if missing := sorted({*names} - {*self.names()}):
             raise KeyError(f"{self.path} has no document {missing[0]!r}")
         self.add(dict.fromkeys(names, ""), progress=False)
 
-    @property
     def names(self) -> list[str]:
-        """The names of the documents that have one, sorted."""
-        self.refresh()
-        return self._steadily(lambda config: sorted(read_names(self.path, config.names_file)))
+        """Reads the names of the documents that have one, sorted, from the disk."""
+        return sorted(self._read_steadily(lambda config: read_names(self.path, config.names_file)))
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
-        """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
-
-        A single shard is searched the fastest, but all tokens are written again.
-
-        Args:
-            num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
-            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
-
-        Returns:
-            [`Datastore`]: The same documents, opened.
-
-        Raises:
-            ValueError: If `num_proc` is less than 1.
-            DatastoreError: If it is damaged, or another process is writing it.
-            OSError: If the merged shards cannot be written; the datastore is unchanged.
-        """
-        threads = BuildOptions(num_proc=num_proc).num_proc or usable_cores()
-        with self.naming_damage(), changing(self.path, ", which has no shards") as config:
-            groups = grouped(config.shards, growth=LARGEST_SHARD)
-            shards = merge_shards(self.path, config, groups, threads, progress)
-            if shards != config.shards:
-                replace(config, shards=shards).write(self.path)
+        """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens, and opens
+        them. A single shard is searched the fastest, but all tokens are written again. Arguments
+        and errors are those of [`~Datastore.build`] and [`~Datastore.add`]."""
+        with self.naming_damage():
+            merge_store(self.path, BuildOptions(num_proc=num_proc, progress=progress))
         return Datastore(self.path)
 
     def retokenize(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        path: str | os.PathLike,
-        **options: Any,
+        self, tokenizer: PreTrainedTokenizerBase, path: str | os.PathLike, **options: Any
     ) -> Datastore:
-        """Builds a datastore for another model from the documents of this one.
+        """Builds a datastore for another model from the documents of this one and opens it.
 
         Args:
             tokenizer (`PreTrainedTokenizerBase`): The other model's.
-            path (`str` or `Path`): The new folder.
-            options: See [`build_store`].
-
-        Returns:
-            [`Datastore`]: The new one, opened.
+            path, options: As in [`~Datastore.build`].
 
         Raises:
-            ValueError: If this is not the full form.
+            ValueError: If this is not the full form; and as [`~Datastore.build`].
             DatastoreError: If its own copy of its tokenizer is missing or damaged.
         """
         if self.form != "full":
             raise ValueError("retokenize() needs the full form, but only the compact one is open")
-        own = self.load_tokenizer()
-        about = {key: self.config.source.get(key) for key in ("corpus", "license")}
+        known = self.load_tokenizer()
 
         def texts() -> Iterator[str]:
             for ids in self.iter_documents():
                 with self.naming_damage():
-                    text: str = own.decode(ids, clean_up_tokenization_spaces=False)
+                    text: str = known.decode(ids, clean_up_tokenization_spaces=False)
                 yield text
 
-        return Datastore(build_store(texts(), tokenizer, path, **about | options))
+        options.setdefault("corpus_name", self.config.source.get("corpus"))
+        options.setdefault("license", self.config.source.get("license"))
+        return Datastore.build(texts(), tokenizer, path, **options)
 
     @classmethod
-    def _part(
-        cls, config: StoreConfig, form: Form | None = None, *_: Any, **__: Any
-    ) -> StoreConfig:
+    def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:
         return config.in_form(form)
 
     @property
     def tokens(self) -> int:
         """Tokens of the full form, with the separators between documents."""
-        return sum(shard.tokens for shard in self.config.shards)
+        return self.config.tokens
 
     @property
     def documents(self) -> int:
         """Documents of the full form."""
-        return sum(shard.documents for shard in self.config.shards)
+        return self.config.documents
 
     @property
     def largest_id(self) -> int:
-        """The largest token that is drafted, which can be smaller than the tokenizer's last one.
-
-        Raises:
-            DatastoreError: If a suffix array points outside of its shard.
-        """
+        """The largest token that is drafted, which can be smaller than the tokenizer's last one;
+        raises a DatastoreError if a suffix array points outside of its shard."""
         if self.ngrams is not None:
             return int(self.ngrams.node_tokens.max(initial=0))
         with self.naming_damage():
@@ -301,17 +299,30 @@ class Datastore(StoredFolder[StoreConfig]):
         """Yields the documents of the full form in order, each an array of token ids."""
         return split_documents((shard.tokens for shard in self.shards), self.config.separator)
 
-    def compact(self, path: str | os.PathLike | None = None, **options: Any) -> Datastore:
-        """Builds the compact form: the commonest n-grams, each with its draft tree (CREST, arXiv
-        2408.04678).
+    def compact(
+        self,
+        path: str | os.PathLike | None = None,
+        *,
+        published: bool = False,
+        max_ngram: int = 3,
+        ngrams_per_order: int | None = None,
+        max_bytes: int | None = None,
+        progress: bool = True,
+    ) -> Datastore:
+        """Builds the compact form, the commonest n-grams, each with its draft tree (CREST, arXiv
+        2408.04678), and opens it.
 
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
                 form; by default it is added to this one and replaces an older one.
-            options: See [`CompactOptions`].
-
-        Returns:
-            [`Datastore`]: The compact form, opened.
+            published (`bool`, *optional*, defaults to `False`): Whether the trees grow by REST's
+                algorithm, see [`DatastoreDrafts`]; with `ngrams_per_order` the form is CREST's.
+            max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
+            ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest
+                (then the smallest ids); 20,000 without `max_bytes`.
+            max_bytes (`int`, *optional*): The most bytes of the file, used for the n-grams and
+                nodes that are accepted most often for their bytes.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
             ValueError: If this is not the full form, or an option is out of its bounds.
@@ -321,30 +332,30 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
-        chosen = CompactOptions(**options)
+        options = CompactOptions(
+            published=published,
+            max_ngram=max_ngram,
+            ngrams_per_order=ngrams_per_order,
+            max_bytes=max_bytes,
+            progress=progress,
+        )
         if path is not None:
             with new_folder(Path(path)) as folder:
-                self._write_compact(folder, chosen)
+                self._write_compact(folder, options)
             return Datastore(path, form="compact")
         check_writable(self.path)
         with self.naming_damage():
-            counts, table = compact_form(self.shards, self.config, chosen)
-        with only_writer(self.path):
-            # It may have been compacted or extended since this object was opened.
-            config = StoreConfig.read(self.path)
-            tokens = sum(shard.tokens for shard in config.shards)
-            if config.fingerprint != self.config.fingerprint or tokens < self.tokens:
-                raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
-            write_ngrams(self.path, config, table, counts, self.tokens)
+            counts, table = compact_form(self.shards, self.config, options)
+        replace_ngrams(self.path, self.config, table, counts)
         return Datastore(self.path, form="compact")
 
     def record(self, mat: dict[str, Any]) -> None:
-        """Writes the MAT that was measured of the form that is open into config.json, for the card;
+        """Writes the MAT that was measured with the open form into config.json, for the card;
         raises as [`~Datastore.add`]."""
         measured = {"state": self.config.state(self.form), **mat}
         with only_writer(self.path):
             config = StoreConfig.read(self.path)
-            others = [each for each in config.measured if each["form"] != self.form]
+            others = [other for other in config.measured if other["form"] != self.form]
             source = config.source | {"mat": [*others, measured]}
             replace(config, source=source).write(self.path)
 
@@ -359,8 +370,8 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
-        error of the tokenizer, as a DatastoreError that names the path."""
+        """Raises errors of the index and the tokenizer, which read unchecked files, as a
+        DatastoreError that names the path."""
         try:
             with naming_failures(f"{self.path}: its tokenizer fails"):
                 yield
@@ -374,12 +385,9 @@ class Datastore(StoredFolder[StoreConfig]):
         return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Loads the datastore's own copy of the tokenizer that it was made with, which has neither
-        a chat template nor names of special tokens.
-
-        Raises:
-            DatastoreError: If it is missing or damaged, or another tokenizer.
-        """
+        """Loads the datastore's copy of the tokenizer that it was made with, which has neither a
+        chat template nor names of special tokens; raises a DatastoreError if it is missing,
+        damaged or another tokenizer."""
         config = self.config
         if config.tokenizer_file is None:
             raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")

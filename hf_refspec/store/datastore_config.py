@@ -38,8 +38,7 @@ LARGEST_SHARD = 2**31 - 2
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """A part of the corpus: how many tokens (with separators) it has, how many documents end in
-    it, and the files of its two arrays."""
+    """A part of the corpus: its tokens with separators, the documents that end in it, its files."""
 
     tokens: Annotated[int, range(1, LARGEST_SHARD + 1)]
     documents: Annotated[int, range(LARGEST_SHARD + 1)]
@@ -64,7 +63,7 @@ class StoreConfig(FolderConfig):
     `source` tells how it was built, for people and for the card."""
 
     NOUN = "datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (*OWN_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
     HAS_TOKENIZERS_IDS = True
@@ -83,6 +82,16 @@ class StoreConfig(FolderConfig):
             raise ValueError("its n-grams have no length")
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the full form, with the separators between documents."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents of the full form."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens and the separator, else uint32."""
         return token_dtype(self.vocab_size)
@@ -93,9 +102,7 @@ class StoreConfig(FolderConfig):
         return int(np.iinfo(self.token_dtype).max)
 
     def in_form(self, form: Form | None) -> StoreConfig:
-        """The part of the datastore that a form needs (the full form: all of it); raises a
-        ValueError for anything but a form or `None`, and a DatastoreError if it does not have that
-        form."""
+        """The part of the datastore that a form needs; raises a DatastoreError without it."""
         check_form(form)
         if form == "full" and not self.shards:
             raise DatastoreError("it has only the compact form, not the full one")
@@ -107,7 +114,7 @@ class StoreConfig(FolderConfig):
         """Changes when documents are added or replaced, or when the compact form is replaced."""
         if form == "full":
             names = f", {self.names_file.name}" if self.names_file else ""
-            return f"{sum(shard.tokens for shard in self.shards)} tokens{names}"
+            return f"{self.tokens} tokens{names}"
         return self.ngrams.file.sha256 if self.ngrams else None
 
     @property
@@ -115,12 +122,13 @@ class StoreConfig(FolderConfig):
         """What `hf-refspec store evaluate` measured of each form as it is now."""
         stored = self.source.get("mat")
         found = stored if isinstance(stored, list) else []
-        entries = [each for each in found if isinstance(each, dict) and each.get("state")]
-        return [each for each in entries if each["state"] == self.state(each.get("form"))]
+        entries = [entry for entry in found if isinstance(entry, dict) and entry.get("state")]
+        return [entry for entry in entries if entry["state"] == self.state(entry.get("form"))]
 
     def card_texts(self) -> dict[str, str]:
-        shards, ngrams = self.shards, self.ngrams
-        documents = sum(shard.documents for shard in shards) or self.source.get("documents")
+        shards = self.shards
+        ngrams = self.ngrams
+        documents = self.documents or self.source.get("documents")
         texts = {
             "documents": cell(documents or "not stated"),
             "full_form": "none",
@@ -131,9 +139,10 @@ class StoreConfig(FolderConfig):
             texts["documents"] += ", exact duplicates dropped"
         if shards:
             # A separator follows each document, and is not counted.
-            tokens = sum(shard.tokens - shard.documents for shard in shards)
-            files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
-            size = readable_size(sum(file.size for file in files))
+            tokens = self.tokens - self.documents
+            size = readable_size(
+                sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
+            )
             parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
             texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array, in {parts}"
         if ngrams:
@@ -143,7 +152,7 @@ class StoreConfig(FolderConfig):
                 f"{ngrams.corpus_tokens:,} tokens"
             )
         if self.measured:
-            rows = [[each.get(name, "") for name in COLUMNS] for each in self.measured]
+            rows = [[entry.get(name, "") for name in COLUMNS] for entry in self.measured]
             rows = [COLUMNS, ["---"] * len(COLUMNS), *rows]
             texts["mat"] = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in rows)
         return texts

@@ -35,8 +35,7 @@ class DatastoreError(ValueError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file that config.json vouches for: its name in the folder, its size in bytes and its
-    checksum in hexadecimal."""
+    """A file that config.json names, with its size in bytes and its checksum in hexadecimal."""
 
     name: str
     size: Annotated[int, range(2**62 + 1)]
@@ -50,8 +49,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises a DatastoreError that names the path where the system refuses to read it or has no
-    memory for it; a file that is missing is a FileNotFoundError or NotADirectoryError."""
+    """Raises a DatastoreError that names the path, unless the file is missing."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -64,8 +62,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Opens a regular file for reading, without ever waiting for a pipe or a device; raises as
-    [`reading`]."""
+    """Opens a regular file, without waiting for a pipe or a device; raises as [`reading`]."""
     with reading(path):
         descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _BINARY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -103,8 +100,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """An array of `length` numbers that is written block by block, and never in memory as a
-    whole. The blocks may have any shape."""
+    """An array of `length` numbers, written block by block; the blocks may have any shape."""
 
     dtype: np.dtype
     length: int
@@ -123,9 +119,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
     }
     # Larger numbers first, so that every array begins at a multiple of its item size.
     order = sorted(parts, key=lambda name: (-parts[name].dtype.itemsize, name))
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name in order:
-        part, begin = parts[name], end
+        part = parts[name]
+        begin = end
         end += part.length * part.dtype.itemsize
         dtype = f"{part.dtype.kind.upper()}{8 * part.dtype.itemsize}"  # such as U16
         header[name] = {"dtype": dtype, "shape": [part.length], "data_offsets": [begin, end]}
@@ -140,7 +138,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
 
         write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            part, length = parts[name], 0
+            part = parts[name]
+            length = 0
             for block in part.blocks:
                 length += block.size
                 numbers = np.ascontiguousarray(block, part.dtype.newbyteorder("<"))
@@ -197,8 +196,7 @@ def read_arrays(
 
 
 def _open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
-    """Opens a file that config.json names; raises a DatastoreError if it is missing, no regular
-    file or of another size, or cannot be read."""
+    """Opens a file that config.json names; raises a DatastoreError if that is impossible."""
     path = folder / entry.name
     try:
         file = open_file(path)
@@ -217,9 +215,9 @@ def _open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
 
 
 def blocks_of(folder: Path, entry: FileEntry) -> Iterator[bytes]:
-    """The content of a file, block by block; raises a DatastoreError after the last one if the
-    checksum differs, or as [`_open_entry`]."""
-    path, digest = folder / entry.name, hashlib.sha256()
+    """The content of a file in blocks; raises a DatastoreError if its checksum differs."""
+    path = folder / entry.name
+    digest = hashlib.sha256()
     with _open_entry(folder, entry) as file, reading(path):
         for block in iter(partial(file.read, _BLOCK), b""):
             digest.update(block)

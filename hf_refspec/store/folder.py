@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,13 +23,13 @@ logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
 # In seconds: long enough to retry where the lock's file was deleted between opening and locking.
-_PATIENCE, _PAUSE = 0.05, 0.005
+_PATIENCE = 0.05
+_PAUSE = 0.005
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder beside `path`, which is moved there once all is written; the next process
-    deletes what a killed one has left of it."""
+    """Yields a folder beside `path` that is moved there at the end; first deletes a killed one."""
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.hf_refspec-build")
@@ -56,16 +56,17 @@ def _check_free(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a PermissionError, before there is work to lose, if a folder cannot be written, or is
-    in the Hub's cache, for all that open that commit."""
-    as_effective_user, why = os.access in os.supports_effective_ids, None
+    """Refuses a folder that cannot be written, or is in the Hub's cache, before work is lost."""
+    as_effective_user = os.access in os.supports_effective_ids
+    why = None
     if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
         why = "you may not write into it"
     if folder.resolve().match("datasets--*/snapshots/*"):
         why = "it is in the Hub's cache"
     if why is not None:
-        remedy = "change a copy, which save_pretrained() makes"
-        raise PermissionError(f"{folder} cannot be changed: {why}; {remedy}")
+        raise PermissionError(
+            f"{folder} cannot be changed: {why}; change a copy, which save_pretrained() makes"
+        )
 
 
 @contextmanager
@@ -100,14 +101,13 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 def sweep(
-    folder: Path, patterns: Iterable[re.Pattern[str]], keep: Iterable[FileEntry] = ()
+    folder: Path, patterns: Collection[re.Pattern[str]], keep: Iterable[FileEntry] = ()
 ) -> None:
-    """Deletes the files whose names match, whole or unfinished, that are not to be kept: those of
-    an older version, or left by a killed process."""
-    kept, patterns = {file.name for file in keep}, list(patterns)
+    """Deletes files of an older version or a killed process: names that match and are not kept."""
+    kept = {file.name for file in keep}
     for path in folder.iterdir():
         name = re.sub(r"^\.(.*)\.new$", r"\1", path.name)
-        if path.name not in kept and any(each.fullmatch(name) for each in patterns):
+        if path.name not in kept and any(pattern.fullmatch(name) for pattern in patterns):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:  # it is still mapped into memory; a later sweep deletes it

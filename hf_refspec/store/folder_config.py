@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 
 VERIFIED = "verified.json"
 # No real JSON file comes near this size, even with 30,000 shards, or is nested as deep.
-_LARGEST_JSON, _DEEPEST_JSON = 1 << 24, 20
-# These distinguish a config.json from those of other folders, models and formats.
-_HEADER = ("kind", "format", "format_version")
+_LARGEST_JSON = 1 << 24
+_DEEPEST_JSON = 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class FolderConfig:
     """The content of a config.json; derived classes declare it in their fields."""
 
     NOUN: ClassVar[str]  # what the folder is, for messages
-    HEADER: ClassVar[dict[str, Any]]  # its entries of `_HEADER`
+    HEADER: ClassVar[dict[str, Any]]  # the "kind" of folder and its "format_version"
     FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
     TEMPLATE: ClassVar[str]  # the file with the card's text
     HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is the tokenizer's
@@ -72,7 +71,8 @@ class FolderConfig:
     def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
         """Refuses a tokenizer that the folder at `path` was not made for."""
         check_tokenizer(path, tokenizer, remedy, self.fingerprint, self.tokenizer)
-        found, stated = vocabulary_size(tokenizer), getattr(self, "vocab_size", None)
+        found = vocabulary_size(tokenizer)
+        stated = getattr(self, "vocab_size", None)
         if self.HAS_TOKENIZERS_IDS and stated != found:  # memory is allocated for each id
             raise DatastoreError(
                 f"{path} is damaged: its vocab_size is {stated}, but its tokenizer has {found} ids"
@@ -86,8 +86,7 @@ class FolderConfig:
         return _entries_in(self)
 
     def check_files(self, folder: Path) -> None:
-        """Compares all files in a folder with their checksums; raises a DatastoreError if one
-        differs."""
+        """Compares all files with their checksums; raises a DatastoreError if one differs."""
         for entry in self.files():
             check_file(folder, entry)
 
@@ -134,8 +133,7 @@ class FolderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads and checks a folder's config.json; raises a DatastoreError if there is none or this
-        version cannot read it."""
+        """Reads a folder's config.json; raises a DatastoreError if this version cannot read it."""
         path = folder / CONFIG
         try:
             content = json.loads(read_small(path, _LARGEST_JSON))
@@ -146,8 +144,8 @@ class FolderConfig:
         except (ValueError, RecursionError) as error:
             raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
         content = content if isinstance(content, dict) else {}
-        header = {key: content[key] for key in _HEADER if key in content}
-        if header != cls.HEADER:
+        header = {key: content[key] for key in cls.HEADER if key in content}
+        if repr(header) != repr(cls.HEADER):  # True equals 1
             raise DatastoreError(
                 f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
                 f"{short(header)}, not {cls.HEADER}; install the hf_refspec that it was made with, "
@@ -163,9 +161,8 @@ class FolderConfig:
         """Raises a ValueError if the JSON object is not such a config."""
         if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
             raise ValueError("it is nested too deep")
-        config: Self = _parse(
-            cls, {k: value for k, value in content.items() if k not in cls.HEADER}
-        )
+        entries = {name: value for name, value in content.items() if name not in cls.HEADER}
+        config: Self = _parse(cls, entries)
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
@@ -184,31 +181,33 @@ def _entries_in(value: Any) -> list[FileEntry]:
         return [value]
     if is_dataclass(value):
         value = list(vars(value).values())
-    return [entry for each in value for entry in _entries_in(each)] if type(value) is list else []
+    if not isinstance(value, list):
+        return []
+    return [entry for part in value for entry in _entries_in(part)]
 
 
 def _parse(kind: Any, content: Any) -> Any:
-    """Turns a JSON object with exactly the fields of a dataclass into an instance of it; those that
-    may be `None` can be missing."""
+    """A dataclass from a JSON object with its fields; those that may be `None` can be missing."""
     hints = _hints(kind)
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")
-    needed = {name for name, hint in hints.items() if NoneType not in get_args(hint)}
-    if missing := sorted(needed - content.keys()):
-        raise ValueError(f"it does not name {missing[0]}")
-    if unknown := sorted(content.keys() - hints.keys()):
-        raise ValueError(f"{short(unknown[0])} is not a name that belongs there")
+    for name, hint in hints.items():
+        if name not in content and NoneType not in get_args(hint):
+            raise ValueError(f"it does not name {name}")
+    for name in content:
+        if name not in hints:
+            raise ValueError(f"{short(name)} is not a name that belongs there")
     return kind(**{name: _value(name, content.get(name), hint) for name, hint in hints.items()})
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
-    """Checks the value of a field and turns the objects in it into dataclasses."""
+    """The value of a field, checked; objects are turned into dataclasses."""
     if NoneType in get_args(hint):
         if value is None:
             return None
@@ -221,12 +220,15 @@ def _value(name: str, value: Any, hint: Any) -> Any:
         if allowed is not None and not allowed.fullmatch(entry.name):
             raise ValueError(f"{short(entry.name)} is not the name of a {name} in its folder")
         return entry
-    kind = get_origin(hint) or hint
-    fits = value in get_args(hint) if kind is Literal else type(value) is kind  # True is no int
-    if kind is list and fits:
+    if get_origin(hint) is list and type(value) is list:
         if allowed is not None and len(value) not in allowed:
             raise ValueError(f"{name} has {len(value)} entries, more than {allowed[-1]}")
-        return [_value(f"{name}[{i}]", each, *get_args(hint)) for i, each in enumerate(value)]
+        (item,) = get_args(hint)
+        return [_value(f"{name}[{i}]", part, item) for i, part in enumerate(value)]
+    if get_origin(hint) is Literal:
+        fits = value in get_args(hint)
+    else:
+        fits = type(value) is (get_origin(hint) or hint)  # True is no int
     if not fits or (allowed is not None and value not in allowed):
         raise ValueError(f"{name} is {short(value)}")
     return value
@@ -237,4 +239,4 @@ def is_deeper(value: Any, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(is_deeper(each, levels - 1) for each in children)
+    return levels == 0 or any(is_deeper(child, levels - 1) for child in children)

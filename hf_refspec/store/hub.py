@@ -76,22 +76,23 @@ def fetch(
 
 
 def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) -> CommitInfo:
-    """Checks a folder and publishes it, see [`StoredFolder.push_to_hub`]; the commit also removes
-    the files of an older version."""
+    """Checks and publishes a folder, and removes files of an older version from the repo."""
     config = kind.read(folder)
     config.check_files(folder)
-    own_card = _read_card(folder)
+    stored_card = _read_card(folder)
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
         named = {file.name for file in config.files()}
-        old = (name for name in present if any(each.fullmatch(name) for each in config.FILES))
         # What was read and checked, even if config.json is replaced during the upload.
-        return [
+        changes: list[Any] = [
             CommitOperationAdd(CONFIG, config.as_json(folder)),
-            CommitOperationAdd(CARD, own_card or card(config, repo_id).encode()),
-            *(CommitOperationAdd(name, folder / name) for name in named),
-            *(CommitOperationDelete(path_in_repo=name) for name in old if name not in named),
+            CommitOperationAdd(CARD, stored_card or card(config, repo_id).encode()),
         ]
+        changes += [CommitOperationAdd(name, folder / name) for name in named]
+        for name in present:
+            if name not in named and any(pattern.fullmatch(name) for pattern in config.FILES):
+                changes.append(CommitOperationDelete(path_in_repo=name))
+        return changes
 
     return _commit(f"the {kind.NOUN} in {folder}", repo_id, "dataset", operations, **target)
 
@@ -127,8 +128,7 @@ def _commit(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> CommitInfo:
-    """Makes one commit to a repo; the repo (a Space is for Gradio) and the branch are created if
-    they are missing. `operations` takes the repo's full id and the names of its present files."""
+    """Makes one commit to a repo, which is created (and the branch) if it is missing."""
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION
     try:
@@ -156,7 +156,7 @@ def _commit(
             repo_type=repo_type,
         )
     except Exception as error:  # of several libraries
-        hint = "a push is one commit, so nothing is half done: push again"
+        hint = "a push is one commit, so the repo is unchanged: push again"
         if isinstance(error, HFValidationError):
             hint = 'this is not a name for a repo ("organisation/name")'
         elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):

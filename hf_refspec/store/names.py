@@ -7,6 +7,7 @@ asked once, for three seconds at most: huggingface_hub itself tries for half a m
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,23 +27,25 @@ HUB_SECONDS = 3.0  # to wait for the Hub's answer
 
 # Without one of these transformers makes up a tokenizer that knows no words.
 _TOKENIZER = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
     "tokenizer_config.json",
 )
 # Endings of files; a repo's name can have other dots, as in "org/model-1.5".
-_EXTENSIONS = (
-    *(".json", ".jsonl", ".txt", ".md", ".py", ".csv", ".parquet", ".gz", ".zip"),
-    *(".safetensors", ".bin", ".gguf", ".pt", ".pth"),
+_EXTENSION = re.compile(
+    r"\.(jsonl?|txt|md|py|csv|parquet|gz|zip|safetensors|bin|gguf|pth?)", re.IGNORECASE
 )
 
 
 def is_here(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is an existing path; if not, it may be a repo on the Hub. Refuses a name that
-    can only be a path and does not exist."""
+    """Whether a name is an existing path or may be a repo on the Hub; refuses any other name."""
     if os.path.exists(name):
         return True
     name = os.fspath(name)
-    if not name.lower().endswith(_EXTENSIONS):
+    if not _EXTENSION.fullmatch(os.path.splitext(name)[1]):
         with suppress(HFValidationError):
             validate_repo_id(name)
             return False
@@ -50,8 +53,7 @@ def is_here(name: str | os.PathLike[str]) -> bool:
 
 
 def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:
-    """Asks the Hub for a repo's file, which may be missing; returns the reason if the Hub does not
-    answer. Raises an `OSError` for a repo that does not exist or cannot be read."""
+    """Asks the Hub for a repo, which must exist; returns why the Hub does not answer, if so."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     url = hf_hub_url(repo_id, file, repo_type=repo_type)
@@ -83,8 +85,7 @@ def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str
 
 
 def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
-    """Whether a model must be read from the cache, as the Hub does not answer when it is asked for
-    the last of `files`. Raises an `OSError` if none of them is in the cache then."""
+    """Whether a model must be read from the cache, where it must be, as the Hub is silent."""
     silent = ask_hub(repo_id, noun, files[-1])
     if silent is not None and not _any_cached(repo_id, files):
         raise OSError(
@@ -101,8 +102,7 @@ def _any_cached(repo_id: str, files: Sequence[str]) -> bool:
 def model_source(
     name: str, noun: str = "model", files: Sequence[str] = ("config.json",)
 ) -> dict[str, Any]:
-    """The arguments with which `from_pretrained` loads a model, or another `noun` whose folder has
-    at least one of `files`, without waiting for the Hub."""
+    """Arguments with which `from_pretrained` loads a model without waiting for the Hub."""
     local_files_only = False
     if is_here(name):
         if not os.path.isdir(name):
@@ -127,8 +127,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
-    """The fast tokenizer in a folder or in the Hub's cache, without asking the Hub; `None` if none
-    can be loaded."""
+    """The fast tokenizer in a folder or in the Hub's cache, if one can be loaded."""
     from transformers import AutoTokenizer
 
     with suppress(Exception):  # it is optional, and a damaged file can fail in several libraries

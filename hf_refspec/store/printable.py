@@ -4,10 +4,9 @@ from __future__ import annotations
 
 
 def printable(text: object) -> str:
-    """Escapes the control characters of a text as Python does, such as `\\x1b`: a terminal would
-    take some of them for commands."""
+    """Escapes control characters as Python does, such as `\\x1b`: they can command a terminal."""
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text)
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
     )
 
 

@@ -32,7 +32,6 @@ TABLE = re.compile(r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn allocates them for each of its
 # contexts, however few the file has.
 MOST_NEXT = 256
-_IDS = ("contexts", "tokens")
 
 
 @dataclass(frozen=True)
@@ -72,20 +71,22 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         model: str,
         source: dict[str, Any],
     ) -> RecyclingTable:
-        """Writes a table with the public name of its model into a new folder, whole or not at
-        all."""
-        entries, vocab_size = table.entries(), table.vocab_size
+        """Writes a table with the public name of its model into a new folder."""
+        entries = table.entries()
+        vocab_size = table.vocab_size
         assert vocab_size is not None  # something is learned
         with new_folder(Path(path)) as folder:
             ids = token_dtype(vocab_size)
-            contexts, tokens = (
-                np.where(each < 0, vocab_size, each).astype(ids)
-                for each in (entries.contexts, entries.tokens)
-            )
             counts = np.zeros(vocab_size, dtype=np.float32)
             counts[: len(entries.counts)] = entries.counts[:vocab_size]
-            arrays = {"counts": counts, "contexts": contexts, "tokens": tokens}
-            arrays["probs"] = entries.probs.astype(np.float16)
+            arrays = {
+                "counts": counts,
+                "contexts": np.where(entries.contexts < 0, vocab_size, entries.contexts).astype(
+                    ids
+                ),
+                "tokens": np.where(entries.tokens < 0, vocab_size, entries.tokens).astype(ids),
+                "probs": entries.probs.astype(np.float16),
+            }
             RecyclingTableConfig.made_for(
                 tokenizer,
                 model=model,
@@ -99,10 +100,10 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return cls(path, tokenizer)
 
     def table(self, max_contexts: int) -> NextTokens:
-        """A table to learn into, with the newest `max_contexts` entries; raises a DatastoreError if
-        a token, context, probability or count is impossible."""
+        """A table with the newest entries; raises a DatastoreError if a value is wrong."""
         config = self.config
-        rows, ids = config.contexts, token_dtype(config.vocab_size)
+        rows = config.contexts
+        ids = token_dtype(config.vocab_size)
         expected = {
             "contexts": (ids, (rows, MOST_CONTEXT)),
             "tokens": (ids, (rows, config.top_k)),
@@ -111,7 +112,8 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         }
         arrays = read_arrays(self.path, config.table_file, expected)
         first = max(rows - max_contexts, 0)
-        contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
+        contexts = self._ids("contexts", arrays["contexts"][first:])
+        tokens = self._ids("tokens", arrays["tokens"][first:])
         probs = arrays["probs"][first:].astype(np.float32)
         self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
         held = contexts >= 0
@@ -128,7 +130,8 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""
-        largest, size = stored.max(), self.config.vocab_size
+        largest = stored.max()
+        size = self.config.vocab_size
         self._check(
             largest <= size, f"{name} has the token {largest}, but the ids are below {size}"
         )

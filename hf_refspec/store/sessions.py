@@ -70,7 +70,8 @@ class SessionDatabase:
     def __init__(
         self, folder: Path, most_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
-        self.folder, self.file = folder, folder.absolute() / DATABASE
+        self.folder = folder
+        self.file = folder.absolute() / DATABASE
         self._largest = min(most_tokens, LONGEST_SESSION) * _TOKENS.itemsize
         self._connection: sqlite3.Connection | None = None  # in the block of `opened`
         self._is_checked = False
@@ -100,7 +101,8 @@ class SessionDatabase:
 
     def read(self, after: int, batch_tokens: int = 1 << 20) -> Iterator[Sessions]:
         """The sessions whose ids are above `after`, about `batch_tokens` tokens at a time."""
-        batch, size = list[tuple[int, int, bytes]](), 0
+        batch: list[tuple[int, int, bytes]] = []
+        size = 0
         with self.opened() as connection:
             newest = "SELECT coalesce(max(seq), 0) >= ? FROM sqlite_sequence"
             if not connection.execute(newest, (after,)).fetchone()[0]:
@@ -114,7 +116,8 @@ class SessionDatabase:
                 size += len(row[2]) // _TOKENS.itemsize + _ROW
                 if size >= batch_tokens:
                     yield self._sessions(batch)
-                    batch, size = [], 0
+                    batch = []
+                    size = 0
             if batch:
                 yield self._sessions(batch)
 
@@ -132,8 +135,7 @@ class SessionDatabase:
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Opens the files for a block; the methods called in it share the connection. Raises
-        SQLite's errors as DatastoreErrors."""
+        """Opens the files for a block, once; raises SQLite's errors as DatastoreErrors."""
         if self._connection is not None:
             yield self._connection
             return

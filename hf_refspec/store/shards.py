@@ -30,8 +30,7 @@ GROWTH = 4
 
 
 def next_number(folder: Path) -> int:
-    """The number of a new shard: one that no file in the folder has, for a reader may be about to
-    open it."""
+    """The number of a new shard, unused: a reader may be about to open an old file."""
     numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
     return max((int(number[1]) for number in numbers if number), default=0) + 1
 
@@ -55,15 +54,14 @@ def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
 
 def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
     """The tokens of a shard with their suffix array; raises as [`read_arrays`]."""
-    tokens, suffixes = map_tokens(folder, config, shard), map_suffixes(folder, shard)
-    return IndexedText(tokens, suffixes, config.vocab_size)
+    tokens = map_tokens(folder, config, shard)
+    return IndexedText(tokens, map_suffixes(folder, shard), config.vocab_size)
 
 
 def split_documents(
     texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
 ) -> Iterator[np.ndarray]:
-    """Cuts tokens at the separators, `block` tokens at a time, and yields each document without its
-    separator; a document can continue in the next text."""
+    """Yields documents without their separators; one can continue in the next text."""
     begun: list[np.ndarray] = []
     for text in texts:
         for begin in range(0, len(text), block):
@@ -71,15 +69,15 @@ def split_documents(
             start = 0
             for end in np.flatnonzero(tokens == separator):
                 yield np.concatenate([*begun, tokens[start:end]])
-                begun, start = [], int(end) + 1
+                begun = []
+                start = int(end) + 1
             begun.append(tokens[start:])
 
 
 def grouped(
     shards: Sequence[ShardEntry], growth: int = GROWTH, largest: int = LARGEST_SHARD
 ) -> list[list[ShardEntry]]:
-    """Groups the shards that are due to be merged into one, of at most `largest` tokens; the others
-    stand alone."""
+    """Groups shards that are to be merged into one of at most `largest` tokens, or stand alone."""
     groups: list[list[ShardEntry]] = []
     for shard in reversed(shards):
         newer = _token_count(groups[-1]) if groups else 0
@@ -97,10 +95,9 @@ def _token_count(shards: Iterable[ShardEntry]) -> int:
 def merge_shards(
     folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], threads: int, show: bool
 ) -> list[ShardEntry]:
-    """Merges each group into one shard, and returns all shards after that.
-
-    The old files stay, and nothing names the new ones yet."""
-    number, shards = next_number(folder), []
+    """Merges each group into one shard, in new files; returns all shards after that."""
+    number = next_number(folder)
+    shards: list[ShardEntry] = []
     total = sum(_token_count(group) for group in groups if len(group) > 1)
     options = {"unit_scale": True, "disable": not show or None, "delay": 1}
     with tqdm(desc="merging", total=total, unit=" tokens", **options) as bar:
@@ -119,11 +116,14 @@ def without_documents(
 ) -> list[ShardEntry]:
     """Writes the shards with these documents, numbered over all shards, again without them; returns
     all shards after that. The old files stay, and nothing names the new ones yet."""
-    shards, gone, first = [], np.sort(np.array(numbers, np.int64)), 0
+    gone = np.sort(np.array(numbers, np.int64))
+    first = 0
+    shards = []
     for shard in config.shards:
         inside = (gone >= first) & (gone <= first + shard.documents)
         left = _cut(folder, config, shard, gone[inside] - first) if inside.any() else shard
-        shards += [left] if left is not None else []
+        if left is not None:
+            shards.append(left)
         first += shard.documents
     return shards
 
@@ -133,17 +133,20 @@ def _cut(
 ) -> ShardEntry | None:
     """Writes a shard without some of its documents, the first and the last of which may be parts of
     documents. The suffixes keep their order, which is right as far as a document reaches."""
-    tokens, suffixes = map_tokens(folder, config, shard), map_suffixes(folder, shard)
-    bounds = np.flatnonzero(tokens == config.separator) + 1
-    ended, bounds = len(bounds), np.unique(np.r_[0, bounds, len(tokens)]).astype(np.int32)
+    tokens = map_tokens(folder, config, shard)
+    suffixes = map_suffixes(folder, shard)
+    whole_ends = np.flatnonzero(tokens == config.separator) + 1
+    bounds = np.unique(np.r_[0, whole_ends, len(tokens)]).astype(np.int32)
     pieces = pieces[pieces < len(bounds) - 1]
     if len(pieces) in (0, len(bounds) - 1):
         return None if len(pieces) else shard
     for file in (shard.tokens_file, shard.suffixes_file):
         check_file(folder, file)
-    starts, ends = bounds[pieces], bounds[pieces + 1]
-    # Where a suffix has this number of starts before it: the last end, and all that is cut out.
-    last_ends, shifts = np.r_[np.int32(0), ends], np.r_[0, np.cumsum(ends - starts)]
+    starts = bounds[pieces]
+    ends = bounds[pieces + 1]
+    # By the number of starts before a suffix: the last end, and how much is cut out.
+    last_ends = np.r_[np.int32(0), ends]
+    shifts = np.r_[0, np.cumsum(ends - starts)]
 
     def kept() -> Iterator[np.ndarray]:
         for i in range(0, len(suffixes), _BLOCK):
@@ -152,17 +155,24 @@ def _cut(
             outside = block >= last_ends[cuts]
             yield block[outside] - shifts[cuts[outside]]
 
-    number, size = next_number(folder), len(tokens) - int(shifts[-1])
+    number = next_number(folder)
+    size = len(tokens) - int(shifts[-1])
     texts = (tokens[begin:end] for begin, end in zip(last_ends, [*starts, None], strict=True))
-    parts = {"tokens": (tokens.dtype, texts), "suffixes": (np.dtype(np.int32), kept())}
+    remaining = Blocks(tokens.dtype, size, texts)
+    tokens_file = write_part(folder, "tokens", number, remaining)
+    suffixes_file = _write_suffixes(folder, number, size, kept())
+    documents = shard.documents - int((pieces < len(whole_ends)).sum())
+    return ShardEntry(size, documents, tokens_file, suffixes_file)
+
+
+def _write_suffixes(
+    folder: Path, number: int, size: int, blocks: Iterable[np.ndarray]
+) -> FileEntry:
     try:
-        files = [
-            write_part(folder, name, number, Blocks(dtype, size, blocks))
-            for name, (dtype, blocks) in parts.items()
-        ]
+        suffixes = Blocks(np.dtype(np.int32), size, blocks)
+        return write_part(folder, "suffixes", number, suffixes)
     except ValueError as error:
         raise DatastoreError(f"{folder} cannot be changed: {error}") from None
-    return ShardEntry(size, shard.documents - int((pieces < ended).sum()), *files)
 
 
 def _merge(
@@ -176,7 +186,8 @@ def _merge(
     for shard in shards:  # damaged content must not get a valid checksum
         check_file(folder, shard.tokens_file)
         check_file(folder, shard.suffixes_file)
-    size, documents = _token_count(shards), sum(shard.documents for shard in shards)
+    size = _token_count(shards)
+    documents = sum(shard.documents for shard in shards)
     texts = (map_tokens(folder, config, shard) for shard in shards)
     blocks = (text[i : i + _BLOCK] for text in texts for i in range(0, len(text), _BLOCK))
     tokens_file = write_part(folder, "tokens", number, Blocks(config.token_dtype, size, blocks))
@@ -189,9 +200,5 @@ def _merge(
             bar.update(len(block))
             yield block
 
-    suffixes = Blocks(np.dtype(np.int32), size, merged())
-    try:
-        suffixes_file = write_part(folder, "suffixes", number, suffixes)
-    except ValueError as error:
-        raise DatastoreError(f"{folder} cannot be merged: {error}") from None
+    suffixes_file = _write_suffixes(folder, number, size, merged())
     return ShardEntry(size, documents, tokens_file, suffixes_file)

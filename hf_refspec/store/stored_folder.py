@@ -47,28 +47,29 @@ class StoredFolder(Generic[C]):
     config: C
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
-        self.path, self._arguments = Path(path), arguments
-        self.config = self.config_type.read(self.path)
+        self.path = Path(path)
+        self._arguments = arguments
 
         def opened(config: C) -> None:
             self.config = config
             with reading(self.path):
                 self._open(config)
 
-        self._steadily(opened)
+        self._read_steadily(opened)
 
     def _open(self, config: C) -> None:
         """Opens the files that a config names."""
 
-    def _steadily(self, read: Callable[[C], T]) -> T:
-        """What `read` returns of the config; it is called again if it fails because another process
-        has replaced config.json and deleted files meanwhile."""
-        config = self.config
+    def _read_steadily(self, read: Callable[[C], T]) -> T:
+        """Reads config.json and, by `read`, files that it names; does so again if that fails
+        because another process has replaced config.json and deleted files meanwhile."""
+        config = self.config_type.read(self.path)
         while True:
             try:
                 return read(config)
             except DatastoreError:
-                failed, config = config, self.config_type.read(self.path)
+                failed = config
+                config = self.config_type.read(self.path)
                 if config == failed:
                     raise
 
@@ -118,15 +119,12 @@ class StoredFolder(Generic[C]):
         return config
 
     def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies all files that are open into a new folder.
-
-        Args:
-            path (`str` or `Path`): The folder to make.
+        """Copies all open files into a new folder.
 
         Raises:
             FileExistsError: If there is something at `path`.
-            DatastoreError: If a file is not as it was written.
-            OSError: If it cannot be written.
+            DatastoreError: If a file is damaged.
+            OSError: If the folder cannot be written.
         """
         config = self._open_part
         with new_folder(Path(path)) as folder:
@@ -144,9 +142,8 @@ class StoredFolder(Generic[C]):
         revision: str | None = None,
         create_pr: bool = False,
     ) -> CommitInfo:
-        """Publishes the folder as a dataset repo, in one commit, with a card.
-
-        The folder's README.md is the card; where there is none, one is generated.
+        """Publishes the folder as a dataset repo, in one commit, which is returned. The folder's
+        README.md is the card; without one, a card is generated.
 
         Args:
             repo_id (`str`): Such as `"org/store"`; the repo is created if there is none.
@@ -158,11 +155,8 @@ class StoredFolder(Generic[C]):
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request
                 instead of changing the branch.
 
-        Returns:
-            `huggingface_hub.CommitInfo`: The commit.
-
         Raises:
-            DatastoreError: If a file is not as it was written.
+            DatastoreError: If a file is damaged.
             OSError: If the repo cannot be written; it is never left half changed.
         """
         return hub.push(
@@ -177,17 +171,12 @@ class StoredFolder(Generic[C]):
         )
 
     def verify(self) -> None:
-        """Reads all files that are open and compares them with their checksums.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-        """
+        """Compares all open files with their checksums; raises a DatastoreError if one differs."""
         self._open_part.verify(self.path)
 
     @property
     def verified(self) -> datetime | None:
-        """When [`verify`] last found the files that are open as they were written, in UTC; `None`
-        if it never did, or they were replaced since."""
+        """When [`verify`] last found the present files undamaged, in UTC, or `None`."""
         return self._open_part.verified(self.path)
 
     @property
@@ -200,9 +189,5 @@ class StoredFolder(Generic[C]):
         return DatastoreError(f"{self.path / entry.name} is damaged: {reason}")
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuses a tokenizer that the folder was not made for.
-
-        Raises:
-            DatastoreError: If it is another one.
-        """
+        """Raises a DatastoreError for a tokenizer that the folder was not made for."""
         self.config.check_tokenizer(self.path, tokenizer, f"{self.remedy} for this tokenizer")

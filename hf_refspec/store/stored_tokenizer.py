@@ -73,8 +73,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> 
 def check_tokenizer(
     path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str, fingerprint: str, name: str
 ) -> None:
-    """Refuses a tokenizer that the folder at `path` was not made for; `fingerprint` and `name` are
-    those of the tokenizer that it was made for."""
+    """Refuses a tokenizer whose fingerprint differs from that of the folder's, called `name`."""
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:
         raise DatastoreError(
@@ -107,9 +106,9 @@ def load_backend(content: str) -> Tokenizer:
 def read_tokenizer(
     folder: Path, entry: FileEntry, name: str, vocab_size: int
 ) -> PreTrainedTokenizerBase:
-    """Reads a tokenizer and restores its name; raises a DatastoreError if the file is not as
-    it was written, or holds no tokenizer."""
-    path, content = folder / entry.name, b"".join(blocks_of(folder, entry))
+    """Reads a tokenizer and restores its name; raises a DatastoreError if it is damaged."""
+    path = folder / entry.name
+    content = b"".join(blocks_of(folder, entry))
     try:
         with naming_failures("it fails"):
             backend = load_backend(content.decode())

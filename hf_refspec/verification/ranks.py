@@ -25,7 +25,7 @@ import torch
 from torch import distributed
 from transformers import PreTrainedModel
 
-from ..transformers_names import device_mesh, others_go_on
+from ..transformers_names import any_rank_unfinished, device_mesh
 
 _Value = TypeVar("_Value")
 
@@ -126,7 +126,7 @@ def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[No
     """Around a call, in every process at the same time."""
 
     def run_one(*_: Any) -> None:
-        others_go_on(model, False, input_ids.device)
+        any_rank_unfinished(model, False, input_ids.device)
 
     vars(run_one)["only_reads"] = True  # so that findings about the model stay valid
     # Before the hook of FSDP, which begins to collect weights.
@@ -135,5 +135,5 @@ def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[No
         yield
     finally:
         hook.remove()
-        while others_go_on(model, True, input_ids.device):
+        while any_rank_unfinished(model, True, input_ids.device):
             model(input_ids=input_ids[:1, -1:], use_cache=False)

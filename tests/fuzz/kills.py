@@ -222,7 +222,7 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
     def replace_often(path: Path, acknowledge: Acknowledge) -> None:
         store = Datastore(path)
         for number in range(6):
-            if str(number) in store.names:  # each step replaces two documents and adds one
+            if str(number) in store.names():  # each step replaces two documents and adds one
                 changed: dict[str, Any] = {str(number): "", str(number + 6): [7, number, 7]}
                 store.add({**changed, f"new {number}": [20 + number, 7, number]}, known, **ALONE)
                 acknowledge()

@@ -108,7 +108,7 @@ ALONE: dict[str, Any] = {"num_proc": 1, "progress": False}
 
 
 def build_datastore(path: Path) -> None:
-    store = Datastore.build(texts(), tokenizer(), path, shard_tokens=300, corpus="x", **ALONE)
+    store = Datastore.build(texts(), tokenizer(), path, shard_tokens=300, corpus_name="x", **ALONE)
     # So little that it stays a shard of its own.
     store = store.add({"name": [5, 6, 7, 5, 6]}, tokenizer(), **ALONE)
     assert len(store.shards) == 2
@@ -300,7 +300,7 @@ def used_cache(folder: Path, spare: Path) -> Any:
 
 
 def build_recycling_table(path: Path) -> None:
-    drafter = TokenRecycling.build(model(), tokenizer(), texts()[:4], progress=False)
+    drafter = TokenRecycling.build(texts()[:4], tokenizer(), model(), progress=False)
     drafter.save_pretrained(path)
 
 

@@ -238,7 +238,6 @@ REASONS = {
     "EncoderRepetitionPenalty": {"encoder_repetition_penalty": 1.5, "num_return_sequences": 2},
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
     "`output_attentions=True`": {"output_attentions": True},
-    "`output_hidden_states=True`": {"output_hidden_states": True},
 }
 
 

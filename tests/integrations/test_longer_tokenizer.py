@@ -53,7 +53,7 @@ def test_sources_without_the_further_id_draft_what_plain_decoding_generates(
 ):
     plain = generated()
     found = sources(plain, longer, tmp_path)
-    found["table"] = rs.TokenRecycling.build(byte_llama, longer, plain, **QUIET)
+    found["table"] = rs.TokenRecycling.build(plain, longer, byte_llama, **QUIET)
     found["table"].save_pretrained(tmp_path / "table")
     found["stored"] = rs.TokenRecycling.from_pretrained(tmp_path / "table", longer)
     for name, drafter in found.items():
@@ -98,7 +98,7 @@ def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
 ):
     message = r"document 2 has the id 259, outside of the model's vocabulary of 259"
     with pytest.raises(ValueError, match=message):
-        rs.TokenRecycling.build(byte_llama, longer, FOREIGN, **QUIET)
+        rs.TokenRecycling.build(FOREIGN, longer, byte_llama, **QUIET)
     with pytest.raises(ValueError, match=message):
         rs.KnnDatastore.build(byte_llama, longer, FOREIGN, tmp_path / "knn", **QUIET)
     assert not [*tmp_path.iterdir()]

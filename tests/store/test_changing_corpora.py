@@ -48,7 +48,7 @@ def test_it_holds_what_a_dict_would(tokenizer, steps, shard_tokens):
                 if expected.get(name) != text:
                     expected.pop(name, None)
                     expected |= {name: text} if text else {}
-            assert store.names == sorted(expected)
+            assert store.names() == sorted(expected)
             assert documents_of(store.path) == [[9] * 20, [8], *expected.values()]
             assert [text.tolist() for text in store.iter_documents()] == documents_of(store.path)
         store.merge(progress=False).verify()
@@ -156,4 +156,4 @@ def test_names_are_those_of_one_moment_while_another_process_writes(store, monke
         return read_names(folder, entry)
 
     monkeypatch.setattr(datastore, "read_names", read)
-    assert store.names == ["first", "fourth", "second", "third"]
+    assert store.names() == ["first", "fourth", "second", "third"]

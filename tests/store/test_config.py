@@ -124,13 +124,14 @@ NO_JSON += ['{"a":' * 100_000, '{"format_version": ' + "9" * 5000 + "}"]
     [
         *((text, "it is not JSON") for text in NO_JSON),
         *(
-            (t, "it has {}, not {'format_version': 2}")
+            (t, "it has {}, not {'kind': 'datastore', 'format_version': 1}")
             for t in ("[]", "null", "{}", '"format_version"')
         ),
-        ('{"format_version": 2}', "it does not name"),
+        ('{"kind": "datastore", "format_version": 1}', "it does not name"),
+        ('{"kind": "recycling table", "format_version": 1}', "it has {'format_version': 1, 'kind'"),
         (
             '{"format_version": 1, "format_version": 7}',
-            "has {'format_version': 7}, not {'format_version': 2}; install the hf_refspec",
+            "has {'format_version': 7}, not {'kind': 'datastore', 'format_version': 1}; install",
         ),
     ],
 )

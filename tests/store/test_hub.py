@@ -169,7 +169,7 @@ def test_a_repo_that_is_no_datastore_or_lacks_a_file(hub, pushed):
     with pytest.raises(DatastoreError, match=r"'owner/other'.*no config.json"):
         fetch("owner/other")
     repo.commit("main", {CONFIG: Blob(b'{"model_type": "llama"}', False)})
-    with pytest.raises(DatastoreError, match=r"'owner/other'.*not \{'format_version': 2\}"):
+    with pytest.raises(DatastoreError, match=r"'owner/other'.*not \{'kind': 'datastore', "):
         fetch("owner/other")
     blobs = dict(pushed.commits[pushed.branches["main"]])
     del blobs["suffixes-00001.safetensors"]

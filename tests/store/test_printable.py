@@ -8,7 +8,6 @@ import re
 import pytest
 
 from hf_refspec.apps.cli.main import main
-from hf_refspec.store.build.corpus import build_store
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
@@ -26,7 +25,7 @@ def test_control_characters_are_written_as_python_writes_them():
 @pytest.fixture
 def store(tmp_path, tokenizer):
     """A datastore whose config.json is full of escape sequences."""
-    path = build_store(["one", "two"], tokenizer, tmp_path / "store", progress=False)
+    path = Datastore.build(["one", "two"], tokenizer, tmp_path / "store", progress=False).path
     content = json.loads((path / "config.json").read_text())
     content |= {"tokenizer": RED, "fingerprint": RED}
     content["source"] |= {"corpus": RED, "license": RED}

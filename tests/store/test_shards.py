@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored import content_of, flip_last_bit
 
-from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
@@ -26,8 +25,8 @@ QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 def store(tmp_path, tokenizer) -> Path:
     """One large shard, and one small one."""
     texts = ["def self return é \n x " * (i % 5) for i in range(30)]
-    path = build_store(texts, tokenizer, tmp_path / "store", **QUIET)
-    extend_store(path, [[7, 8, 9]], tokenizer, **QUIET)
+    path = Datastore.build(texts, tokenizer, tmp_path / "store", **QUIET).path
+    Datastore(path).add([[7, 8, 9]], tokenizer, **QUIET)
     return path
 
 
@@ -38,10 +37,10 @@ def sizes_of(folder: Path) -> list[int]:
 def test_shards_stay_few_in_whatever_order_documents_come(tmp_path, tokenizer):
     for seed in range(3):
         path, texts = tmp_path / str(seed), [[5] * 40]
-        build_store(texts, tokenizer, path, **QUIET)
+        Datastore.build(texts, tokenizer, path, **QUIET)
         for length in random.Random(seed).choices([1, 30, 400], k=25):
             texts.append([random.Random(length).randrange(200) for _ in range(length)])
-            extend_store(path, texts[-1:], tokenizer, **QUIET)
+            Datastore(path).add(texts[-1:], tokenizer, **QUIET)
             sizes = sizes_of(path)
             assert all(older > 4 * newer for older, newer in pairwise(sizes))
         assert documents_of(path) == texts

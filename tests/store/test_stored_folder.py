@@ -33,7 +33,7 @@ KINDS: dict[str, Callable] = {
         [file.read_text() for file in files_of(docs, "*")], tok, model, path, **QUIET
     ),
     "recycling table": lambda model, tok, docs, path: rs.TokenRecycling.build(
-        model, tok, docs, **QUIET
+        docs, tok, model, **QUIET
     ),
 }
 

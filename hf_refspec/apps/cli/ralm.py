@@ -127,7 +127,7 @@ def recycle(args: Namespace) -> None:
     model, tokenizer = load(args.model, args.device_map, args.dtype)
     options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
     table = TokenRecycling.build(
-        model, tokenizer, documents, corpus=corpus, license=args.license or license, **options
+        documents, tokenizer, model, corpus_name=corpus, license=args.license or license, **options
     )
     table.save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config

@@ -50,7 +50,7 @@ def build(args: Namespace) -> None:
     tokenizer = load_tokenizer(args.tokenizer)
     options = {**_options(args), "shard_tokens": args.shard_tokens}
     options["license"] = args.license or license
-    _print_info(Datastore.build(documents, tokenizer, args.out, corpus=corpus, **options))
+    _print_info(Datastore.build(documents, tokenizer, args.out, corpus_name=corpus, **options))
 
 
 def add_extend(parser: ArgumentParser) -> None:

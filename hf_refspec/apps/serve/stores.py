@@ -47,7 +47,7 @@ def add_store_routes(
 
     @app.get("/v1/stores/{store}/documents")
     async def documents(store: str) -> dict[str, Any]:
-        return await answered(store, lambda opened: {"documents": opened.names})
+        return await answered(store, lambda opened: {"documents": opened.names()})
 
     @app.post("/v1/stores/{store}/documents")
     async def add(store: str, http: Request) -> dict[str, Any]:

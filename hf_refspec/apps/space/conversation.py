@@ -87,7 +87,7 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
                 tokenizer,
                 folder,
                 max_tokens=_TOKENS,
-                corpus=about.corpus,
+                corpus_name=about.corpus,
                 license=about.license,
                 progress=False,
             )

@@ -27,15 +27,12 @@ def messages_of(value: Any) -> list[dict[str, Any]] | None:
 
 
 def with_texts(messages: list[dict[str, Any]], place: str) -> tuple[list[dict[str, Any]], int]:
-    """Messages with a text (or `None`) each: where a content is a list of parts, the texts of these
-    joined. Returns how many parts are no text, such as images, as well.
-
-    Raises:
-        ValueError: If a role is no text, or a content neither a text nor a list of parts.
-    """
-    plain, skipped = [], 0
+    """Messages whose content is a text or `None`, and how many parts of messages were no text."""
+    plain = []
+    skipped = 0
     for message in messages:
-        role, content = message["role"], message["content"]
+        role = message["role"]
+        content = message["content"]
         if not isinstance(role, str):
             raise ValueError(f"{place}: the role of a message must be a text, but is {role!r:.80}")
         if content is not None:
@@ -46,8 +43,7 @@ def with_texts(messages: list[dict[str, Any]], place: str) -> tuple[list[dict[st
 
 
 def text_of(content: Any, place: str) -> tuple[str, int]:
-    """The text of a message's content, and how many parts of it are no text; raises as
-    [`with_texts`]."""
+    """The text of a message's content, and how many parts of it are no text, such as images."""
     content = _as_list(content)
     if isinstance(content, str):
         return content, 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +25,7 @@ from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from ..document_names import DocumentNames, read_names, write_names
 from ..files import DatastoreError, write_bytes
-from ..folder import new_folder, only_writer, sweep, sync_folder
+from ..folder import only_writer, sweep, sync_folder
 from ..shards import (
     grouped,
     map_tokens,
@@ -37,50 +36,31 @@ from ..shards import (
     write_part,
 )
 from ..stored_tokenizer import public_name, vocabulary_size
-from .engine import Engine, TokenBatch, open_engine, usable_cores
+from .engine import TokenBatch, open_engine, usable_cores
 from .source import Source, open_source
 
+SHARD_TOKENS = 32_000_000
 # An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
 _MERGED = 1 << 21
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How documents are made into shards.
-
-    Args:
-        column (`str`, *optional*): Of a dataset or of files of rows. By default that of the chats,
-            `"text"`, `"content"`, or `"prompt"` with `"completion"`.
-        pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
-        max_tokens (`int`, *optional*): Stop after the document that reaches this number of tokens.
-        shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard, each of which
-            takes about 12 bytes of memory.
-        num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
-            usable core.
-        deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents,
-            and documents that are in the datastore already.
-        engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
-            sort on a Ray cluster.
-        progress (`bool`, *optional*, defaults to `True`): Show the progress on a terminal or in a
-            notebook.
-
-    Raises:
-        ValueError: If a number is out of its bounds.
-    """
+    """How documents are made into shards, see [`Datastore.build`]."""
 
     column: str | None = None
     pattern: str = "*"
     max_tokens: int | None = None
-    shard_tokens: int = 32_000_000
+    shard_tokens: int = SHARD_TOKENS
     num_proc: int | None = None
     deduplicate: bool = False
     engine: str = "local"
     progress: bool = True
 
     def __post_init__(self) -> None:
-        count = self.shard_tokens
-        if not isinstance(count, int) or not 1 <= count <= LARGEST_SHARD:
-            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {count!r}")
+        tokens = self.shard_tokens
+        if not isinstance(tokens, int) or not 1 <= tokens <= LARGEST_SHARD:
+            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {tokens!r}")
         if self.max_tokens is not None:
             check_count("max_tokens", self.max_tokens, " or None")
         if self.num_proc is not None:
@@ -88,87 +68,53 @@ class BuildOptions:
 
 
 def build_store(
-    source: Any,
+    folder: Path,
+    documents: Any,
     tokenizer: PreTrainedTokenizerBase,
-    path: str | os.PathLike,
-    *,
-    license: str | None = None,
-    corpus: str | None = None,
-    **options: Any,
-) -> Path:
-    """Builds a datastore in a new folder.
-
-    Until it is complete it is `.<name>.hf_refspec-build` beside its path. A build that fails
-    deletes that; a build that is killed leaves it to the next one at this path, which deletes it.
-
-    Args:
-        source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
-            file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz too), a folder, or a
-            list of both; an iterable of texts or of lists of ids; or a dict of these by their
-            names, see [`Datastore.add`].
-        tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
-        path (`str` or `os.PathLike`): The folder to make.
-        license (`str`, *optional*): Of the corpus. By default the dataset's.
-        corpus (`str`, *optional*): Its name. By default the dataset's or the folder's.
-        options: See [`BuildOptions`].
-
-    Returns:
-        `Path`: The folder.
-
-    Raises:
-        FileExistsError: If there is something at `path`.
-        ValueError: If the source has no tokens, or an entry that is no document.
-        DatastoreError: If another process is building it.
-        OSError: If it cannot be written.
-    """
-    chosen = BuildOptions(**options)
-    config = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
-    opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    engines = open_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    with new_folder(Path(path)) as folder, engines as engine:
-        shards, names = _add_shards(folder, config, opened, engine, chosen)
-        about = {
-            "corpus": corpus or opened.name,
-            "license": license or opened.license,
-            "deduplicated": chosen.deduplicate,
-            "hf_refspec": __version__,
-            "documents": sum(shard.documents for shard in shards),
-        }
-        content = tokenizer.backend_tokenizer.to_str().encode()
-        tokenizer_file = write_bytes(folder / "tokenizer.json", content)
-        config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
-        config = replace(config, names_file=write_names(folder, names))
-        config.write(folder)
-        sweep(folder, OWN_FILES, config.files())
-    return Path(path)
+    options: BuildOptions,
+    license: str | None,
+    corpus_name: str | None,
+) -> None:
+    """Writes a datastore into an empty folder."""
+    empty = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
+    config, source = _with_documents(folder, empty, documents, tokenizer, options)
+    about = {"corpus": corpus_name or source.name, "license": license or source.license}
+    about |= config.source | {"hf_refspec": __version__}
+    content = tokenizer.backend_tokenizer.to_str().encode()
+    tokenizer_file = write_bytes(folder / "tokenizer.json", content)
+    config = replace(config, source=about, tokenizer_file=tokenizer_file)
+    config.write(folder)
+    sweep(folder, OWN_FILES, config.files())
 
 
 def extend_store(
-    folder: Path, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
+    folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, options: BuildOptions
 ) -> None:
-    """Adds documents to a datastore in new shards, which are merged with older ones of about their
-    size, and cuts out the documents that they replace, all in new files; see [`Datastore.add`]."""
-    chosen = BuildOptions(**options)
-    with changing(folder, "; extend the datastore that it was made from") as config:
-        remedy = f"it cannot be extended with {public_name(tokenizer)}"
-        config.check_tokenizer(folder, tokenizer, remedy)
-        opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-        with open_engine(chosen.engine, chosen.num_proc, config, tokenizer) as engine:
-            shards, names = _add_shards(folder, config, opened, engine, chosen)
-        if shards == config.shards:
+    """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
+    with _changing(folder, "; extend the datastore that it was made from") as old:
+        old.check_tokenizer(
+            folder, tokenizer, f"it cannot be extended with {public_name(tokenizer)}"
+        )
+        config, source = _with_documents(folder, old, documents, tokenizer, options)
+        if config.shards == old.shards:
             return
-        about = dict(config.source)
-        if opened.names is None and opened.name not in str(about.get("corpus", "")):
-            named = (about.get("corpus"), opened.name)
-            about["corpus"] = ", ".join(str(name) for name in named if name)
-        about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
-        about["documents"] = sum(shard.documents for shard in shards)
-        config = replace(config, source=about, shards=shards)
-        replace(config, names_file=write_names(folder, names)).write(folder)
+        corpus = str(old.source.get("corpus") or "")
+        if source.names is None and source.name not in corpus:
+            config.source["corpus"] = f"{corpus}, {source.name}" if corpus else source.name
+        config.write(folder)
+
+
+def merge_store(folder: Path, options: BuildOptions) -> None:
+    """Merges all shards into as few as possible."""
+    with _changing(folder, ", which has no shards") as config:
+        groups = grouped(config.shards, growth=LARGEST_SHARD)
+        shards = _merged(folder, config, groups, options)
+        if shards != config.shards:
+            replace(config, shards=shards).write(folder)
 
 
 @contextmanager
-def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
+def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
     """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
     with only_writer(folder):
         config = StoreConfig.read(folder)
@@ -181,41 +127,68 @@ def changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
             sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
 
 
-def _add_shards(
-    folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
-) -> tuple[list[ShardEntry], DocumentNames]:
-    """Writes a source's documents into new shards, cuts out those that they replace, and merges
-    shards that are due; returns all shards and names. The config.json does not name these yet."""
+def _with_documents(
+    folder: Path,
+    config: StoreConfig,
+    documents: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    options: BuildOptions,
+) -> tuple[StoreConfig, Source]:
+    """The config after documents are added; config.json does not name its new files yet."""
+    source = open_source(documents, tokenizer, config.vocab_size, options.column, options.pattern)
     known = None
     if options.deduplicate and source.names is None:
         stored = (map_tokens(folder, config, shard) for shard in config.shards)
-        known = set(map(_digest, split_documents(stored, config.separator)))
-    old, first = read_names(folder, config.names_file), sum(s.documents for s in config.shards)
-    names, hidden = {**old}, not options.progress or None
-    with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
-        documents = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+        known = {_digest(document) for document in split_documents(stored, config.separator)}
+    old = read_names(folder, config.names_file)
+    names = dict(old)
+    with (
+        open_engine(options.engine, options.num_proc, config, tokenizer) as engine,
+        tqdm(
+            desc="tokenizing",
+            total=source.total,
+            unit=" documents",
+            disable=not options.progress or None,
+        ) as bar,
+    ):
+        tokens = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
         if source.names is not None:
-            documents = _named(documents, source.names, names, first)
-        packed = _packed(documents, options.shard_tokens, config.token_dtype)
+            tokens = _named(tokens, source.names, names, config.documents)
+        packed = _packed(tokens, options.shard_tokens, config.token_dtype)
         new = _write_shards(folder, packed, engine.sort)
     if not new and (source.names is None or not config.shards):
-        kind = "that the datastore does not have" if config.shards else "with a token"
-        raise ValueError(f"source has no document {kind}")
+        reason = "nothing that the datastore lacks" if config.shards else "no text with a token"
+        raise ValueError(f"documents has {reason}")
     gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
     shards = [*without_documents(folder, config, gone), *new]
     if not shards:
         raise ValueError(f"{folder} would have no document any more; delete the folder instead")
-    most = max(_MERGED, 8 * sum(shard.tokens for shard in new))
-    groups, threads = grouped(shards, largest=most), options.num_proc or usable_cores()
-    moved = {name: (at - bisect(gone, at), digest) for name, (at, digest) in names.items()}
-    return merge_shards(folder, config, groups, threads, options.progress), moved
+    groups = grouped(shards, largest=max(_MERGED, 8 * sum(shard.tokens for shard in new)))
+    names = {
+        name: (number - bisect(gone, number), digest) for name, (number, digest) in names.items()
+    }
+    shards = _merged(folder, config, groups, options)
+    is_unique = not config.shards or config.source.get("deduplicated") is True
+    about = config.source | {
+        "deduplicated": options.deduplicate and is_unique,
+        "documents": sum(shard.documents for shard in shards),
+    }
+    names_file = config.names_file if names == old else write_names(folder, names)
+    return replace(config, source=about, shards=shards, names_file=names_file), source
+
+
+def _merged(
+    folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], options: BuildOptions
+) -> list[ShardEntry]:
+    threads = options.num_proc or usable_cores()
+    return merge_shards(folder, config, groups, threads, options.progress)
 
 
 def _named(
-    documents: Iterable[np.ndarray], given: Iterable[str], names: DocumentNames, number: int
+    documents: Iterable[np.ndarray], labels: Iterable[str], names: DocumentNames, number: int
 ) -> Iterator[np.ndarray]:
-    """Gives documents, the first with this number, their names; yields those that are new."""
-    for name, document in zip(given, documents, strict=False):
+    """Enters documents into `names`, the first with this number; yields those that are new."""
+    for name, document in zip(labels, documents, strict=False):
         digest = _digest(document[:-1]).hex()
         if len(document) == 0:
             names.pop(name, None)
@@ -226,11 +199,10 @@ def _named(
 
 
 def _documents(
-    token_batches: Iterable[TokenBatch], known: set[bytes] | None, most: int | None, bar: tqdm
+    token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document, with its separator, up to the one that reaches `most`
-    tokens. A document is left out if its digest is in `known`, to which new ones are added."""
-    left = math.inf if most is None else most
+    """Yields the tokens of documents, without those whose digests are in `known`, which grows."""
+    left = math.inf if max_tokens is None else max_tokens
     for lengths, tokens in token_batches:
         for document in np.split(tokens, np.cumsum(lengths)[:-1]):
             if known is not None and len(document):
@@ -248,19 +220,23 @@ def _documents(
 def _packed(
     documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs documents into shards of `shard_tokens` entries, and yields each with the number of
-    documents that end in it."""
-    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+    """Yields the tokens of each shard, and the number of documents that end in it."""
+    shard = np.empty(shard_tokens, dtype)
+    filled = 0
+    ended = 0
     for document in documents:
         start = 0
         while start < len(document):
             part = document[start : start + shard_tokens - filled]
             shard[filled : filled + len(part)] = part
-            filled, start = filled + len(part), start + len(part)
+            filled += len(part)
+            start += len(part)
             ended += start == len(document)
             if filled == shard_tokens:
                 yield shard, ended
-                shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+                shard = np.empty(shard_tokens, dtype)
+                filled = 0
+                ended = 0
     if filled:
         yield shard[:filled], ended
 
@@ -279,7 +255,8 @@ def _write_shards(
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:
-        number, (tokens, documents) = next(numbers), shard
+        number = next(numbers)
+        tokens, documents = shard
         tokens_file = write_part(folder, "tokens", number, tokens)
         suffixes_file = write_part(folder, "suffixes", number, sort(tokens))
         return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
@@ -290,6 +267,6 @@ def _write_shards(
             if writing:
                 writing[-1].result()  # no more than two shards are in memory
             writing.append(background.submit(write, shard))
-        written = [each.result() for each in writing]
+        written = [shard.result() for shard in writing]
     sync_folder(folder)
     return written

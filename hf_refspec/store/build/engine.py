@@ -63,17 +63,16 @@ def _joined(parts: list[TokenBatch]) -> TokenBatch:
 def open_engine(
     name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Engine]:
-    """Yields the engine of that name: threads, in which tokenizing and sorting release the
-    interpreter's lock, or tasks of Ray, which is started, and then stopped, unless it is running.
-    """
+    """Yields local threads, or tasks of Ray, which is started and stopped unless it is running."""
     content = tokenizer.backend_tokenizer.to_str()
-    options = config.token_dtype, config.separator
+    dtype = config.token_dtype
+    separator = config.separator
     if name == "local":
         width = num_proc or usable_cores()
         threads = ThreadPoolExecutor(width)
         try:
             yield Engine(
-                lambda batch: threads.submit(_encode, content, batch, *options),
+                lambda batch: threads.submit(_encode, content, batch, dtype, separator),
                 build_suffix_array,
                 width,
             )
@@ -87,11 +86,12 @@ def open_engine(
     if starts:
         ray.init(include_dashboard=False)
     try:
-        encode, shared = ray.remote(_encode), ray.put(content)
+        encode = ray.remote(_encode)
+        shared = ray.put(content)
         # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
         sort = ray.remote(num_cpus=0)(build_suffix_array)
         yield Engine(
-            lambda batch: encode.remote(shared, batch, *options).future(),
+            lambda batch: encode.remote(shared, batch, dtype, separator).future(),
             lambda tokens: ray.get(sort.remote(tokens)),
             num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
         )
@@ -102,7 +102,8 @@ def open_engine(
 
 def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
     if getattr(_of_thread, "content", None) != content:
-        _of_thread.content, _of_thread.tokenizer = content, load_backend(content)
+        _of_thread.content = content
+        _of_thread.tokenizer = load_backend(content)
     return encode(_of_thread.tokenizer, batch, dtype, separator)
 
 
@@ -126,9 +127,9 @@ def encode(
         if isinstance(document, str):
             with naming_failures(f"the tokenizer fails on a text, {document[:60]!r}"):
                 parts = [
-                    np.array(each.ids, dtype)
+                    np.array(encoding.ids, dtype)
                     for piece in pieces(document)
-                    for each in tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+                    for encoding in tokenizer.encode_batch_fast([piece], add_special_tokens=False)
                 ]
         else:
             parts = [document.astype(dtype)]

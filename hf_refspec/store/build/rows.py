@@ -20,9 +20,11 @@ from ..printable import one_line, printable
 
 ROWS = (".jsonl", ".json", ".csv", ".parquet")
 _VALUE = re.compile(r"[^\s,]")
-_PART, _BATCH = 1 << 16, 128  # characters of JSON, rows of Parquet that are read at a time
-_BLOCK = 1 << 20  # bytes of a text that are read at a time
-# Of one text or row, in bytes or characters: a small .gz file may hold any number of them.
+# Read at a time: characters of JSON, rows of Parquet, bytes of a text.
+_PART = 1 << 16
+_BATCH = 128
+_BLOCK = 1 << 20
+# Bytes or characters of a text or row, which a small .gz file could hold any number of.
 LARGEST = 1 << 28
 _TOO_LARGE = f"is longer than {LARGEST:,} bytes or characters; cut it into several documents"
 
@@ -34,8 +36,7 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def open_content(path: Path) -> Iterator[Any]:
-    """Opens a file for reading, and decompresses it if its name ends in .gz; raises as
-    [`open_file`]."""
+    """Opens a file for reading, decompressed if its name ends in .gz; raises as [`open_file`]."""
     with open_file(path) as file, reading(path):
         try:
             yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
@@ -44,8 +45,7 @@ def open_content(path: Path) -> Iterator[Any]:
 
 
 def read_content(path: Path) -> bytes:
-    """All of a file; raises as [`open_content`], or a ValueError if it is too large to be one
-    document."""
+    """All of a file; raises as [`open_content`], or a ValueError if it is too large."""
     content = bytearray()
     with open_content(path) as file:
         while part := file.read(_BLOCK):
@@ -59,7 +59,8 @@ def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
     """The rows of a file, numbered from 1; in JSON lines, for which any other ending is taken, by
     line. `errors` says what becomes of invalid UTF-8, as in `open`. Raises a ValueError that names
     the file and the row if it is not of its kind."""
-    number, kind = 0, kind_of(path) if kind_of(path) in ROWS else ".jsonl"
+    kind = kind_of(path) if kind_of(path) in ROWS else ".jsonl"
+    number = 0
     with open_content(path) as file:
         try:
             if kind == ".parquet":
@@ -103,19 +104,24 @@ def _json_lines(file: TextIO) -> Iterator[Any]:
 
 
 def _json_values(file: TextIO) -> Iterator[Any]:
-    """The elements of an array, or values one after another, each decoded once all of it is read.
-    A number may be cut in two, but is no row either way."""
+    """The elements of an array, or values one after another, each decoded when it is complete."""
     decode = json.JSONDecoder(object_pairs_hook=_object).raw_decode
-    text, begin, bracket, ended = "", 0, "[", False
+    text = ""
+    begin = 0
+    bracket = "["  # the one that may come next
+    ended = False
     while not ended:
         part = file.read(max(_PART, len(text) - begin))  # twice as much for a value that is long
-        text, begin, ended = text[begin:] + part, 0, not part
+        text = text[begin:] + part
+        begin = 0
+        ended = not part
         while found := _VALUE.search(text, begin):
             begin = found.start()
             if text[begin] == bracket:
-                bracket, begin = "]" if bracket == "[" else "", begin + 1
+                bracket = "]" if bracket == "[" else ""
+                begin += 1
                 continue
-            try:
+            try:  # a number that is cut in two is no row either way
                 value, begin = decode(text, begin)
             except json.JSONDecodeError:
                 if ended:

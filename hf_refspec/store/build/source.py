@@ -1,19 +1,19 @@
 """The documents that a stored folder is built from, read one after another: texts, lists of ids,
-files of texts, or the rows of files and of `datasets` datasets, which are chats, texts, or prompts
-with completions."""
+files of texts, or the rows of files, frames and datasets, which are chats, texts, or prompts with
+completions."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jinja2 import TemplateError
@@ -24,7 +24,7 @@ from .chats import messages_of, with_texts
 from .rows import ROWS, check_names, kind_of, read_content, read_rows
 
 Document: TypeAlias = str | np.ndarray
-# A row, the columns of it that are a document, and its name for people.
+# A row, its columns that are a document, and its name for people.
 Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
 
 logger = logging.getLogger("hf_refspec")
@@ -34,6 +34,13 @@ _TEXT_COLUMNS = ("text", "content")
 _PAIR = ("prompt", "completion")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAMPLE = 100
+_BATCH = 1000
+
+
+class _File(NamedTuple):
+    path: Path
+    public: Path  # of an absolute path only the last part and what is below it
+    is_named: bool  # rather than found in a folder
 
 
 @dataclass
@@ -48,72 +55,69 @@ class Source:
 
 
 def open_source(
-    source: Any,
+    documents: Any,
     tokenizer: PreTrainedTokenizerBase,
     vocab_size: int,
     column: str | None = None,
     pattern: str = "*",
     places: list[str] | None = None,
 ) -> Source:
-    """Recognises a source, see [`build_store`]; its documents are read only when needed.
+    """Recognises documents, see [`Datastore.build`]; they are read only when needed.
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
     neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
     `places`, as they are read, where they are from: a public path, and the row if it has some."""
-    kind = type(source).__name__
-    is_dataset = hasattr(source, "select_columns")
-    if is_dataset and isinstance(source, Mapping):
-        raise ValueError(
-            f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
-        )
-    total = length_hint(source) or None
-    if is_dataset:
-        info = source.info
+
+    def of_rows(rows: Iterable[Row], places: list[str] | None = None) -> Iterator[Document]:
+        return _checked(_read_rows(rows, tokenizer), vocab_size, places)
+
+    kind = type(documents).__name__
+    total = length_hint(documents) or None
+    if hasattr(documents, "select_columns"):
+        if isinstance(documents, Mapping):
+            splits = [*documents]
+            raise ValueError(f"documents is a {kind}; choose a split of it, one of {splits}")
+        info = documents.info
         config = "" if (info.config_name or "").startswith("default") else info.config_name
-        parts = (info.dataset_name, config, source.split)
+        parts = (info.dataset_name, config, documents.split)
         name = " ".join(str(part) for part in parts if part) or "unnamed"
-        rows = _read_rows(_dataset_rows(source, column), tokenizer)
-        return Source(_checked(rows, vocab_size), name, info.license or None, total)
-    paths = [source] if isinstance(source, str | os.PathLike) else source
-    if paths is not source or (isinstance(source, list | tuple) and _are_paths(source)):
-        opened, files = _open_files(paths, pattern, column)
-        opened.documents = _checked(_read_rows(files, tokenizer), vocab_size, places)
-        return opened
-    first, documents = _begun(source)
-    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # of pandas or polars
-        rows = _read_rows(_frame_rows(source, column), tokenizer)
-        return Source(_checked(rows, vocab_size), "unnamed", total=total)
-    if documents is not None and isinstance(first, Mapping):
-        rows = _read_rows(_mapping_rows(documents, column), tokenizer)
-        return Source(_checked(rows, vocab_size), "unnamed", total=total)
-    if column is not None:
-        raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
+        rows = _dataset_rows(documents, column)
+        return Source(of_rows(rows), name, info.license or None, total)
+    if (paths := _paths_in(documents)) is not None:
+        files, name = _files(paths, pattern)
+        has_rows = any(kind_of(file.path) in ROWS for file in files)
+        if column is not None and not has_rows:
+            raise ValueError(f"column={column!r} is for datasets and files of rows, not for {name}")
+        total = None if has_rows else len(files)
+        return Source(of_rows(_file_rows(files, column), places), name, total=total)
+    if hasattr(documents, "to_frame"):  # a Series of pandas or polars
+        documents = documents.to_frame(name="text")
+    if hasattr(documents, "columns") and hasattr(documents, "to_dict"):  # a DataFrame of them
+        kind = f"the {type(documents).__name__}"
+        check_names(documents.columns, kind)
+        rows = _mapping_rows(_frame_rows(documents), column, kind)
+        return Source(of_rows(rows), "unnamed", total=total)
     names = None
-    if isinstance(source, Mapping) and all(isinstance(name, str) for name in source):
-        names, documents = [*source], iter(source.values())
+    if isinstance(documents, Mapping) and all(isinstance(name, str) for name in documents):
+        names = [*documents]
         if unfit := next((name for name in names if _CONTROL.search(name)), None):
             raise ValueError(f"the name {unfit!r} of a document has a control character")
-    if documents is None:
+        documents = documents.values()
+    is_scalar = getattr(documents, "ndim", 1) == 0  # an array without a length
+    if is_scalar or isinstance(documents, bytes | Mapping) or not isinstance(documents, Iterable):
         raise ValueError(
-            "source must be a dataset, a file or folder, rows, or texts or lists of ids, but is a "
+            "documents must be a dataset, a file or folder, rows, texts or lists of ids, but is a "
             f"{kind}"
         )
-    if hasattr(source, "isna"):  # a Series of pandas
-        missing = zip(documents, source.isna(), strict=True)
-        documents = ("" if is_missing else document for document, is_missing in missing)
+    rest = iter(documents)
+    first = [*islice(rest, 1)]
+    documents = chain(first, rest)
+    if names is None and first and isinstance(first[0], Mapping):
+        return Source(of_rows(_mapping_rows(documents, column)), "unnamed", total=total)
+    if column is not None:
+        raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
     named = zip(documents, names or (f"document {i}" for i in count()), strict=False)
     return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
-
-
-def _begun(source: Any) -> tuple[Any, Iterator[Any] | None]:
-    """The first document of an iterable, and all of them; `None` for anything else."""
-    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
-        return None, None
-    if getattr(source, "ndim", 1) == 0:  # an array without a length
-        return None, None
-    documents = iter(source)
-    first = [*islice(documents, 1)]
-    return next(iter(first), None), chain(first, documents)
 
 
 def batches(
@@ -126,51 +130,52 @@ def batches(
         full = len(batch) == most_documents or size + len(document) > most_characters
         if batch and full:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(document)
         size += len(document)
     if batch:
         yield batch
 
 
-def _are_paths(documents: list | tuple) -> bool:
-    """Whether these are paths of files rather than texts."""
-    first = next(iter(documents), None)
-    if not isinstance(first, str):
-        return isinstance(first, os.PathLike)
-    # A text may happen to name a folder, but hardly a file.
-    return os.path.isfile(first) or all(isinstance(d, str) and os.path.exists(d) for d in documents)
+def _paths_in(documents: Any) -> Sequence[Any] | None:
+    """The paths of files, if documents are those rather than texts."""
+    if isinstance(documents, str | os.PathLike):
+        return [documents]
+    if not isinstance(documents, list | tuple) or not documents:
+        return None
+    first = documents[0]
+    if isinstance(first, str) and not os.path.isfile(first):
+        # A text may happen to name a folder, but hardly all of them do.
+        are_paths = all(isinstance(text, str) and os.path.exists(text) for text in documents)
+    else:
+        are_paths = isinstance(first, str | os.PathLike)
+    return documents if are_paths else None
 
 
-def _open_files(
-    paths: Iterable[Any], pattern: str, column: str | None
-) -> tuple[Source, Iterator[Row]]:
-    """Files as a source without its documents, and their rows."""
-    files: list[tuple[Path, Path, bool]] = []  # each with its public path, and whether it is named
+def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
+    """The files at paths, and the name of all of them together."""
+    files: list[_File] = []
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
-            raise ValueError(f"source is a list of files, but has a {type(path).__name__}")
-        found, path = files_of(path, pattern), Path(path)
-        names.append(path.resolve().name)
+            raise ValueError(f"documents is a list of files, but has a {type(path).__name__}")
+        found = files_of(path, pattern)
+        path = Path(path)
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
-        # A path that tells its place on this machine is cut to its last part.
-        outside = path.is_absolute() or ".." in path.parts
-        public = Path(names[-1]) if outside else path
-        files += [(file, public / file.relative_to(path), file == path) for file in found]
-    name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    has_rows = any(kind_of(file) in ROWS for file, *_ in files)
-    if column is not None and not has_rows:
-        raise ValueError(f"column={column!r} is for datasets and files of rows, not for {name}")
-    total = None if has_rows else len(files)
-    return Source(iter(()), name or "unnamed", total=total), _file_rows(files, column)
+        name = path.resolve().name
+        names.append(name)
+        is_outside = path.is_absolute() or ".." in path.parts
+        public = Path(name) if is_outside else path
+        files += [_File(file, public / file.relative_to(path), file == path) for file in found]
+    return files, (", ".join(names) if len(names) <= 3 else f"{len(names)} files") or "unnamed"
 
 
 def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
     """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
-    to folders, which could form a loop, are not followed, nor links to what is not below the folder
-    or is hidden there: what a repository of others links to is not published."""
+    to folders, which could form a loop, are not followed, nor links out of the folder or to hidden
+    files in it, which would publish whatever a foreign repository links to."""
     path = Path(source)
     if os.path.isfile(source):
         return [path]
@@ -183,12 +188,14 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
         below = [file.relative_to(path) for file in path.rglob(pattern)]
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"pattern {pattern!r} cannot be used: {error}") from error
-    folder, files, links = Path(os.path.realpath(path)), list[Path](), list[Path]()
+    folder = Path(os.path.realpath(path))
+    files: list[Path] = []
+    links: list[Path] = []
     for file in sorted(filter(_is_visible, below), key=Path.as_posix):
         if os.path.isfile(path / file):
             real = Path(os.path.realpath(path / file))
-            inside = real.is_relative_to(folder) and _is_visible(real.relative_to(folder))
-            (files if inside else links).append(path / file)
+            is_inside = real.is_relative_to(folder) and _is_visible(real.relative_to(folder))
+            (files if is_inside else links).append(path / file)
     if links:
         logger.warning(
             "%d links in %s lead out of it or to hidden files (the first: %s), and were skipped",
@@ -204,14 +211,13 @@ def _is_visible(file: Path) -> bool:
     return not any(part.startswith(".") for part in file.parts)
 
 
-def _file_rows(files: list[tuple[Path, Path, bool]], column: str | None) -> Iterator[Row]:
-    """The rows of files, see [`_open_files`]; a text is a row too. A .json or .csv file below a
-    folder whose first row has no document, such as settings, is a text."""
+def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
+    """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
     damaged: list[Path] = []
     for path, public, is_named in files:
         kind = kind_of(path)
-        sure = is_named or kind in (".jsonl", ".parquet")
-        if kind in ROWS and (sure or _begins_with_document(path, column)):
+        is_of_rows = kind in ROWS and (is_named or kind in (".jsonl", ".parquet"))
+        if is_of_rows or (kind in ROWS and _begins_with_document(path, column)):
             for number, row in read_rows(path, errors="surrogateescape"):
                 place = f"{printable(public)}, row {number}"
                 yield row, _columns_of(row, column, place), place
@@ -238,12 +244,16 @@ def _begins_with_document(path: Path, column: str | None) -> bool:
 
 
 def _columns_of(row: Any, column: str | None, place: str) -> list[str]:
-    """The columns of a file's row that are its document; rows may differ in them."""
+    """The columns of a row that are its document; rows may differ in them."""
     row = row if isinstance(row, Mapping) else {}
-    filled = {name: value for name, value in row.items() if value not in (None, "", [])}
-    empty_chats = [name for name in _CHAT_COLUMNS if name in row.keys() - filled.keys()]
+    filled = {name: value for name, value in row.items() if not _is_empty(value)}
+    empty_chats = [name for name in _CHAT_COLUMNS if name in row and name not in filled]
     found = _chosen([*filled], [filled]) or _chosen([*row], [row]) or empty_chats[:1]
     return _valid(found, column, [*row], place)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | np.ndarray) and len(value) == 0)
 
 
 def _valid(found: list[str], column: str | None, names: list[str], place: str) -> list[str]:
@@ -258,8 +268,7 @@ def _valid(found: list[str], column: str | None, names: list[str], place: str) -
 def _checked(
     documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
 ) -> Iterator[Document]:
-    """Yields documents, of which the names are given, that are texts or ids below `vocab_size`, and
-    refuses anything else; adds the names to `places`."""
+    """Yields texts, and ids below `vocab_size`; refuses anything else. Adds names to `places`."""
     damaged = 0
     for document, name in documents:
         if places is not None:
@@ -287,18 +296,16 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
             "messages with role and content, or from and value), but is a "
             f"{type(document).__name__}: {short(document)}"
         )
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
         raise ValueError(
-            f"{name} has the id {low if low < 0 else high}, but the tokenizer's ids are "
-            f"from 0 to {vocab_size - 1}"
+            f"{name} has the id {wrong[0]}, but the tokenizer's ids are from 0 to {vocab_size - 1}"
         )
     return ids.astype(np.min_scalar_type(vocab_size))
 
 
 def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
-    """The rows of a dataset, with `column` or else the first of: chats, a text, a prompt and its
-    completion. Raises a ValueError if there is no such column, or none can be chosen safely."""
+    """The rows of a dataset; their columns are chosen by the first ones, and alone decoded."""
     rows = dataset
     if dataset.features is not None:  # values such as images take time to decode
         features = dataset.features.items()
@@ -315,28 +322,24 @@ def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
     return ((row, columns, f"document {i}") for i, row in kept)
 
 
-def _frame_rows(frame: Any, column: str | None) -> Iterator[Row]:
-    """The rows of a DataFrame of pandas or polars, with columns as in a dataset."""
-    kind, names = f"the {type(frame).__name__}", [*frame.columns]
-    check_names(names, kind)
-
-    def rows(part: Any) -> Iterator[dict[str, Any]]:
-        values = zip(*(part[name].to_list() for name in part.columns), strict=True)
-        return (dict(zip(part.columns, row, strict=True)) for row in values)
-
-    found = _chosen(names, [*rows(frame.head(_SAMPLE))])
-    columns = _valid(found, column, names, kind)
-    kept = frame[columns]
-    if hasattr(kept, "notna"):  # pandas has several values for what is missing
-        kept = kept.astype(object).where(kept.notna(), None)
-    return ((row, columns, f"document {i}") for i, row in enumerate(rows(kept)))
+def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a DataFrame of pandas or polars, some of them at a time."""
+    places = getattr(frame, "iloc", frame)  # pandas may slice by labels
+    for begin in range(0, len(frame), _BATCH):
+        part = places[begin : begin + _BATCH]
+        if hasattr(part, "notna"):  # pandas has several values for what is missing
+            part = part.astype(object).where(part.notna(), None)
+        for row in zip(*(part[name].to_list() for name in part.columns), strict=True):
+            yield dict(zip(part.columns, row, strict=True))
 
 
-def _mapping_rows(rows: Iterable[Any], column: str | None) -> Iterator[Row]:
-    """Rows that are given as dicts, which may differ in their columns."""
+def _mapping_rows(
+    rows: Iterable[Mapping[str, Any]], column: str | None, kind: str | None = None
+) -> Iterator[Row]:
+    """Rows that are not from a file, which may differ in their columns."""
     for number, row in enumerate(rows):
         place = f"document {number}"
-        yield row, _columns_of(row, column, place), place
+        yield row, _columns_of(row, column, kind or place), place
 
 
 def _chosen(names: list[str], sample: list[Any]) -> list[str]:
@@ -355,10 +358,12 @@ def _read_rows(
     refused = skipped = 0
     for row, columns, place in rows:
         values = [row[name] for name in columns if row[name] is not None]
-        if len({type(value) for value in values}) > 1:
-            kinds = " and ".join(type(value).__name__ for value in values)
-            raise ValueError(f"{place}: prompt and completion are {kinds}; name one by column=")
-        value = values[0] + values[1] if len(values) > 1 else values[0] if values else ""
+        value = values[0] if values else ""
+        if len(values) > 1:  # a prompt and its completion
+            if type(value) is not type(values[1]):
+                kinds = f"{type(value).__name__} and {type(values[1]).__name__}"
+                raise ValueError(f"{place}: prompt and completion are {kinds}; name one by column=")
+            value = value + values[1]
         chat = messages_of(value)
         if chat is None:
             yield value, place

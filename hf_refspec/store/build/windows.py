@@ -1,5 +1,4 @@
-"""Long texts cut into windows that fit into a model, so that each token is predicted once and in
-context."""
+"""Long texts cut into windows that fit a model; each token is predicted once, in context."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def read_windows(
 
 
 def windows(texts: Iterable[np.ndarray], length: int, vocab_size: int) -> Iterator[Window]:
-    """Cuts texts into windows that overlap by a quarter; refuses ids that the model does not
-    have."""
+    """Cuts texts into windows that overlap by a quarter; refuses ids that the model lacks."""
     overlap = length // 4
     for number, ids in enumerate(texts):
         if len(ids) and ids.max() >= vocab_size:

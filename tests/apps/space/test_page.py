@@ -44,7 +44,9 @@ def smollm():
 @pytest.fixture(scope="module")
 def address(smollm, tmp_path_factory):
     path = tmp_path_factory.mktemp("datastores") / "store"
-    full = Datastore.build([f"{CODE}\n" * 3], smollm[1], path, corpus="a class", progress=False)
+    full = Datastore.build(
+        [f"{CODE}\n" * 3], smollm[1], path, corpus_name="a class", progress=False
+    )
     blocks = page(Host(*smollm, choices=[full, full.compact(published=True, progress=False)]))
     yield start(blocks)
     blocks.close(verbose=False)

@@ -15,7 +15,6 @@ from datastores import documents_of
 from full_disk import full_disk
 from stored import content_of, in_a_child
 
-from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -33,6 +32,14 @@ def some_texts(count: int, seed: int = 0) -> list[str]:
 
 
 TEXTS = some_texts(30)
+
+
+def build_store(documents, tokenizer, path, **options) -> Path:
+    return Datastore.build(documents, tokenizer, path, **options).path
+
+
+def extend_store(path, documents, tokenizer, **options) -> None:
+    Datastore(path).add(documents, tokenizer, **options)
 
 
 def texts_of(folder: Path, tokenizer) -> list[str]:
@@ -70,7 +77,7 @@ def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
     dataset.info.license = "mit"
     for name, given, expected in (
         ("a", {}, ("mit", "poems long train")),
-        ("b", {"license": "cc0-1.0", "corpus": "Numbers"}, ("cc0-1.0", "Numbers")),
+        ("b", {"license": "cc0-1.0", "corpus_name": "Numbers"}, ("cc0-1.0", "Numbers")),
     ):
         path = build_store(dataset, tokenizer, tmp_path / name, **given, **QUIET)
         source = StoreConfig.read(path).source
@@ -93,7 +100,7 @@ def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
         ]
     ):
         options = QUIET | {"num_proc": 1 + i % 2}
-        path = build_store(source, tokenizer, tmp_path / str(i), corpus="unnamed", **options)
+        path = build_store(source, tokenizer, tmp_path / str(i), corpus_name="unnamed", **options)
         assert content_of(path) == content_of(store)
 
 
@@ -142,7 +149,7 @@ def interrupted():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        *((source, {}, "source has no document with a token") for source in ([], ["", ""], [[]])),
+        *((source, {}, "documents has no text with a token") for source in ([], ["", ""], [[]])),
         (TEXTS, {"num_proc": 0}, "num_proc must be at least 1, but is 0"),
         (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
         (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
@@ -227,7 +234,7 @@ def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
     before = content_of(store)
     for more, message in (
         ([*TEXTS, [259]], "has the id 259"),
-        ([""], "source has no document that the datastore does not have"),
+        ([""], "documents has nothing that the datastore lacks"),
     ):
         with pytest.raises(ValueError, match=message):
             extend_store(store, more, tokenizer, **QUIET)

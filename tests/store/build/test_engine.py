@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from stored import content_of
 
-from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.engine import LONGEST_PIECE, encode, open_engine, pieces
+from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.stored_tokenizer import load_backend
 
@@ -74,12 +74,12 @@ def ray():
 def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
     dataset = datasets.Dataset.from_dict({"text": TEXTS})
     stream = dataset.to_iterable_dataset(num_shards=5)
-    local = build_store(TEXTS, tokenizer, tmp_path / "local", **QUIET)
-    extend_store(local, TEXTS[:40], tokenizer, **QUIET)
+    local = Datastore.build(TEXTS, tokenizer, tmp_path / "local", **QUIET).path
+    Datastore(local).add(TEXTS[:40], tokenizer, **QUIET)
     options = {**QUIET, "engine": "ray", "num_proc": None}
     for name, source in (("texts", TEXTS), ("stream", stream)):
-        path = build_store(source, tokenizer, tmp_path / name, **options)
-        extend_store(path, TEXTS[:40], tokenizer, **options)
+        path = Datastore.build(source, tokenizer, tmp_path / name, **options).path
+        Datastore(path).add(TEXTS[:40], tokenizer, **options)
         assert content_of(path) == content_of(local)
     assert ray.is_initialized()  # It was not started by the build.
 
@@ -87,7 +87,7 @@ def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
 def test_without_ray_it_is_told_what_to_install(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "hf_refspec\[ray\]"'):
-        build_store(["a"], tokenizer, tmp_path / "store", **{**QUIET, "engine": "ray"})
+        Datastore.build(["a"], tokenizer, tmp_path / "store", **{**QUIET, "engine": "ray"})
     assert not list(tmp_path.iterdir())
 
 

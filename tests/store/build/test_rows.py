@@ -182,7 +182,7 @@ def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
     )
     assert knn.values.tolist() == texts.values.tolist()
     tables = [
-        rs.TokenRecycling.build(byte_llama, tokenizer, documents, progress=False)
+        rs.TokenRecycling.build(documents, tokenizer, byte_llama, progress=False)
         for documents in (str(path), ["abcd", "efg"])
     ]
     assert len(tables[0]) == len(tables[1])

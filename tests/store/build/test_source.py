@@ -210,3 +210,16 @@ def test_a_name_with_a_control_character_is_refused(read):
     for name in ("a\nb", "\t", "\x7f"):
         with pytest.raises(ValueError, match="of a document has a control character"):
             read({"a": "one", name: "two"})
+
+
+def test_all_rows_of_a_frame_are_read_whatever_its_index(read):
+    pandas = pytest.importorskip("pandas")
+    texts = [f"{i}" for i in range(2500)]
+    for index in (np.arange(2500) / 10, np.arange(2500)[::-1], [f"{i}" for i in range(2500)]):
+        assert read(pandas.DataFrame({"text": texts}, index=index)) == texts
+        assert read(pandas.Series(texts, index=index)) == texts
+
+
+def test_rows_may_have_arrays(read):
+    rows = [{"messages": np.array(CHATS[0], object), "n": np.arange(3)}, {"text": "two"}]
+    assert read(rows) == ["user: hi\n", "two"]
