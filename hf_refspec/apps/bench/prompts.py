@@ -51,7 +51,7 @@ class Chat:
 def read_chats(path: Path) -> list[Chat]:
     """The chats of a file of rows, by default JSON lines; skips and counts rows without a text."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; name one of JSON lines or a Parquet file")
+        raise FileNotFoundError(f"{path} is not a file; name one of JSON(L), CSV or Parquet")
     chats = []
     empty: Counter[str] = Counter()
     for number, row in read_rows(path):

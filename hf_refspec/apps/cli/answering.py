@@ -50,7 +50,6 @@ def add_chat(parser: ArgumentParser) -> None:
 
 
 def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
-    """Adds the arguments for the model, its drafts, its texts and sampling."""
     add = parser.add_argument
     add_model(parser)
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="of an answer")
@@ -142,7 +141,6 @@ def generate(args: Namespace) -> None:
 
 
 def _prompt(args: Namespace) -> str:
-    """The prompt, from the argument or the standard input."""
     if args.reference and args.prompt is not None and os.path.isfile(args.prompt):
         raise ValueError(f"the prompt {args.prompt!r} is a file: give '<' or --reference before it")
     if args.prompt is None and sys.stdin.isatty():
@@ -158,7 +156,6 @@ def _prompt(args: Namespace) -> str:
 
 
 def chat(args: Namespace) -> None:
-    """Answers until the end of the input."""
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
     context = args.context and read_text(args.context, "--context")
     tokenizer = load_tokenizer(args.model)

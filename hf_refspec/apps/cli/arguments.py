@@ -85,7 +85,7 @@ def add_source(parser: ArgumentParser) -> None:
     add("--preset", choices=tuple(PRESETS), help=help)
     add("--config", metavar="NAME", help="the dataset's configuration")
     add("--split", default="train", help="the dataset's split")
-    add("--column", help="the column with texts or chats; by default it is found")
+    add("--column", help="the column with texts or chats; found by default")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
@@ -116,7 +116,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def log_to_stderr(format: str) -> None:
-    """Prints what the package logs."""
+    """Prints the package's log."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
@@ -143,10 +143,8 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
     except OSError as error:
         if silent is None:
             raise
-        raise OSError(
-            f"{name!r} is no folder here, it is not in the cache, and the Hub cannot be reached: "
-            f"{silent}"
-        ) from error
+        why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
+        raise OSError(f"{why}: {silent}") from error
 
 
 def waiting(message: str) -> Status:
@@ -161,7 +159,7 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{option} {path} is not text in UTF-8: {error}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

@@ -1,4 +1,4 @@
-"""`hf-refspec check`, `bench` and `store evaluate` measure, and `warmup` compiles before that."""
+"""`hf-refspec check`, `bench` and `store evaluate` measure; `warmup` compiles kernels ahead."""
 
 from __future__ import annotations
 
@@ -111,7 +111,6 @@ def _compared(
     drafted: Drafted,
     with_look_up: bool = False,
 ) -> Comparison:
-    """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
@@ -130,7 +129,6 @@ def _compared(
 
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
-    """Prints MAT for each drafter and number of draft tokens."""
     names = args.drafters or ["ReferenceCopy", "ReferenceCopy | RetrievalCache"]
     for name in names:
         if name == "auto" or "Recycling" in name or "DraftModel" in name:
@@ -161,7 +159,7 @@ def add_evaluate(parser: ArgumentParser) -> None:
     help = "files and folders of texts that are not in the datastore; the model continues their "
     add("texts", nargs="*", type=Path, help=f"{help}first {_PROMPT_TOKENS} tokens")
     add("--prompts", type=Path, metavar="FILE", help="prompts instead, as for hf-refspec bench")
-    add("--column", help="of files of rows, the column with texts or chats")
+    add("--column", help="the column with texts or chats, in files of rows")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add_model(parser)
     add("--limit", type=positive, default=12, metavar="N", help="at most N prompts")
@@ -206,7 +204,7 @@ def evaluate(args: Namespace) -> int:
         spans = copied_spans(0, ids, [(args.store, store.shards)])
         held += [(span.start, span.end) for span in spans] == [(0, len(ids))]
     if held:
-        print(f"{held} prompts are in the datastore itself: on other text it gains less")
+        print(f"{held} prompts are in the datastore itself: it gains less on other texts")
     _record(args, store, comparison, held)
     return status
 

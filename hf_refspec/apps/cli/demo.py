@@ -33,7 +33,7 @@ def add_demo(parser: ArgumentParser) -> None:
 def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
     if args.svg is not None and not args.svg.parent.is_dir():
-        raise ValueError(f"--svg {args.svg} cannot be written: {args.svg.parent} is no folder")
+        raise ValueError(f"--svg {args.svg} cannot be written: {args.svg.parent} is not a folder")
     tokenizer = load_tokenizer(args.model)
     prompts.check_chat_template(tokenizer, args.model, "choose a --model with one")
     if args.file is None:
@@ -76,9 +76,8 @@ def show(
         console.print(Text(without_controls(scene.document.strip()).expandtabs(4), "dim"))
     messages = [] if scene.system is None else [prompts.system(scene.system)]
     for number, question in enumerate(scene.questions, 1):
-        messages.append(
-            prompts.user(prompts.with_document(scene.document if number == 1 else "", question))
-        )
+        document = scene.document if number == 1 else ""
+        messages.append(prompts.user(prompts.with_document(document, question)))
         inputs = prompts.chat_inputs(tokenizer, messages).to(comparison.model.device)
         console.print(Text(f"> {without_controls(question)}", "bold"))
         stream = AnswerStream(console, tokenizer)

@@ -100,7 +100,7 @@ def _run(arguments: list[str]) -> int:
     _add_commands(parser, COMMANDS, arguments, argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a model writes
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a model's characters
             stream.reconfigure(errors="replace")
     try:
         status = args.run(args) or 0

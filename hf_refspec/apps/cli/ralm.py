@@ -26,7 +26,7 @@ from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
 from .arguments import add_model, add_source, load_corpus, positive
 
-EXCERPT = 160  # characters of a passage
+_EXCERPT = 160  # characters of a passage
 
 
 def add_ralm(parser: ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStat
         name = f"{passage_id}, {printable(base.source(passage_id))}"
         console.print(Text(f"  passage {name}: steps {', '.join(steps)} of {stats.steps}"))
         words = printable(" ".join(base.text(passage_id).split()))
-        console.print(Text(f"    {shorten(words, EXCERPT, placeholder=' …')}", "dim"))
+        console.print(Text(f"    {shorten(words, _EXCERPT, placeholder=' …')}", "dim"))
 
 
 def add_knn_build(parser: ArgumentParser) -> None:

@@ -86,7 +86,7 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-bytes", type=positive, metavar="N", help="keep what drafts best for its bytes")
+    add("--max-bytes", type=positive, metavar="N", help="keep the n-grams that gain most per byte")
 
 
 def compact(args: Namespace) -> None:
@@ -106,7 +106,7 @@ def push(args: Namespace) -> None:
 
 
 def _kind_of(folder: Path) -> type[FolderConfig]:
-    """The kind of a stored folder; a datastore's for any other, to say what is wrong with it."""
+    """The config of a stored folder; a datastore's for any other, whose errors are the clearest."""
     from ...ralm.knn_datastore import KnnConfig  # loads torch
 
     for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
@@ -195,6 +195,8 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         return
     match = matches[0]
     words = tokenizer.decode(ids[-match.length :])
+    if match.length == 1 and words.isspace():  # most tokenizers put it before the next word
+        print("only the space at the end occurs; leave it out")
     print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
     examples = [
         (shard, index)
@@ -230,7 +232,6 @@ def _add_corpus(parser: ArgumentParser) -> None:
 
 
 def _options(args: Namespace) -> dict[str, Any]:
-    """The keyword arguments of both `Datastore.build` and `Datastore.add`."""
     names = ("column", "pattern", "max_tokens", "deduplicate", "engine")
     return {name: getattr(args, name) for name in names}
 

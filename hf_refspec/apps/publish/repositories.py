@@ -181,7 +181,7 @@ def _requirements(package: Package) -> str:
     torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
     lines = [f"transformers=={version('transformers')}"]
     if isinstance(package, Path):
-        lines.append(f"# hf_refspec is {package.name}, which app.py installs; what it needs:")
+        lines.append(f"# hf_refspec is {package.name}, which app.py installs; its requirements:")
         (about,) = distributions(path=[str(package)])
         for needed in map(Requirement, about.requires or ()):
             if needed.marker is None or needed.marker.evaluate({"extra": "space"}):

@@ -87,7 +87,6 @@ class Answer:
         return {**self._described(choices), **self._figures()}
 
     def cancel(self) -> None:
-        """Ends the generation of a client that has left."""
         for generation in self._generations:
             self._engine.cancel(generation)
 

@@ -42,8 +42,8 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class RequestEngine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
     while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` learn from one
-    for the next, and the common beginning of two prompts is read once. Answers have annotations if
-    there are `source_names`, the operator's names of datastores by their paths."""
+    for the next, and common beginnings of prompts are read once. Answers have annotations if there
+    are `source_names`, the operator's names of datastores by their paths."""
 
     def __init__(
         self,

@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 # too long.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "grammar", "error"]
 _FAILURES = ("grammar", "error")
-_LEAST = -9999.0  # OpenAI's number for impossible tokens; JSON has no infinity
-
+_LEAST_LOGPROB = -9999.0  # OpenAI's number for impossible tokens; JSON has no infinity
 
 # A token, its log probability and the most probable tokens at its place, in the form of chats.
 TokenLogprob: TypeAlias = dict[str, Any]
@@ -157,7 +156,7 @@ class Generation(StoppingCriteria):
         text = self._decode([*before, token]).removeprefix(self._decode(before))
         skipped = not self.request.keeps_special_tokens and token in self._tokenizer.all_special_ids
         encoded = [] if skipped else [*token_bytes(self._tokenizer, token, text)]
-        logprob = max(float(self.next_logprobs[token]), _LEAST)
+        logprob = max(float(self.next_logprobs[token]), _LEAST_LOGPROB)
         described = {"token": text, "logprob": logprob, "bytes": encoded}
         if top is None:
             return described
@@ -228,12 +227,9 @@ class StopStrings:
         self.found = bool(places)
         if places:
             return text[: min(places)]
-        starts = (
-            place
-            for place in range(len(text))
-            if any(string.startswith(text[place:]) for string in self._strings)
-        )
-        end = next(starts, len(text))
+        for end in range(len(text) + 1):  # the rest may be the start of a stop string
+            if any(string.startswith(text[end:]) for string in self._strings):
+                break
         self._held = text[end:]
         return text[:end]
 

@@ -189,7 +189,7 @@ class TextRequest(BaseModel):
                 continue
             if name not in UNSUPPORTED:
                 shown = ascii(name[:64])  # it may hold lone surrogates
-                why = f"{shown} is no field; leave it out"
+                why = f"{shown} is not a field; leave it out"
                 raise ApiError(400, why, shown[1:-1], "unknown_parameter")
             if value is not None and value not in UNSUPPORTED[name]:
                 why = f"{name!r} is not supported with this value; leave it out"

@@ -44,7 +44,7 @@ def load_config(name: str | None, source: dict[str, Any] | None = None) -> Pretr
     other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
     if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{name or HUB_ID} is no decoder-only language model but a "
+            f"{name or HUB_ID} is not a decoder-only language model but a "
             f"{named or type(config).__name__}; name another model"
         )
     return config

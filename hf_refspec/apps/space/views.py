@@ -17,7 +17,7 @@ from .race import Lane, Race, RacePass
 
 _EXPLANATIONS = {
     "ReferenceCopy": "copied from the document, the messages and the answers so far",
-    "TokenRecycling": "what the model itself expected in similar places before",
+    "TokenRecycling": "expected by the model itself in similar places before",
     "DatastoreDrafts": "looked up in the datastore",
 }
 _EMPTY = (

@@ -64,7 +64,7 @@ def test_rows_without_a_text_are_skipped_counted_and_named(tmp_path, caplog):
 
 
 REFUSED = {
-    "no file": (None, "is no file; name one of JSON lines"),
+    "no file": (None, "is not a file; name one of JSON(L), CSV or Parquet"),
     "no rows": ("\n", "has no prompts"),
     "no text": ('{"question": null}\n', "has no prompts"),
     "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value"),
