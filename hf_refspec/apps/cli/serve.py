@@ -91,7 +91,7 @@ def serve(args: Namespace) -> int:
     environment = [os.environ[_KEY]] if _KEY in os.environ else []
     keys = [key.strip() for key in args.api_key or environment]
     if "" in keys:
-        raise ValueError(f"--api-key or {_KEY} has an empty key; give one, or leave it out")
+        raise ValueError(f"a key of --api-key or {_KEY} is empty; give one, or leave it out")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more

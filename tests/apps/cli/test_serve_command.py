@@ -154,8 +154,8 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, c
 
 WRONG = [("--port", each, "0 to 65535") for each in ("-1", "65536", "http")]
 ORIGINS = ("https://a.b", '["https://a.b/"]', "[1]", "7")
-WRONG += [("--store", each, "as NAME=PATH") for each in ("store", "a/b=store", "name=")]
-WRONG += [("--allowed-origins", each, 'as ["https://') for each in ORIGINS]
+WRONG += [("--store", each, "like NAME=PATH") for each in ("store", "a/b=store", "name=")]
+WRONG += [("--allowed-origins", each, 'like ["https://') for each in ORIGINS]
 
 
 @pytest.mark.parametrize(("option", "value", "message"), WRONG)
