@@ -17,7 +17,7 @@ import torch
 from suites import table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_refspec.apps.shared.loading import load
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.build.windows import read_windows
@@ -85,7 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in args.texts)
     store = KnnDatastore.from_pretrained(args.store)
-    reading = read(*load(args.model), store, texts, args.k, args.tokens)
+    model = load_model(args.model)
+    tokenizer = load_tokenizer(args.model)
+    reading = read(model, tokenizer, store, texts, args.k, args.tokens)
     temperatures = -float(np.median(reading.scores)) * TEMPERATURES
     print(f"{len(reading.log_lm):,} tokens, k={reading.scores.shape[1]:,}")
     print(f"alone: {reading.perplexity(0):.2f}")

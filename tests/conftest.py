@@ -17,7 +17,7 @@ from shared_data import whats_missing
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hf_refspec.apps.shared.loading import load
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.generation.warmup import warmup
 
 if os.environ.get("HF_REFSPEC_DEVICE") == "pretended":
@@ -57,7 +57,7 @@ def fresh_llama(llama):
 @pytest.fixture(scope="session")
 def loaded():
     """The default model, which has learned to write, and its tokenizer."""
-    return load(device_map="cpu")
+    return load_model(device_map="cpu"), load_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve import engine as engines
 from hf_refspec.apps.serve import grammars, served_model
 from hf_refspec.apps.serve.app import make_app
-from hf_refspec.apps.serve.engine import Engine
+from hf_refspec.apps.serve.engine import RequestEngine
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.apps.serve.server import Limits, Server, url
 from hf_refspec.drafting.candidates import default_sources
@@ -48,7 +48,7 @@ class RunningServer:
     """A server, what it decodes with, and its address."""
 
     url: str  # ends with /v1
-    engine: Engine
+    engine: RequestEngine
     server: Server
 
     @property
@@ -114,7 +114,9 @@ def serving(
     sources = default_sources() if sources is None else sources
     batch = partial(RunningBatch, max_draft_tokens=max_draft_tokens)
     with mock.patch.object(engines, "RunningBatch", batch):
-        engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
+        engine = RequestEngine(
+            model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows
+        )
     engine.start()
     served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
     bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})

@@ -1,4 +1,4 @@
-"""Lets a model answer prompts plainly and with drafts, by turns, or replays recorded answers."""
+"""Measures a model's answers with and without drafts, or replays recorded answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from ..shared.comparison import PLAIN, Comparison
 from ..shared.prompts import tokens_left
 from .prompts import Chat
 
-LOOK_UP, LOOK_UP_TOKENS = "transformers' prompt look-up", 10
+LOOK_UP = "transformers' prompt look-up"
+LOOK_UP_TOKENS = 10
 BY_NAME: dict[str, Callable[[], Drafter]] = {
     "auto": lambda: Blend(default_sources()),
     "ReferenceCopy": ReferenceCopy,
@@ -43,12 +44,13 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
 }
 # Names with the folder or Hub id of a datastore, a model or a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
-_ACCENT, _NEUTRAL = "#0072B2", "#B4BAC1"  # of the plot
+_ACCENT = "#0072B2"  # the plot's colour of drafts
+_NEUTRAL = "#B4BAC1"  # and of other methods
 _LABEL = 36  # characters of a line of a method's name
 
 
 def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
-    """A function that makes new drafters of a name, such as `auto | DatastoreDrafts=org/store`."""
+    """A function that creates a drafter from a name, such as `auto | DatastoreDrafts=org/store`."""
     parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
     return lambda: reduce(or_, [part() for part in parts])
 
@@ -79,8 +81,7 @@ def measure(
     turns: int | None,
     max_new_tokens: int,
 ) -> None:
-    """Answers chats by all methods, each turn after plain decoding's answers to the earlier ones.
-    Prompts that are too long are left out; ctrl-C keeps what was measured."""
+    """Answers each turn by all methods, after plain decoding's answers to the earlier ones."""
     comparison.warm_up()
     model = comparison.model
     try:
@@ -88,8 +89,8 @@ def measure(
             answers: list[str] = []
             for turn in range(len(chat.turns[:turns])):
                 inputs = chat.inputs(tokenizer, turn, answers)
+                hint = "it is left out"
                 try:
-                    hint = "it is left out"
                     left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
                 except ValueError as error:
                     print(error, file=sys.stderr)
@@ -123,12 +124,13 @@ def replay(
     vocab_size: int,
     max_draft_tokens: int,
 ) -> DraftStats:
-    """Counts as `generate` would if a model wrote these answers; the drafter sees tokens alone."""
+    """The statistics of `generate` if a model wrote these answers; the drafter sees tokens only."""
     stats = DraftStats()
     for prompt_ids, answer_ids in answers:
         drafter.begin(np.array(prompt_ids), vocab_size)
         left = np.array(answer_ids)
-        draft, accepted = DraftTree.empty(), 0
+        draft = DraftTree.empty()
+        accepted = 0
         while len(left):
             stats.record_rows([(len(draft), accepted)])
             drafter.observe(Observation(left[: accepted + 1], draft))
@@ -152,9 +154,9 @@ def plot_speed_ups(comparison: Comparison, path: Path) -> None:
         figure = Figure(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
         axes = figure.subplots()
         for row, name in enumerate(names):
-            gain, bar = gains[name], fill(name, _LABEL)
+            gain = gains[name]
             ours = "candidate_generator" in comparison.methods[name]
-            axes.barh(bar, gain.ratio, color=_ACCENT if ours else _NEUTRAL)
+            axes.barh(fill(name, _LABEL), gain.ratio, color=_ACCENT if ours else _NEUTRAL)
             axes.plot([gain.low, gain.high], [row, row], color="black")
             figures = f"{gain.ratio:.2f}x, MAT {comparison.mat(name):.2f}"
             right = axes.get_yaxis_transform()  # x in widths of the axes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ ANSWERS = ("reference", "answer", "response", "completion")
 
 @dataclass(frozen=True)
 class Chat:
-    """A user's turns, the answers to them that are recorded, and the system message or ""; or a
-    single text, if `is_text`, for a model to go on from."""
+    """A user's turns and recorded answers; or, if `is_text`, one text for a model to continue."""
 
     turns: list[str]
     answers: list[str]
@@ -49,51 +49,63 @@ class Chat:
 
 
 def read_chats(path: Path) -> list[Chat]:
-    """The chats of a file of rows (without an ending that says more, JSON lines); errors name the
-    row."""
+    """The chats of a file of rows, by default JSON lines; skips and counts rows without a text."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; name one of JSON lines or a Parquet file")
-    chats = [_chat(row, f"{path}, row {number}") for number, row in read_rows(path)]
+        raise FileNotFoundError(f"{path} is not a file; name one of JSON(L), CSV or Parquet")
+    chats = []
+    empty: Counter[str] = Counter()
+    for number, row in read_rows(path):
+        place = f"{path}, row {number}"
+        columns = [name for name in PROMPTS if isinstance(row, dict) and name in row]
+        if not columns:
+            raise ValueError(f"{place} has none of the columns {', '.join(PROMPTS)}")
+        column = next((name for name in columns if row[name]), None)
+        if column is None:
+            empty[columns[0]] += 1
+        else:
+            chats.append(_chat(row, column, place))
+    for column, rows in empty.items():
+        logger.warning("%s: %d rows with an empty column %s were skipped", path, rows, column)
     if not chats:
         raise ValueError(f"{path} has no prompts")
     return chats
 
 
 def taking_turns(chats: list[Chat]) -> list[Chat]:
-    """Chats with their categories taking turns, so that the first few cover many of them."""
-    counts: Counter[str] = Counter()
-
-    def earlier(chat: Chat) -> int:
-        counts[chat.category] += 1
-        return counts[chat.category]
-
-    return sorted(chats, key=earlier) if any(chat.category for chat in chats) else chats
+    """Chats in an order in which categories take turns, so that the first few cover many."""
+    categories: dict[str, list[Chat]] = {}
+    for chat in chats:
+        categories.setdefault(chat.category, []).append(chat)
+    rounds = zip_longest(*categories.values())
+    return [chat for chosen in rounds for chat in chosen if chat is not None]
 
 
-def _chat(row: Any, where: str) -> Chat:
-    columns = row if isinstance(row, dict) else {}
-    column = next((name for name in PROMPTS if columns.get(name)), None)
-    if column is None:
-        raise ValueError(f"{where} has none of the columns {', '.join(PROMPTS)}")
-    turns: Any = columns[column]
-    opening, skipped = "", 0
-    answers: Any = next((columns[name] for name in ANSWERS if columns.get(name)), [])
-    turns, answers = ([each] if isinstance(each, str) else each for each in (turns, answers))
-    turns, answers = (each if isinstance(each, list) else [] for each in (turns, answers))
-    chat = None if all(isinstance(each, str) for each in turns) else messages_of(turns)
+def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
+    turns = _as_list(row[column])
+    answers = _as_list(next((row[name] for name in ANSWERS if row.get(name)), None))
+    opening = ""
+    chat = None if all(isinstance(turn, str) for turn in turns) else messages_of(turns)
     if chat is not None:
+        messages, skipped = with_texts(chat, place)
+        if skipped:
+            logger.warning("%s: %d parts of messages are no text, and were skipped", place, skipped)
         texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
-        messages, skipped = with_texts(chat, where)
-        for each in messages:
-            role = each["role"]
+        for message in messages:
+            role = message["role"]
             if role not in texts:
-                raise ValueError(f"{where}: {column} has the role {role!r}; leave that message out")
-            texts[role].append(each["content"])
+                raise ValueError(f"{place}: {column} has the role {role!r}; leave that message out")
+            texts[role].append(message["content"])
         opening = "\n".join(map(str, texts["system"]))
-        turns, answers = texts["user"], texts["assistant"] or answers
-    if not turns or not all(isinstance(each, str) for each in turns):
-        raise ValueError(f"{where}: {column} must be text, or a list of texts or messages")
-    if skipped:
-        logger.warning("%s: %d parts of messages are no text, and were skipped", where, skipped)
-    recorded = answers if all(isinstance(each, str) for each in answers) else []
-    return Chat(turns, recorded, opening, str(columns.get("category") or ""))
+        turns = texts["user"]
+        answers = texts["assistant"] or answers
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"{place}: {column} must be text, or a list of texts or messages")
+    if not all(isinstance(answer, str) for answer in answers):
+        answers = []
+    return Chat(turns, answers, opening, str(row.get("category") or ""))
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [value]
+    return value if isinstance(value, list) else []

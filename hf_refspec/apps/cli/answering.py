@@ -1,4 +1,4 @@
-"""`hf-refspec generate` and `chat`: a model answers in the terminal, and drafts from texts."""
+"""`hf-refspec generate` and `chat`: a model answers in the terminal, with drafts from texts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,9 @@ from ...drafting.stats import DraftStats
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...text_config import text_config
+from ..shared import prompts
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
-from ..shared.prompts import (
-    Message,
-    assistant,
-    chat_inputs,
-    check_chat_template,
-    system,
-    text_inputs,
-    tokens_left,
-    user,
-    with_document,
-)
 from .arguments import add_model, draft_budget, positive, read_text
 
 _HELP = """\
@@ -50,7 +40,7 @@ _HELP = """\
 
 def add_generate(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("prompt", nargs="?", help="the prompt; without it the standard input")
+    add("prompt", nargs="?", help="the prompt; read from the standard input if left out")
     _add_answering(parser, max_new_tokens=256)
 
 
@@ -60,26 +50,16 @@ def add_chat(parser: ArgumentParser) -> None:
 
 
 def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
-    """Adds the arguments for the model, its drafts, its texts and sampling."""
     add = parser.add_argument
     add_model(parser)
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="of an answer")
-    add(
-        "--max-draft-tokens",
-        type=draft_budget,
-        default="auto",
-        metavar="N",
-        help="verified in one forward pass at most; auto: those that pay",
-    )
+    help = "at most this many in one forward pass; auto: those that pay"
+    add("--max-draft-tokens", type=draft_budget, default="auto", metavar="N", help=help)
     texts = parser.add_argument_group("texts")
-    texts.add_argument(
-        "--context",
-        type=Path,
-        metavar="FILE",
-        help="a text before the prompt: the model reads it, and drafts are copied from it",
-    )
+    help = "a text before the prompt: the model reads it, and drafts are copied from it"
+    texts.add_argument("--context", type=Path, metavar="FILE", help=help)
     add_sources(texts)
-    add = parser.add_argument_group("sampling, as transformers has it").add_argument
+    add = parser.add_argument_group("sampling, as in transformers").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X", help="by default the model's own")
     add("--seed", type=int, metavar="N", help="the same seed gives the same text; by default any")
@@ -88,46 +68,35 @@ def _add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
 def add_sources(texts: _ArgumentGroup) -> None:
     """Adds the arguments that name further sources of drafts."""
     add = texts.add_argument
-    add(
-        "--reference",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a text that drafts are copied from; the model never sees it, so it changes only the "
-        "speed; can be repeated",
-    )
+    help = "a text to copy drafts from; the model never sees it; can be repeated"
+    add("--reference", type=Path, action="append", metavar="FILE", help=help)
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
-    add(
-        "--cache",
-        type=Path,
-        metavar="PATH",
-        help="a folder that keeps answers; this and later calls draft from them",
-    )
+    help = "a folder that keeps answers; this and later calls draft from them"
+    add("--cache", type=Path, metavar="PATH", help=help)
 
 
 def sources(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
 ) -> list[Drafter]:
-    """The default drafters, and those of the arguments and of datastores; refuses one with ids that
-    the model does not have."""
+    """The default drafters, and those of arguments and `stores`; refuses ids of other models."""
     references = [read_text(path, "--reference") for path in args.reference or ()]
-    found: list[Drafter] = [*default_sources(references or None, tokenizer)]
+    drafters: list[Drafter] = [*default_sources(references or None, tokenizer)]
     if args.datastore is not None:
         stores = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer), *stores
-    found += map(DatastoreDrafts, stores)
+    drafters += map(DatastoreDrafts, stores)
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
-        found.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
+        drafters.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
     vocab_size = text_config(load_config(args.model)).vocab_size
-    for drafter in found:
+    for drafter in drafters:
         drafter.check(vocab_size)
-    return found
+    return drafters
 
 
 def _decoding_options(args: Namespace) -> dict[str, Any]:
-    """Checks the sampling options, sets the seed, and returns what is for `generate`."""
-    options = {name: getattr(args, name) for name in ("do_sample", "max_draft_tokens")}
+    """Checks the sampling options, sets the seed, and returns arguments of `generate`."""
+    options = {"do_sample": args.do_sample, "max_draft_tokens": args.max_draft_tokens}
     for name in ("temperature", "seed"):
         value = getattr(args, name)
         if value is not None and not args.do_sample:
@@ -148,17 +117,18 @@ def generate(args: Namespace) -> None:
     """Streams the text to stdout, and prints the statistics to stderr."""
     options = _decoding_options(args)
     context = args.context and read_text(args.context, "--context")
-    prompt = with_document(context, _prompt(args))
+    prompt = prompts.with_document(context, _prompt(args))
     tokenizer = load_tokenizer(args.model)
     drafter = Blend(sources(args, tokenizer))
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
-    # A prompt with special tokens is in a template already.
-    templated = any(token in prompt for token in special)
-    inputs = text_inputs(tokenizer, prompt) if templated else chat_inputs(tokenizer, [user(prompt)])
+    if any(token in prompt for token in special):  # it is in a template already
+        inputs = prompts.text_inputs(tokenizer, prompt)
+    else:
+        inputs = prompts.chat_inputs(tokenizer, [prompts.user(prompt)])
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
-    max_new_tokens = tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
+    max_new_tokens = prompts.tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
     model = load_model(args.model, args.device_map, args.dtype)
     model.generate(
         **inputs.to(model.device),
@@ -171,14 +141,13 @@ def generate(args: Namespace) -> None:
 
 
 def _prompt(args: Namespace) -> str:
-    """The prompt, from the argument or the standard input."""
     if args.reference and args.prompt is not None and os.path.isfile(args.prompt):
         raise ValueError(f"the prompt {args.prompt!r} is a file: give '<' or --reference before it")
     if args.prompt is None and sys.stdin.isatty():
         print("Type the prompt, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
     try:
         prompt = sys.stdin.read() if args.prompt is None else args.prompt
-        prompt.encode()  # fails at bytes that are not UTF-8, which Python has as surrogates
+        prompt.encode()  # fails for bytes that are not UTF-8, which Python reads as surrogates
     except UnicodeError as error:
         raise ValueError(f"the prompt is not a text in UTF-8: {error}") from error
     if not prompt.strip():
@@ -187,41 +156,37 @@ def _prompt(args: Namespace) -> str:
 
 
 def chat(args: Namespace) -> None:
-    """Answers until the end of the input."""
     options = {**_decoding_options(args), "max_new_tokens": args.max_new_tokens}
     context = args.context and read_text(args.context, "--context")
     tokenizer = load_tokenizer(args.model)
-    hint = f"hf-refspec generate --model {args.model} goes on from a text as it is"
-    check_chat_template(tokenizer, args.model, hint)
-    opening = [] if args.system is None else [system(args.system)]
+    hint = f"hf-refspec generate --model {args.model} continues a text as it is"
+    prompts.check_chat_template(tokenizer, args.model, hint)
+    opening = [] if args.system is None else [prompts.system(args.system)]
     try:
-        beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
+        beginning = prompts.chat_inputs(tokenizer, [*opening, prompts.user(context or "")])
     except TemplateError as error:
-        raise ValueError(
-            f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
-            "leave it out"
-        ) from error
+        why = f"the chat template of {args.model or HUB_ID} takes no --system message: {error}"
+        raise ValueError(f"{why}; leave it out") from error
     noun = "--system" if context is None else f"--context {args.context}"
-    tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
+    prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
-    Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
+    TerminalChat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
 
 
 @dataclass
-class Chat:
-    """A conversation: each line of the standard input is a message. `document` stands before the
-    first message, `opening` has the system message, if any, and `options` are for `generate`."""
+class TerminalChat:
+    """A conversation: each line of the standard input is a message."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     drafter: LiveDrafts
     console: Terminal
-    options: dict[str, Any]
-    document: str | None = None
-    opening: list[Message] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    options: dict[str, Any]  # of `generate`
+    document: str | None = None  # precedes the first message
+    opening: list[prompts.Message] = field(default_factory=list)  # the system message, if any
+    messages: list[prompts.Message] = field(default_factory=list)
     _stats: DraftStats = field(default_factory=DraftStats)
 
     def converse(self) -> None:
@@ -254,30 +219,36 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer, which stays in the conversation even if Ctrl-C cuts it off."""
-        about, document = ("this message", "shorten it"), self.document
+        noun = "this message"
+        hint = "shorten it"
         if self.messages:
-            about, document = ("this conversation", "/reset begins a new one"), None
-        messages = [*self.messages, user(with_document(document, question))]
-        inputs = chat_inputs(self.tokenizer, [*self.opening, *messages])
+            noun = "this conversation"
+            hint = "/reset begins a new one"
+        else:
+            question = prompts.with_document(self.document, question)
+        messages = [*self.messages, prompts.user(question)]
+        inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
         wanted = self.options["max_new_tokens"]
         try:
-            fitting = tokens_left(inputs, self.model.config, *about, wanted)
+            fitting = prompts.tokens_left(inputs, self.model.config, noun, hint, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
             return
-        ids, seconds = self._decode(inputs.to(self.model.device), fitting)
+        began = perf_counter()
+        ids = self._decode(inputs.to(self.model.device), fitting)
+        seconds = perf_counter() - began
         if not ids:
-            self._note("broken off; the question is forgotten")
+            self._note("stopped; the question is forgotten")
             return
         self._stats += self.drafter.stats
         if self.console.is_terminal:
             speed = Text(f"  {len(ids) / seconds:.1f} tokens/s", "dim")
             self.console.print(legend(self.drafter.stats) + speed)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        self.messages = [*messages, assistant(text)]
+        self.messages = [*messages, prompts.assistant(text)]
 
-    def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> tuple[list[int], float]:
-        """Streams an answer, up to Ctrl-C; returns its ids and the seconds it took."""
+    def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> list[int]:
+        """Streams an answer, up to Ctrl-C; returns its ids."""
         stream = AnswerStream(self.console, self.tokenizer)
         ids: list[int] = []
 
@@ -287,7 +258,7 @@ class Chat:
 
         self.drafter.listener = put
         options = {**self.options, "max_new_tokens": max_new_tokens}
-        began, note = perf_counter(), ""
+        note = ""
         try:
             output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
             ids = output[0, inputs["input_ids"].shape[1] :].tolist()
@@ -298,7 +269,7 @@ class Chat:
         stream.end()
         if note and ids:
             self._note(note)
-        return ids, perf_counter() - began
+        return ids
 
     def _note(self, text: str) -> None:
         self.console.print(Text(f"({text})", "dim"))

@@ -16,7 +16,6 @@ from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
-from transformers.utils import logging as transformers_logging
 
 from ...extras import require
 from ...store.build.presets import PRESETS, python_stdlib
@@ -48,24 +47,20 @@ def port(text: str) -> int:
 
 def add_listening(parser: ArgumentParser, default: int, more: str = "") -> None:
     """Adds the arguments of [`listen`]."""
-    add = parser.add_argument
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="the address to listen at; only this machine reaches 127.0.0.1, the default",
-    )
-    add("--port", type=port, default=default, metavar="N", help=f"to listen at{more}")
+    host = "the address to listen on; only this machine reaches 127.0.0.1, the default"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
+    parser.add_argument("--port", type=port, default=default, metavar="N", help=f"to use{more}")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Takes a port, 0 for any that is free, so that nobody else can; errors name the option."""
+    """Binds a port, or any free one for 0; errors name the option."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         why = f"--port {port} is in use"
         if error.errno != errno.EADDRINUSE:
-            why = f"--host {host}, --port {port} cannot be listened at: {error.strerror}"
+            why = f"--host {host}, --port {port} cannot be bound: {error.strerror}"
         raise OSError(f"{why}; choose another") from error
 
 
@@ -76,13 +71,8 @@ def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
     if dtype:
         help = "by default the model's own; float32 for the default model"
         add("--dtype", choices=("float32", "bfloat16", "float16"), help=help)
-    add(
-        "--device-map",
-        "--device",
-        metavar="MAP",
-        help="a device (cpu, cuda:1), or auto: all GPUs, and what they do not hold in the CPU's "
-        "memory; by default one GPU if there is one",
-    )
+    help = "a device (cpu, cuda:1), or auto: all GPUs, then the CPU; by default one GPU, if any"
+    add("--device-map", "--device", metavar="MAP", help=help)
 
 
 def add_source(parser: ArgumentParser) -> None:
@@ -90,44 +80,43 @@ def add_source(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="*", type=Path, help="folders, and files of text, JSON(L), CSV or Parquet")
     add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
-    presets = (f"{name} ({each.license}; {each.size})" for name, each in PRESETS.items())
-    add(
-        "--preset",
-        choices=tuple(PRESETS),
-        help=f"{'; '.join(presets)}. With --dataset, a copy of it there",
-    )
+    presets = (f"{name} ({preset.license}; {preset.size})" for name, preset in PRESETS.items())
+    help = f"{'; '.join(presets)}. With --dataset, a copy of it there"
+    add("--preset", choices=tuple(PRESETS), help=help)
     add("--config", metavar="NAME", help="the dataset's configuration")
     add("--split", default="train", help="the dataset's split")
-    add("--column", help="the column with texts or chats; by default it is found")
+    add("--column", help="the column with texts or chats; found by default")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
-def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | None, str | None]:
-    """The documents that the arguments name, and the name and licence that a preset has."""
+def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str, Any]]:
+    """The documents that the arguments of [`add_source`] name, and arguments to build with them."""
     if bool(args.source) == (args.dataset is not None or args.preset is not None):
         raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
+    about = {"column": args.column, "pattern": args.pattern}
+    about |= {"corpus_name": None, "license": vars(args).get("license")}
     if args.source:
-        return (args.source[0] if len(args.source) == 1 else args.source), None, None
-    preset = None if args.preset is None else PRESETS[args.preset]
+        return (args.source[0] if len(args.source) == 1 else args.source), about
     options = {"name": args.config, "split": args.split, "streaming": streaming}
     log_to_stderr("%(message)s")
-    if preset is None:
-        return _load_dataset(args.dataset, options), None, None
+    if args.preset is None:
+        return _load_dataset(args.dataset, options), about
+    preset = PRESETS[args.preset]
+    about |= {"corpus_name": preset.corpus, "license": about["license"] or preset.license}
     name = args.dataset or preset.dataset
-    documents = (
-        python_stdlib() if name is None else _load_dataset(name, {**options, **preset.options})
-    )
-    return documents, preset.corpus, preset.license
+    if name is None:
+        return python_stdlib(), about
+    return _load_dataset(name, {**options, **preset.options}), about
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever is the standard error at the time: an earlier one may be closed."""
+    """Writes to the current `sys.stderr`: an earlier one may be closed."""
 
     stream = property(lambda _: sys.stderr, lambda *_: None)
 
 
 def log_to_stderr(format: str) -> None:
-    """Prints what the package logs."""
+    """Prints the package's log."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
@@ -135,7 +124,7 @@ def log_to_stderr(format: str) -> None:
 
 
 def _load_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Loads a dataset; where the Hub does not answer, from the cache. A file is left to be read."""
+    """Loads a dataset, from the cache if the Hub does not answer; a file stays a path."""
     if os.path.isfile(name):
         return Path(name)
     datasets = require("datasets", "a dataset", "datastore")
@@ -143,7 +132,8 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
     if not is_here(name):
         silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")
         if silent is not None:
-            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+            constants.HF_HUB_OFFLINE = True
+            datasets.config.HF_HUB_OFFLINE = True
     # One line on a terminal, and nothing in logs, in place of the libraries' progress bars.
     datasets.disable_progress_bars()
     disable_progress_bars()
@@ -153,23 +143,15 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
     except OSError as error:
         if silent is None:
             raise
-        raise OSError(
-            f"{name!r} is no folder here and no dataset in the cache, and the Hub cannot "
-            f"be reached: {silent}"
-        ) from error
+        why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
+        raise OSError(f"{why}: {silent}") from error
 
 
 def waiting(message: str) -> Status:
-    """Shows a message while it is entered, if the standard error is a terminal."""
-    # Redrawing takes time from the decoding that is measured.
+    """Shows a message inside its `with` block, if the standard error is a terminal."""
+    # Redrawing slows the decoding that is being measured.
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     return console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
-
-
-def quieten_transformers() -> None:
-    """Switches transformers' progress bars and warnings off: they would disturb the output."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
 
 
 def read_text(path: Path, option: str) -> str:
@@ -177,7 +159,7 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{option} {path} is not text in UTF-8: {error}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

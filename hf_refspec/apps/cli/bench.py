@@ -1,4 +1,4 @@
-"""`hf-refspec check`, `bench` and `store evaluate` measure, and `warmup` compiles before that."""
+"""`hf-refspec check`, `bench` and `store evaluate` measure; `warmup` compiles kernels ahead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.copied_spans import copied_spans
@@ -31,17 +30,7 @@ from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
 from ...transformers_names import keeps_state_in_modules
 from ...version import __version__
-from ..bench.measure import (
-    BY_NAME,
-    LOOK_UP,
-    LOOK_UP_TOKENS,
-    OF_A_NAME,
-    drafter_named,
-    measure,
-    plot_speed_ups,
-    recorded_answers,
-    replay,
-)
+from ..bench import measure
 from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table
 from ..shared.live_drafts import Terminal
@@ -49,54 +38,42 @@ from ..shared.loading import load_config, load_model, load_tokenizer, name_for_p
 from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
-_BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
-_MOST = 10_000  # texts that prompts are chosen from
-# By the name of a method, a function that makes its drafters, and its draft budget.
+_PROMPT_TOKENS = 64  # the beginning of a text that is a prompt
+_SHORTEST_PROMPT = 8  # tokens
+_TEXTS = 10_000  # prompts are chosen from the first of a corpus
+# For each method a function that creates its drafters, and its draft budget.
 Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
-_DEFAULT, _WITH_STORE = "default drafter", "with the datastore"
+_DEFAULT = "default drafter"
+_WITH_STORE = "with the datastore"
 
 
 def add_check(parser: ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
-        "--context",
-        type=positive,
-        default=256,
-        metavar="N",
-        help="the length in tokens of the text that is timed",
-    )
+    help = "tokens of context in the timed forward passes"
+    parser.add_argument("--context", type=positive, default=256, metavar="N", help=help)
 
 
 def check(args: Namespace) -> None:
-    model = load_model(args.model, args.device_map, args.dtype)
-    print(checked(model, args.context))
+    print(checked(load_model(args.model, args.device_map, args.dtype), args.context))
 
 
 def add_bench(parser: ArgumentParser) -> None:
     parser.epilog = (
-        "The file has a row for each prompt, in a column turns (as Spec-Bench and SPEED-Bench have "
-        "it), messages, prompt, question or text; recorded answers in reference or answer, or "
-        "among the messages."
+        "The file has a row for each prompt, in a column turns (as in Spec-Bench and SPEED-Bench), "
+        "messages, prompt, question or text; recorded answers are in reference or answer, or among "
+        "the messages."
     )
     add = parser.add_argument
     files = parser.add_mutually_exclusive_group(required=True)
     files.add_argument("--prompts", type=Path, metavar="FILE", help="JSON(L), CSV or Parquet")
-    files.add_argument(
-        "--replay",
-        type=Path,
-        metavar="FILE",
-        help="recorded chats: the MAT of drafts by look-up, without a model",
-    )
+    help = "recorded chats: measure the MAT of drafts by look-up, without a model"
+    files.add_argument("--replay", type=Path, metavar="FILE", help=help)
     add_model(parser)
-    add(
-        "--drafters",
-        nargs="+",
-        metavar="NAME",
-        help=f"{', '.join([*BY_NAME, *OF_A_NAME])}, or several of them, as in "
-        '"ReferenceCopy | TokenRecycling"; auto by default, in a replay ReferenceCopy alone and '
-        "with SessionDrafts",
-    )
-    help = "verified in one forward pass at most; auto by default"
+    help = ", ".join([*measure.BY_NAME, *measure.OF_A_NAME])
+    help += ', or several of them, as in "ReferenceCopy | TokenRecycling"; by default auto, in a '
+    help += "replay ReferenceCopy with and without SessionDrafts"
+    add("--drafters", nargs="+", metavar="NAME", help=help)
+    help = "at most this many in one forward pass; auto by default"
     add("--max-draft-tokens", nargs="+", type=draft_budget, metavar="N", help=help)
     add("--limit", type=positive, metavar="N", help="only the first N chats; by default all")
     add("--turns", type=positive, metavar="N", help="only the first N turns; by default all")
@@ -114,15 +91,15 @@ def bench(args: Namespace) -> int:
         return _replay(args, chats, console)
     load_config(args.model)  # refuses anything but a language model
     tokenizer = load_tokenizer(args.model)
-    new = {name: drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
+    new = {name: measure.drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
     drafted: Drafted = {
-        name if budget == "auto" else f"{name}, {budget} draft tokens": (new[name], budget)
-        for name in new
+        name if budget == "auto" else f"{name}, {budget} draft tokens": (new_drafter, budget)
+        for name, new_drafter in new.items()
         for budget in args.max_draft_tokens or ["auto"]
     }
     comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
     if args.out is not None:
-        plot_speed_ups(comparison, args.out)
+        measure.plot_speed_ups(comparison, args.out)
     return comparison.report(console)
 
 
@@ -134,7 +111,6 @@ def _compared(
     drafted: Drafted,
     with_look_up: bool = False,
 ) -> Comparison:
-    """Answers chats plainly and with drafters."""
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
@@ -142,59 +118,51 @@ def _compared(
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {PLAIN: {}}
         if with_look_up and not keeps_state_in_modules(model):  # transformers has none for these
-            found[LOOK_UP] = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
+            found[measure.LOOK_UP] = {"prompt_lookup_num_tokens": measure.LOOK_UP_TOKENS}
         for label, (new, budget) in drafted.items():
             found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
-    measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
+    measure.measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
     return comparison
 
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
-    """Prints MAT for each drafter and number of draft tokens."""
     names = args.drafters or ["ReferenceCopy", "ReferenceCopy | SessionDrafts"]
     for name in names:
         if name == "auto" or "Recycling" in name or "DraftModel" in name:
             raise ValueError(f"--drafters {name} needs a model; with --replay name look-up alone")
     budgets = args.max_draft_tokens or REPLAYED
     if "auto" in budgets:
-        raise ValueError("--max-draft-tokens auto is measured on a model; with --replay name some")
+        raise ValueError("--max-draft-tokens auto is measured on a model; give --replay numbers")
     tokenizer = load_tokenizer(args.model)
-    answers = recorded_answers(chats, tokenizer, args.turns)
+    answers = measure.recorded_answers(chats, tokenizer, args.turns)
     if not answers:
         raise ValueError(f"--replay {args.replay} has no recorded answers")
     console.print(f"{len(answers)} recorded answers in the tokens of {name_for_people(args.model)}")
-    table, vocabulary = new_table("MAT, draft tokens:", *budgets), vocabulary_size(tokenizer)
+    vocabulary = vocabulary_size(tokenizer)
+    table = new_table("MAT, draft tokens:", *budgets)
     for name in names:
-        new = drafter_named(name, tokenizer)
-        stats = [replay(answers, new(), vocabulary, budget) for budget in budgets]
-        table.add_row(name, *(f"{each.mat:.2f}" for each in stats))
+        new = measure.drafter_named(name, tokenizer)
+        mats = [measure.replay(answers, new(), vocabulary, budget).mat for budget in budgets]
+        table.add_row(name, *(f"{mat:.2f}" for mat in mats))
     console.print(table)
-    console.print(
-        "MAT is how many times as fast drafts are where a pass over them takes no longer than a "
-        "plain one: --prompts measures what it takes.",
-        soft_wrap=True,
-    )
+    about = "MAT is the speed-up if passes over drafts take no longer than plain ones; --prompts "
+    console.print(f"{about}measures how long they take.", soft_wrap=True)
     return 0
 
 
 def add_evaluate(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="a folder or a Hub id")
-    add(
-        "texts",
-        nargs="*",
-        type=Path,
-        help="files and folders of texts that are not in the datastore; the model continues their "
-        f"first {_BEGINNING} tokens",
-    )
-    add("--prompts", type=Path, metavar="FILE", help="prompts instead, as hf-refspec bench has")
-    add("--column", help="of files of rows, the column with texts or chats")
+    help = "files and folders of texts that are not in the datastore; the model continues their "
+    add("texts", nargs="*", type=Path, help=f"{help}first {_PROMPT_TOKENS} tokens")
+    add("--prompts", type=Path, metavar="FILE", help="prompts instead, as for hf-refspec bench")
+    add("--column", help="the column with texts or chats, in files of rows")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add_model(parser)
-    add("--limit", type=positive, default=12, metavar="N", help="the most prompts")
+    add("--limit", type=positive, default=12, metavar="N", help="at most N prompts")
     add("--max-new-tokens", type=positive, default=96, metavar="N", help="of each answer")
 
 
@@ -211,51 +179,56 @@ def evaluate(args: Namespace) -> int:
     else:
         vocabulary = vocabulary_size(tokenizer)
         opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
-        first = islice(opened.documents, _MOST)
-        texts = [each[: 1 << 12] for each in first if isinstance(each, str)]
+        first = islice(opened.documents, _TEXTS)
+        texts = [text[: 1 << 12] for text in first if isinstance(text, str)]
         chosen = texts[:: max(len(texts) // args.limit, 1)][: args.limit]
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in chosen]
-        begun = [tokenizer.decode(each[:_BEGINNING]) for each in ids if len(each) >= _LEAST]
-        chats = [Chat([text], [], is_text=True) for text in begun]
+        tokenized = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in chosen]
+        prompts = [ids[:_PROMPT_TOKENS] for ids in tokenized if len(ids) >= _SHORTEST_PROMPT]
+        chats = [Chat([tokenizer.decode(ids)], [], is_text=True) for ids in prompts]
         if not chats:
-            raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
-    print(
-        f"loading {args.model or 'the default model'}, to answer {len(chats)} prompts plainly, "
-        f"with the default drafter, and with the {store.form} form of {args.store} too",
-        flush=True,
-    )
-    auto = BY_NAME["auto"]
+            why = f"no text has the {_SHORTEST_PROMPT} tokens that a prompt needs"
+            raise ValueError(f"{why}; give others")
+    about = f"loading {args.model or 'the default model'} to answer {len(chats)} prompts plainly, "
+    about += f"with the default drafter, and with the {store.form} form of {args.store}"
+    print(about, flush=True)
+    auto = measure.BY_NAME["auto"]
     drafted: Drafted = {
         _DEFAULT: (auto, "auto"),
         _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
     }
     comparison = _compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    ids = [np.array(prompt, np.int32) for prompt in comparison.prompts]
-    searched = [each[~np.isin(each, tokenizer.all_special_ids)] for each in ids]
-    found = [copied_spans(0, text.tolist(), [(args.store, store.shards)]) for text in searched]
-    lengths = [[span.end - span.start for span in spans] for spans in found]
-    if held := sum(each == [len(text)] for each, text in zip(lengths, searched, strict=True)):
-        print(f"{held} prompts are in the datastore itself: on other text it gains less")
+    held = 0  # prompts that stand whole in the datastore
+    for prompt in comparison.prompts:
+        ids = [token for token in prompt if token not in tokenizer.all_special_ids]
+        spans = copied_spans(0, ids, [(args.store, store.shards)])
+        held += [(span.start, span.end) for span in spans] == [(0, len(ids))]
+    if held:
+        print(f"{held} prompts are in the datastore itself: it gains less on other texts")
     _record(args, store, comparison, held)
     return status
 
 
 def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int) -> None:
-    """Writes into a datastore what drafts by look-up alone do for the answers of plain decoding,
-    which is the same on every machine."""
-    plain, dtype = comparison.calls[PLAIN], str(comparison.model.dtype).removeprefix("torch.")
-    answers = list(zip(comparison.prompts, [call.ids for call in plain], strict=True))
-    nodes, vocabulary = REPLAYED[-1], store.config.vocab_size
-    drafters = ReferenceCopy(), ReferenceCopy() | DatastoreDrafts(store)
-    without, mat = (round(replay(answers, each, vocabulary, nodes).mat, 2) for each in drafters)
-    print(f"by look-up alone, {nodes} draft tokens: MAT {mat}, without the datastore {without}")
+    """Writes look-up's MAT over plain decoding's answers into a datastore."""
+    ids = [call.ids for call in comparison.calls[PLAIN]]
+    answers = list(zip(comparison.prompts, ids, strict=True))
+    nodes = REPLAYED[-1]
+
+    def mat(drafter: Drafter) -> float:
+        return round(measure.replay(answers, drafter, store.config.vocab_size, nodes).mat, 2)
+
+    without = mat(ReferenceCopy())
+    with_store = mat(ReferenceCopy() | DatastoreDrafts(store))
+    mats = f"MAT {with_store}, without the datastore {without}"
+    print(f"by look-up alone, {nodes} draft tokens: {mats}")
     names = ", ".join(path.resolve().name for path in args.texts or [args.prompts])
     among = f" ({held} of them are in it)" if held else ""
     prompts = f"{len(answers)} of {names:.99}{among}; {args.max_new_tokens} new tokens"
+    dtype = str(comparison.model.dtype).removeprefix("torch.")
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
-    figures = store.form, prompts, model, nodes, without, mat, measured
+    figures = store.form, prompts, model, nodes, without, with_store, measured
     try:
         store.record(dict(zip(COLUMNS, figures, strict=True)))
         print(f"written into {store.path / CONFIG}, for the card")

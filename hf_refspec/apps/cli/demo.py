@@ -11,17 +11,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.candidates import default_sources
+from ..shared import prompts
 from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
-from ..shared.prompts import (
-    assistant,
-    chat_inputs,
-    check_chat_template,
-    system,
-    user,
-    with_document,
-)
 from ..shared.scenes import BUILT_IN_SCENES, Scene, scenes_of_file
 from .arguments import add_model, positive, read_text, waiting
 
@@ -31,20 +24,18 @@ DRAFTED = "drafted"
 def add_demo(parser: ArgumentParser) -> None:
     parser.epilog = "The model is loaded in float32, so that all ids are equal."
     add = parser.add_argument
-    add("--file", type=Path, help="your own text or code for the first two scenes")
+    add("--file", type=Path, help="your own text or code, for a question and an edit")
     add_model(parser, dtype=False)
     add("--max-new-tokens", type=positive, default=160, metavar="N", help="of each answer")
-    add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
+    add("--svg", type=Path, metavar="FILE", help="also write a picture of the output")
 
 
 def demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
     if args.svg is not None and not args.svg.parent.is_dir():
-        raise ValueError(
-            f"--svg {args.svg} cannot be written: there is no folder {args.svg.parent}"
-        )
+        raise ValueError(f"--svg {args.svg} cannot be written: {args.svg.parent} is not a folder")
     tokenizer = load_tokenizer(args.model)
-    check_chat_template(tokenizer, args.model, "choose a --model with one")
+    prompts.check_chat_template(tokenizer, args.model, "choose a --model with one")
     if args.file is None:
         scenes = BUILT_IN_SCENES
     else:
@@ -54,8 +45,7 @@ def demo(args: Namespace) -> int:
     def methods() -> Methods:
         return {PLAIN: {}, DRAFTED: {"candidate_generator": LiveDrafts(default_sources())}}
 
-    options = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
-    comparison = Comparison(model, methods, **options)
+    comparison = Comparison(model, methods, max_new_tokens=args.max_new_tokens, do_sample=False)
     with waiting("warming up"):
         comparison.warm_up()
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
@@ -63,8 +53,8 @@ def demo(args: Namespace) -> int:
     about = f"{model.num_parameters() / 1e6:,.0f} million parameters, {dtype}"
     console.print(
         f"{name_for_people(args.model)}, {about}, on {model.device}. A small model knows little "
-        "and often errs. Drafts change none of its words, only how soon they come: coloured words "
-        "were drafted by look-up, and accepted by the model.",
+        "and makes mistakes. Drafts change none of its words, only the speed: coloured words were "
+        "drafted by look-up and accepted by the model.",
         end="\n\n",
         markup=False,
     )
@@ -79,15 +69,16 @@ def demo(args: Namespace) -> int:
 def show(
     scene: Scene, comparison: Comparison, tokenizer: PreTrainedTokenizerBase, console: Terminal
 ) -> None:
-    """Streams the drafted answer of each turn, and then decodes the turn without drafts."""
+    """Streams each turn's drafted answer, and then decodes it without drafts."""
     drafter: LiveDrafts = comparison.methods[DRAFTED]["candidate_generator"]
     console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
     if scene.document:
         console.print(Text(without_controls(scene.document.strip()).expandtabs(4), "dim"))
-    messages = [] if scene.system is None else [system(scene.system)]
+    messages = [] if scene.system is None else [prompts.system(scene.system)]
     for number, question in enumerate(scene.questions, 1):
-        messages.append(user(with_document(scene.document if number == 1 else "", question)))
-        inputs = chat_inputs(tokenizer, messages).to(comparison.model.device)
+        document = scene.document if number == 1 else ""
+        messages.append(prompts.user(prompts.with_document(document, question)))
+        inputs = prompts.chat_inputs(tokenizer, messages).to(comparison.model.device)
         console.print(Text(f"> {without_controls(question)}", "bold"))
         stream = AnswerStream(console, tokenizer)
         drafter.listener = stream.put
@@ -106,4 +97,4 @@ def show(
             f"tokens/s: {speedup([plain], [drafted]):.2f}x; MAT {drafter.stats.mat:.2f}; {verdict}"
         )
         console.print(Text(summary, "bold"), end="\n\n")
-        messages.append(assistant(tokenizer.decode(drafted.ids, skip_special_tokens=True)))
+        messages.append(prompts.assistant(tokenizer.decode(drafted.ids, skip_special_tokens=True)))

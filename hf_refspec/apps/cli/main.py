@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import re
 import sys
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -27,20 +26,20 @@ _STORE: Commands = {
     "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
     "card": ("print the card with which a folder is pushed to the Hub", "store.card"),
-    "search": ("show what a datastore has for a text, and the draft tree", "store.search"),
-    "evaluate": ("measure whether a datastore pays for a model", "bench.evaluate"),
-    "recycle": ("learn what a model expects next in texts", "ralm.recycle"),
+    "search": ("show a text's longest match in a datastore, and its draft tree", "store.search"),
+    "evaluate": ("measure whether a datastore pays off for a model", "bench.evaluate"),
+    "recycle": ("learn a model's next tokens from texts", "ralm.recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
-        "demo": ("show answers of a small model, plainly and drafted", "demo.demo"),
+        "demo": ("show a small model's answers with and without drafts", "demo.demo"),
         "chat": ("talk to a model in the terminal", "answering.chat"),
         "generate": ("generate a text, drafting from references", "answering.generate"),
-        "space": ("open a page in the browser: plain and drafted by turns", "serve.space"),
+        "space": ("open a page in the browser: plain against drafted decoding", "serve.space"),
     },
     "measure": {
-        "check": ("say what verifies drafts of a model, and what they cost", "bench.check"),
-        "bench": ("measure whether drafts pay for your model and prompts", "bench.bench"),
+        "check": ("show how drafts are verified for a model, and their cost", "bench.check"),
+        "bench": ("measure whether drafts pay off for your model and prompts", "bench.bench"),
     },
     "draft and retrieve from texts": {
         "store": ("build, change, search and measure datastores", _STORE),
@@ -48,20 +47,19 @@ GROUPS: dict[str, Commands] = {
         "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "ralm.knn_build")}),
     },
     "serve and publish": {
-        "serve": ("serve a model by the OpenAI API", "serve.serve"),
-        "publish": ('write the repository for custom_generate="user/name"', "serve.publish"),
-        "warmup": ("compile all kernels, for the image of a container", "bench.warmup"),
+        "serve": ("serve a model with the OpenAI API", "serve.serve"),
+        "publish": ('publish a repository for custom_generate="user/name"', "serve.publish"),
+        "warmup": ("compile all kernels ahead, as for a container image", "bench.warmup"),
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}
 # These say that they load, which takes up to half a minute. `generate` does not: its standard error
 # is for the statistics.
 _LOADING = {"bench", "chat", "check", "demo", "evaluate", "serve", "space"}
-_NOT_IN_A_PATH = r"(?<![\w/.-])"
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with its own usage, not with that of the parser above it."""
+    """Refuses unknown arguments with its own usage, not that of its parent."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
@@ -102,7 +100,7 @@ def _run(arguments: list[str]) -> int:
     _add_commands(parser, COMMANDS, arguments, argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a model writes
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack a model's characters
             stream.reconfigure(errors="replace")
     try:
         status = args.run(args) or 0
@@ -135,23 +133,26 @@ def _add_commands(
         else:
             if name in _LOADING and not {"-h", "--help", "--push", "--out"} & {*arguments}:
                 print("Loading ...", file=sys.stderr, flush=True)
-            module, _, function = place.partition(".")
+            module, function = place.split(".")
             found = import_module(f".{module}", __package__)
-            import_module(".arguments", __package__).quieten_transformers()
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
+            logging.set_verbosity_error()
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """Replaces Python's names by options and commands: `max_bytes=100` becomes `--max-bytes 100`,
-    and `compact()` becomes `hf-refspec store compact`."""
+    """Writes the library's arguments and methods as options and commands: `max_bytes=100` as
+    `--max-bytes 100`, and `compact()` as `hf-refspec store compact`."""
+    message = f" {message} "
     for name in vars(args):
-        option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
-        message = re.sub(rf"{word}=True\b", option, message)
-        message = re.sub(rf"{word}=(?=[\w'\"])", f"{option} ", message)
-        message = re.sub(rf"{word}=", option, message)
+        option = f" --{name.replace('_', '-')}"
+        message = message.replace(f" {name}=True ", f"{option} ")
+        message = message.replace(f" {name}=, ", f"{option}, ").replace(f" {name}=", f"{option} ")
         if "_" in name:  # other names are ordinary words
-            message = re.sub(rf"{word}(?![\w/-]|\.\w)", option, message)
+            message = message.replace(f" {name} ", f"{option} ")
     for command in _STORE:
-        message = re.sub(rf"{_NOT_IN_A_PATH}{command}\(\)", f"hf-refspec store {command}", message)
-    return message
+        message = message.replace(f" {command}()", f" hf-refspec store {command}")
+    return message.strip()

@@ -1,4 +1,4 @@
-"""`hf-refspec ralm`, `knn build` and `store recycle`: models that read texts."""
+"""`hf-refspec ralm`, `knn build` and `store recycle`: models that read a corpus."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.live_drafts import Terminal
-from ..shared.loading import load, load_model, load_tokenizer
+from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
 from .arguments import add_model, add_source, load_corpus, positive
 
-EXCERPT = 160  # characters of a passage
+_EXCERPT = 160  # characters of a passage
 
 
 def add_ralm(parser: ArgumentParser) -> None:
@@ -35,26 +35,22 @@ def add_ralm(parser: ArgumentParser) -> None:
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
     add_model(parser)
     add("--max-new-tokens", type=positive, default=64, metavar="N", help="of each answer")
-    add(
-        "--compare",
-        action="store_true",
-        help="generate with and without speculation once more, and compare ids and speed",
-    )
+    help = "answer again with and without speculation, and compare ids and speed"
+    add("--compare", action="store_true", help=help)
 
 
 def ralm(args: Namespace) -> int:
     """Prints answers and their passages; returns 1 if speculation has changed an answer."""
-    documents, corpus, license = load_corpus(args)
+    documents, about = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, args.device_map, args.dtype)
     console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
-        about = {"column": args.column, "pattern": args.pattern, "corpus_name": corpus}
         place = Path(folder) / "base"
-        base = KnowledgeBase.build(documents, tokenizer, None, place, license=license, **about)
-        corpus = printable(base.config.source["corpus"])
+        base = KnowledgeBase.build(documents, tokenizer, None, place, **about)
+        name = printable(base.config.source["corpus"])
         length = base.config.chunk_length
-        print(f"{len(base):,} passages of at most {length} tokens out of {corpus}", flush=True)
+        print(f"{len(base):,} passages of at most {length} tokens from {name}", flush=True)
         options = {"custom_generate": iterative_ralm, "retriever": SparseRetriever(base)}
         options |= {"tokenizer": tokenizer, "max_new_tokens": args.max_new_tokens}
         methods: Methods = {"baseline": {"speculation": None}, "speculated": {}}
@@ -83,7 +79,7 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RalmStats) ->
         name = f"{passage_id}, {printable(base.source(passage_id))}"
         console.print(Text(f"  passage {name}: steps {', '.join(steps)} of {stats.steps}"))
         words = printable(" ".join(base.text(passage_id).split()))
-        console.print(Text(f"    {shorten(words, EXCERPT, placeholder=' …')}", "dim"))
+        console.print(Text(f"    {shorten(words, _EXCERPT, placeholder=' …')}", "dim"))
 
 
 def add_knn_build(parser: ArgumentParser) -> None:
@@ -93,42 +89,38 @@ def add_knn_build(parser: ArgumentParser) -> None:
     parser.add_argument("--license", help="of the corpus, for the card")
 
 
-def knn_build(args: Namespace) -> None:
-    """Builds a kNN datastore, and prints its size."""
+def _check_paths(args: Namespace) -> None:
+    """Refuses files that cannot be read or written before a model is loaded."""
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
+    for path in args.source:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is neither a file nor a folder")
+
+
+def knn_build(args: Namespace) -> None:
+    _check_paths(args)
+    documents, about = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
-    documents, corpus, license = load_corpus(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    options = {"column": args.column, "pattern": args.pattern, "corpus_name": corpus}
-    options["license"] = args.license or license
-    store = KnnDatastore.build(documents, tokenizer, model, args.out, **options)
+    store = KnnDatastore.build(documents, tokenizer, model, args.out, **about)
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
 
 
 def add_recycle(parser: ArgumentParser) -> None:
-    add_source(parser)
-    add = parser.add_argument
-    add_model(parser)
-    add("--out", type=Path, required=True, help="the new folder")
-    add("--max-tokens", type=positive, metavar="N", help="read about N tokens")
-    add("--license", help="of the corpus, for the card")
+    add_knn_build(parser)
+    parser.add_argument("--max-tokens", type=positive, metavar="N", help="read about N tokens")
 
 
 def recycle(args: Namespace) -> None:
-    if args.out.exists():
-        raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
-    for path in args.source:  # before the model is loaded
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is neither a file nor a folder")
-    documents, corpus, license = load_corpus(args, streaming=True)
-    model, tokenizer = load(args.model, args.device_map, args.dtype)
-    options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
-    table = TokenRecycling.build(
-        documents, tokenizer, model, corpus_name=corpus, license=args.license or license, **options
-    )
+    _check_paths(args)
+    documents, about = load_corpus(args, streaming=True)
+    tokenizer = load_tokenizer(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
+    about["max_tokens"] = args.max_tokens
+    table = TokenRecycling.build(documents, tokenizer, model, **about)
     table.save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config
     print(args.out)

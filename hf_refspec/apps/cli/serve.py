@@ -7,8 +7,8 @@ import logging
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
@@ -20,95 +20,83 @@ from ...extras import require
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
 from ...store.hub import RepoType, push_files
-from ..publish.repositories import PACKAGE, generate_repository, package, space_repository
+from ..publish.repositories import PACKAGE_HELP, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
 from .arguments import add_listening, add_model, listen, log_to_stderr, positive
 
 logger = logging.getLogger("hf_refspec")
 
-_OUT = "write what would be pushed into a new folder, and push nothing"
-_PASS_SECONDS = 5  # that a second ctrl-C waits for the running forward pass
-_LOG_LINES = 10_000  # that wait to be written
+_OUT = "write the repository into a new folder instead of pushing it"
+_PASS_SECONDS = 5  # a second ctrl-C waits this long for the running forward pass
+_LOG_LINES = 10_000  # the longest queue of lines to be written
 _KEY = "HF_REFSPEC_API_KEY"
-_LIMITS = (
-    ("--max-new-tokens", 2048, "of an answer, also of a request that names no number"),
-    ("--max-seconds", 600, "that one request is decoded"),
-    ("--max-body-bytes", 4 << 20, "of a request"),
-    ("--max-waiting", 64, "requests that wait"),
-)
 
 
 def add_serve(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add_listening(parser, 8000, "; 0 for a free one")
-    names = "what clients call the model; answers have the first (the model's own)"
+    names = "names by which clients may call the model; answers use the first (its own name)"
     add("--served-model-name", nargs="+", metavar="NAME", help=names)
-    keys = f"clients must send one of these keys; {_KEY} holds one that no list of processes shows"
+    keys = f"clients must send one of these keys; or set {_KEY}, which no list of processes shows"
     add("--api-key", nargs="+", metavar="KEY", help=keys)
     pages = "web pages that may ask, '[\"https://chat.example\"]' or '[\"*\"]' (none)"
     add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
     texts = parser.add_argument_group("texts")
     add_sources(texts)
-    help = "a datastore that clients change at /v1/stores/NAME/documents; can be repeated"
-    texts.add_argument("--store", type=_named, action="append", metavar="NAME=PATH", help=help)
-    add(
-        "--isolate",
-        action="store_true",
-        help="learn no drafts from one request for the next: slower, but the speed tells no client "
-        "what others asked",
-    )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-rows",
-        type=positive,
-        metavar="N",
-        help="requests that are decoded together (by default the number that half of the "
-        "free memory holds with 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
-    )
-    for option, default, help in _LIMITS:
-        limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
+    stores = "a datastore that clients change at /v1/stores/NAME/documents; can be repeated"
+    texts.add_argument("--store", type=_store, action="append", metavar="NAME=PATH", help=stores)
+    isolated = "learn nothing from one request for the next: slower, but reveals no client's texts"
+    add("--isolate", action="store_true", help=isolated)
+    limit = partial(parser.add_argument_group("limits").add_argument, type=positive, metavar="N")
+    rows = "requests decoded together (by default as many as half of the free memory holds with "
+    rows += "4,096 tokens each, up to 16 on a CPU and 64 elsewhere)"
+    limit("--max-rows", help=rows)
+    limit("--max-new-tokens", default=2048, help="of an answer, and where a request names none")
+    limit("--max-seconds", default=600, help="that one request is decoded")
+    limit("--max-body-bytes", default=4 << 20, help="of a request")
+    limit("--max-waiting", default=64, help="requests that wait")
 
 
 def _origins(text: str) -> list[str]:
     """Reads a list of origins in JSON, as vLLM does."""
     with suppress(ValueError, TypeError):
-        if all(re.fullmatch(r"\*|[\w+.-]+://[^/]+", each) for each in json.loads(text)):
-            return [*json.loads(text)]
-    raise ArgumentTypeError(f'must be as ["https://chat.example"], without a path, but is {text!r}')
+        origins = [*json.loads(text)]
+        if all(re.fullmatch(r"\*|[\w+.-]+://[^/]+", origin) for origin in origins):
+            return origins
+    raise ArgumentTypeError(f'must be like ["https://chat.example"], without a path, not {text!r}')
 
 
-def _named(text: str) -> str:
-    """Checks a name with a path."""
+def _store(text: str) -> str:
     if re.fullmatch(r"[\w.-]+=.+", text):
         return text
-    raise ArgumentTypeError(f"must be as NAME=PATH, but is {text!r}")
+    raise ArgumentTypeError(f"must be like NAME=PATH, not {text!r}")
 
 
 def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
-        require(name, "hf-refspec serve", "serve")
+    for library in ("fastapi", "uvicorn", "prometheus_client"):
+        require(library, "hf-refspec serve", "serve")
     from ..serve.app import make_app
-    from ..serve.engine import Engine
+    from ..serve.engine import RequestEngine
     from ..serve.served_model import ServedModel
     from ..serve.server import Limits, Server, url
 
     if args.isolate and (args.cache is not None or args.store):
         raise ValueError("--cache and --store keep texts for later requests; leave out --isolate")
-    named = [each.split("=", 1) for each in args.store or ()]
-    if len(named) > len({name for name, _ in named}):
+    paths = dict(store.split("=", 1) for store in args.store or ())
+    if len(paths) < len(args.store or ()):
         raise ValueError(f"--store {' --store '.join(args.store)} has one name twice")
-    of_environment = [os.environ[_KEY]] if _KEY in os.environ else []
-    keys = [key.strip() for key in args.api_key or of_environment]
+    environment = [os.environ[_KEY]] if _KEY in os.environ else []
+    keys = [key.strip() for key in args.api_key or environment]
     if "" in keys:
-        raise ValueError(f"a key of --api-key or of {_KEY} is empty; give one, or leave it out")
+        raise ValueError(f"a key of --api-key or {_KEY} is empty; give one, or leave it out")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    with listen(args.host, args.port) as listening, _log_in_background():
+    with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        stores = {name: Datastore(path, "full", tokenizer) for name, path in named}
+        stores = {name: Datastore(path, "full", tokenizer) for name, path in paths.items()}
         drafters = sources(args, tokenizer, stores.values())
         opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
         source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
@@ -116,7 +104,7 @@ def serve(args: Namespace) -> int:
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
         annotates = bool(args.reference or args.datastore or args.cache or args.store)
-        engine = Engine(
+        engine = RequestEngine(
             model,
             tokenizer,
             drafters,
@@ -136,36 +124,24 @@ def serve(args: Namespace) -> int:
         logger.info("%s is served at %s; ctrl-C ends it", names[0], url(listening))
         if hosts is None and not keys:
             logger.warning("everyone who can reach %s can use it", url(listening))
+        logging_thread = _log_in_background()
         with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
             server.run([listening])
         engine.close(_PASS_SECONDS)
+        logging_thread.stop()
     return 130 if server.force_exit else 0
 
 
-class _DroppingHandler(QueueHandler):
-    """Drops what is logged while its queue is full."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-
-@contextmanager
-def _log_in_background() -> Iterator[None]:
-    """Logs in its own thread, also for uvicorn and asyncio: if standard error is a pipe that
-    nobody reads, a line would hold up whoever logs it, all clients if that is the event loop."""
-    handlers = logger.handlers
+def _log_in_background() -> QueueListener:
+    """Starts a thread that writes the log: if standard error is a pipe that nobody reads, a line
+    would otherwise block the event loop, and with it all clients."""
     lines: Queue[logging.LogRecord] = Queue(_LOG_LINES)
-    logging_thread = QueueListener(lines, *handlers)
+    logging_thread = QueueListener(lines, *logger.handlers)
+    for logged in (logger, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
+        logged.handlers = [QueueHandler(lines)]
+    logging.raiseExceptions = False  # while the queue is full, lines are dropped
     logging_thread.start()
-    loggers = [logger, logging.getLogger("uvicorn"), logging.getLogger("asyncio")]
-    for source in loggers:
-        source.handlers = [_DroppingHandler(lines)]
-    try:
-        yield
-    finally:
-        for source in loggers:
-            source.handlers = handlers
-        logging_thread.stop()
+    return logging_thread
 
 
 def add_space(parser: ArgumentParser) -> None:
@@ -174,22 +150,21 @@ def add_space(parser: ArgumentParser) -> None:
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add_listening(parser, 7860)
     place = parser.add_mutually_exclusive_group()
-    help = "write the page as a Space on the Hub instead"
-    place.add_argument("--push", metavar="USER/NAME", help=help)
+    place.add_argument("--push", metavar="USER/NAME", help="push the page to the Hub as a Space")
     place.add_argument("--out", type=Path, metavar="FOLDER", help=_OUT)
     add("--private", action="store_true", help="with --push: a new Space is private")
-    add("--package", metavar="PACKAGE", help=f"with --push or --out: {PACKAGE}")
+    add("--package", metavar="PACKAGE", help=f"with --push or --out: {PACKAGE_HELP}")
 
 
 def space(args: Namespace) -> None:
     require("gradio", "hf-refspec space", "space")
-    given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
+    options = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.private and args.push is None:
         raise ValueError("--private has no effect without --push; add it")
     if args.push is not None or args.out is not None:
         name = args.push or args.out.name
         with package(args.package) as installing:
-            contents = space_repository(name, **given, package=installing)
+            contents = space_repository(name, **options, package=installing)
         _publish(args, name, "space", contents)
         if args.out is not None:
             print(f"try it: python {args.out / 'app.py'}")
@@ -200,7 +175,7 @@ def space(args: Namespace) -> None:
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
 
-    serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
+    serve(**options, device_map=args.device_map, server_name=args.host, server_port=args.port)
 
 
 def add_publish(parser: ArgumentParser) -> None:
@@ -208,11 +183,10 @@ def add_publish(parser: ArgumentParser) -> None:
     add("repo", help='the name of the repository on the Hub, "user/name"')
     add("--private", action="store_true", help="make a new repository private")
     add("--out", type=Path, metavar="FOLDER", help=_OUT)
-    add("--package", metavar="PACKAGE", help=PACKAGE)
+    add("--package", metavar="PACKAGE", help=PACKAGE_HELP)
 
 
 def publish(args: Namespace) -> None:
-    """Prints where the repository is, and the call that uses it."""
     with package(args.package) as installing:
         contents = generate_repository(args.repo, installing)
     _publish(args, args.repo, "model", contents)
@@ -221,7 +195,7 @@ def publish(args: Namespace) -> None:
 
 
 def _publish(args: Namespace, name: str, kind: RepoType, contents: dict[str, bytes]) -> None:
-    """Writes a repository's files into a new folder, if there is --out, or pushes them."""
+    """Writes a repository's files into the new folder --out, or pushes them."""
     if args.out is None:
         print(push_files(name, kind, contents, private=args.private or None).repo_url)
         return

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -25,11 +25,9 @@ from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import add_source, load_corpus, positive
 
-if TYPE_CHECKING:
-    from ...drafting.tree import DraftTree
-
-_NODES = 24  # of the draft tree of a search
-_EXAMPLES, _EXAMPLE_TOKENS = 3, 12  # places that a search shows, with tokens around each
+_SEARCH_NODES = 24
+_EXAMPLES = 3  # occurrences that a search shows
+_EXAMPLE_TOKENS = 12  # before and after each
 
 
 def add_build(parser: ArgumentParser) -> None:
@@ -42,15 +40,13 @@ def add_build(parser: ArgumentParser) -> None:
 
 
 def build(args: Namespace) -> None:
-    documents, corpus, license = load_corpus(args, args.streaming)
+    documents, about = load_corpus(args, args.streaming)
     if args.tokenizer is None:
-        from ...smollm2 import default_model  # which loads torch
+        from ...smollm2 import default_model  # loads torch
 
         args.tokenizer = default_model()
-    tokenizer = load_tokenizer(args.tokenizer)
-    options = {**_options(args), "shard_tokens": args.shard_tokens}
-    options["license"] = args.license or license
-    _print_info(Datastore.build(documents, tokenizer, args.out, corpus_name=corpus, **options))
+    options = {**about, **_options(args), "shard_tokens": args.shard_tokens}
+    _print_info(Datastore.build(documents, load_tokenizer(args.tokenizer), args.out, **options))
 
 
 def add_extend(parser: ArgumentParser) -> None:
@@ -61,7 +57,7 @@ def add_extend(parser: ArgumentParser) -> None:
 def extend(args: Namespace) -> None:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
-    documents, _, _ = load_corpus(args, args.streaming)
+    documents, _ = load_corpus(args, args.streaming)
     store.add(documents, tokenizer, **_options(args))
     _print_info(store)
 
@@ -90,7 +86,7 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-bytes", type=positive, metavar="N", help="keep what drafts best for its bytes")
+    add("--max-bytes", type=positive, metavar="N", help="keep the n-grams that gain most per byte")
 
 
 def compact(args: Namespace) -> None:
@@ -105,14 +101,13 @@ def add_push(parser: ArgumentParser) -> None:
 
 
 def push(args: Namespace) -> None:
-    """Prints where the repository is."""
     folder = Path(args.store)
     print(hub.push(folder, _kind_of(folder), args.repo, private=args.private).repo_url)
 
 
 def _kind_of(folder: Path) -> type[FolderConfig]:
-    """What a stored folder is; of others it takes a datastore's, which says what is wrong."""
-    from ...ralm.knn_datastore import KnnConfig  # which loads torch
+    """The config of a stored folder; a datastore's for any other, whose errors are the clearest."""
+    from ...ralm.knn_datastore import KnnConfig  # loads torch
 
     for kind in (KnowledgeBaseConfig, RecyclingTableConfig, KnnConfig):
         with suppress(DatastoreError):
@@ -134,12 +129,14 @@ def info(args: Namespace) -> None:
     except DatastoreError:
         store = Datastore.from_pretrained(args.store)
         _print_info(store)
-        verify, when = store.verify, store.verified
+        verify = store.verify
+        when = store.verified
     else:
         _print_origin(path, base)
-        embeddings = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
-        print(f"  passages    {base.passages:,}, {base.tokens:,} tokens, {embeddings}")
-        verify, when = partial(base.verify, path), base.verified(path)
+        kind = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
+        print(f"  passages    {base.passages:,}, {base.tokens:,} tokens, {kind}")
+        verify = partial(base.verify, path)
+        when = base.verified(path)
     if args.verify:
         verify()
         print("all files are as they were written")
@@ -153,7 +150,6 @@ def add_card(parser: ArgumentParser) -> None:
 
 
 def card(args: Namespace) -> None:
-    """Prints the card of a folder of any kind."""
     print(card_of(_kind_of(args.store).read(args.store), args.repo))
 
 
@@ -163,12 +159,21 @@ def add_search(parser: ArgumentParser) -> None:
 
 
 def search(args: Namespace) -> None:
-    """Prints the longest match with some places where it occurs, and the draft tree."""
-    from ...drafting.datastore_drafts import DatastoreDrafts  # which loads torch
+    from ...drafting.datastore_drafts import DatastoreDrafts  # loads torch
     from ...drafting.tree import ROOT
 
     store = Datastore.from_pretrained(args.store)
     tokenizer = store.load_tokenizer()
+
+    def show(parent: int, path: list[int], depth: int) -> None:
+        """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
+        known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
+        for node in np.flatnonzero(tree.parents == parent).tolist():
+            longer = [*path, int(tree.tokens[node])]
+            added = tokenizer.decode(longer)[len(known) :]
+            print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
+            show(node, longer, depth + 1)
+
     with store.naming_damage():
         ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
         if len(ids) == 0:
@@ -177,9 +182,9 @@ def search(args: Namespace) -> None:
             _print_matches(store, ids, tokenizer)
         drafts = DatastoreDrafts(store)
         drafts.begin(ids, store.config.vocab_size)
-        tree = drafts.draft(_NODES)
+        tree = drafts.draft(_SEARCH_NODES)
         print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-        _print_below(ROOT, tree, ids.tolist(), tokenizer)
+        show(ROOT, ids.tolist(), 1)
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -190,6 +195,8 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         return
     match = matches[0]
     words = tokenizer.decode(ids[-match.length :])
+    if match.length == 1 and words.isspace():  # most tokenizers put it before the next word
+        print("only the space at the end occurs; leave it out")
     print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
     examples = [
         (shard, index)
@@ -203,29 +210,14 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
                 f"{store.path} is damaged; hf-refspec store info --verify says which file"
             )
         end = begin + match.length
-        low, high = max(begin - _EXAMPLE_TOKENS, 0), end + _EXAMPLE_TOKENS
+        low = max(begin - _EXAMPLE_TOKENS, 0)
+        high = end + _EXAMPLE_TOKENS
         ends = np.flatnonzero(shard.tokens[low:high] == shard.separator) + low  # of documents
         low = max([low, *(ends[ends < begin] + 1)])
         high = min([high, *ends[ends >= end]])
         parts = shard.tokens[low:begin], ids[-match.length :], shard.tokens[end:high]
-        texts = (printable(tokenizer.decode(part).replace("\n", "↵")) for part in parts)
-        print("  …{}⟦{}⟧{}…".format(*texts))
-
-
-def _print_below(
-    parent: int,
-    tree: DraftTree,
-    path: list[int],
-    tokenizer: PreTrainedTokenizerBase,
-    depth: int = 1,
-) -> None:
-    """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
-    known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
-    for node in np.flatnonzero(tree.parents == parent).tolist():
-        longer = [*path, int(tree.tokens[node])]
-        added = tokenizer.decode(longer)[len(known) :]
-        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
-        _print_below(node, tree, longer, tokenizer, depth + 1)
+        texts = [printable(tokenizer.decode(part).replace("\n", "↵")) for part in parts]
+        print(f"  …{texts[0]}⟦{texts[1]}⟧{texts[2]}…")
 
 
 def _add_corpus(parser: ArgumentParser) -> None:
@@ -240,7 +232,6 @@ def _add_corpus(parser: ArgumentParser) -> None:
 
 
 def _options(args: Namespace) -> dict[str, Any]:
-    """The keyword arguments of both `Datastore.build` and `Datastore.add`."""
     names = ("column", "pattern", "max_tokens", "deduplicate", "engine")
     return {name: getattr(args, name) for name in names}
 
@@ -249,8 +240,8 @@ def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None
     print(path)
     print(f"  corpus      {printable(config.source.get('corpus') or 'not stated')}")
     print(f"  licence     {printable(config.source.get('license') or 'not stated')}")
-    name, fingerprint = printable(config.tokenizer), printable(config.fingerprint)
-    print(f"  tokenizer   {name}, fingerprint {fingerprint}")
+    fingerprint = printable(config.fingerprint)
+    print(f"  tokenizer   {printable(config.tokenizer)}, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
 
 
@@ -260,5 +251,5 @@ def _print_info(store: Datastore) -> None:
     for name in ("documents", "full_form", "compact_form"):
         if texts[name] != "none":
             print(f"  {name.removesuffix('_form'):11} {texts[name]}")
-    for each in store.config.measured:
-        print("  MAT        ", printable(", ".join(f"{name} {each.get(name)}" for name in COLUMNS)))
+    for row in store.config.measured:
+        print("  MAT        ", printable(", ".join(f"{name} {row.get(name)}" for name in COLUMNS)))

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from huggingface_hub import CardData, ModelCardData, SpaceCardData
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,8 +25,8 @@ from ...version import __version__
 
 Package: TypeAlias = Requirement | Path
 FROM_INDEX = Requirement(f"hf_refspec=={__version__}")
-PACKAGE = (
-    "what installs hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
+PACKAGE_HELP = (
+    "how to install hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
     "the checkout, or the release that was installed from an index"
 )
 _APP = '''\
@@ -54,25 +54,25 @@ torch=={version}
 
 @contextmanager
 def package(text: str | None) -> Iterator[Package]:
-    """The wheel or the requirement that a text names; without one the release that was installed
-    from an index, or a wheel of the checkout that runs, which is built and deleted at the end."""
+    """The wheel or the requirement that a text names; without one a wheel of the running checkout,
+    which is deleted at the end, or the release that was installed from an index."""
     checkout = Path(__file__).parents[3]
     if text is not None:
         yield _named(text)
     elif (checkout / "setup.cfg").is_file():
         with TemporaryDirectory() as folder:
             yield _wheel_of(checkout, Path(folder))
-    elif not any(each.read_text("direct_url.json") for each in distributions(name="hf_refspec")):
+    elif not any(found.read_text("direct_url.json") for found in distributions(name="hf_refspec")):
         yield FROM_INDEX
     else:
-        hint = "give --package WHEEL, which `python -m build` makes in a checkout"
+        hint = "give --package WHEEL, which `python -m build` creates in a checkout"
         raise ValueError(f"hf_refspec was not installed from an index; {hint}")
 
 
 def _named(text: str) -> Package:
     """Reads the path of a wheel of hf_refspec, or a requirement of it."""
     if Path(text).is_file():
-        if [each.name for each in distributions(path=[text])] == ["hf_refspec"]:
+        if [found.name for found in distributions(path=[text])] == ["hf_refspec"]:
             return Path(text)
     else:
         with suppress(InvalidRequirement):
@@ -86,7 +86,7 @@ def _named(text: str) -> Package:
 
 
 def _wheel_of(checkout: Path, folder: Path) -> Path:
-    """Builds a wheel in a folder, from a copy: setuptools writes into the sources."""
+    """Builds a wheel in a folder, from a copy, as setuptools writes into the sources."""
     copy = folder / "copy"
     ignored = shutil.ignore_patterns("__pycache__", "*.py[cod]")
     shutil.copytree(checkout / "hf_refspec", copy / "hf_refspec", ignore=ignored)
@@ -101,11 +101,9 @@ def _wheel_of(checkout: Path, folder: Path) -> Path:
 
 def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str, bytes]:
     """The repository's files by path; its card names `repo_id`, and how to install `package`."""
+    install = f'pip install "{package}"'
     if isinstance(package, Path):
         install = f"hf download {repo_id} {package.name} --local-dir .\npip install {package.name}"
-        wheel = {package.name: package.read_bytes()}
-    else:
-        install, wheel = f'pip install "{package}"', {}
     data = ModelCardData(
         library_name="transformers",
         license="apache-2.0",
@@ -118,7 +116,7 @@ def generate_repository(repo_id: str, package: Package = FROM_INDEX) -> dict[str
         # transformers compares it with the installed packages, and reads only names and versions.
         "custom_generate/requirements.txt": f"hf_refspec>={__version__}\n",
     }
-    return {path: text.encode() for path, text in texts.items()} | wheel
+    return _contents(texts, package)
 
 
 def space_repository(
@@ -135,9 +133,8 @@ def space_repository(
                 f"{option} {name} is not on the Hub, and a Space cannot read this machine's "
                 "folders; push it to the Hub first, and name it as organisation/name"
             )
-    given = {"model": model, "dtype": dtype, "datastore": datastore}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    more: dict[str, Any] = {} if datastore is None else {"datasets": [datastore]}
+    options = {"model": model, "dtype": dtype, "datastore": datastore}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value)
     store = datastore or "of Python's standard library, built at the first start"
     card = SpaceCardData(
         title=repo_id.split("/")[-1],
@@ -152,7 +149,7 @@ def space_repository(
         tags=TAGS,
         license="apache-2.0",
         short_description="Plain and drafted decoding, side by side",
-        **more,
+        datasets=None if datastore is None else [datastore],
     )
     install = _INSTALL.format(wheel=package.name) if isinstance(package, Path) else ""
     texts = {
@@ -160,7 +157,12 @@ def space_repository(
         "requirements.txt": _requirements(package),
         "app.py": _APP.format(install=install, arguments=arguments),
     }
-    contents = {name: text.encode() for name, text in texts.items()}
+    return _contents(texts, package)
+
+
+def _contents(texts: dict[str, str], package: Package) -> dict[str, bytes]:
+    """A repository's files, with the wheel if `package` is one."""
+    contents = {path: text.encode() for path, text in texts.items()}
     if isinstance(package, Path):
         contents[package.name] = package.read_bytes()
     return contents
@@ -179,11 +181,11 @@ def _requirements(package: Package) -> str:
     torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
     lines = [f"transformers=={version('transformers')}"]
     if isinstance(package, Path):
-        lines.append(f"# hf_refspec is {package.name}, which app.py installs; what it needs:")
+        lines.append(f"# hf_refspec is {package.name}, which app.py installs; its requirements:")
         (about,) = distributions(path=[str(package)])
-        for each in map(Requirement, about.requires or ()):
-            if each.marker is None or each.marker.evaluate({"extra": "space"}):
-                lines.append(str(each).partition(";")[0])
+        for needed in map(Requirement, about.requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": "space"}):
+                lines.append(str(needed).partition(";")[0])
     else:
         requirement = Requirement(str(package))
         requirement.extras.add("space")

@@ -8,33 +8,32 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .engine import Engine
-from .errors import ApiError, grammar_too_slow, internal_error, shutting_down
+from .engine import RequestEngine
+from .errors import TOO_SLOW, ApiError, internal_error, shutting_down
 from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
-from .tool_calls import CallReader, Part, Reasoning
+from .tool_calls import AnswerPart, CallReader, Reasoning
 
 Event: TypeAlias = dict[str, Any]
 
 
 @dataclass
-class Choice:
+class RowAnswer:
     """The answer of a row so far; the reader finds calls in its text, if it may have any."""
 
     reader: CallReader | None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return "".join(part for part in self.parts if not isinstance(part, Reasoning | dict))
 
     @property
     def calls(self) -> list[Event]:
@@ -42,11 +41,10 @@ class Choice:
 
 
 class Answer:
-    """Submits a request, and writes its answer in the event loop, piece by piece: a choice for each
-    row, by the model that clients call `model`."""
+    """Submits a request, and writes its answer in the event loop: a choice for each row."""
 
     def __init__(
-        self, engine: Engine, prepared: GenerationRequest, model: str, request: TextRequest
+        self, engine: RequestEngine, prepared: GenerationRequest, model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
@@ -55,7 +53,7 @@ class Answer:
         self._logprobs = prepared.top_logprobs is not None
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
-        self._choices = [Choice(prepared.reader()) for _ in range(prepared.rows)]
+        self._choices = [RowAnswer(prepared.reader()) for _ in range(prepared.rows)]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._generations = engine.submit(prepared, self._put)
@@ -89,12 +87,12 @@ class Answer:
         return {**self._described(choices), **self._figures()}
 
     def cancel(self) -> None:
-        """Ends the generation of a client that has left."""
         for generation in self._generations:
             self._engine.cancel(generation)
 
     def _read(self, row: int, piece: Piece) -> Iterator[Event]:
-        reader, logprobs = self._choices[row].reader, piece.logprobs
+        reader = self._choices[row].reader
+        logprobs = piece.logprobs
         parts = [piece.text] if reader is None else reader.read(piece.text)
         if not parts and logprobs:
             parts = [""]  # the reader holds the text back
@@ -103,12 +101,15 @@ class Answer:
             logprobs = []
 
     def _ended(self, row: int) -> Iterator[Event]:
-        generation, choice = self._generations[row], self._choices[row]
+        generation = self._generations[row]
+        choice = self._choices[row]
         if generation.outcome == "error":
             raise internal_error()
         if generation.outcome == "grammar":
             assert generation.request.constraint is not None
-            raise grammar_too_slow(generation.request.constraint.param)
+            param = generation.request.constraint.param
+            why = "the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
+            raise ApiError(400, f"{param}: {why}", param, TOO_SLOW)
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         if choice.reader is not None:
@@ -120,17 +121,16 @@ class Answer:
         delta = {"delta": self._annotations(row)} if self._is_chat else {"text": ""}
         yield self._chunk(row, delta, None)
 
-    def _add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> Event:
+    def _add(self, row: int, part: AnswerPart, logprobs: list[TokenLogprob]) -> Event:
         """Adds a part to its choice; returns its event."""
         choice = self._choices[row]
         if not self._is_chat:
             delta: Event = {"text": part}
         elif isinstance(part, dict):
             delta = {"delta": {"tool_calls": [{"index": len(choice.calls), **part}]}}
-        elif isinstance(part, Reasoning):
-            delta = {"delta": {"reasoning_content": part.text}}
         else:
-            delta = {"delta": {"content": part}}
+            field = "reasoning_content" if isinstance(part, Reasoning) else "content"
+            delta = {"delta": {field: part}}
         offset = len(choice.text) if logprobs else 0
         chunk = self._chunk(row, delta, self._listed(logprobs, offset))
         choice.parts.append(part)
@@ -144,21 +144,20 @@ class Answer:
         finish_reason = self._choices[row].finish_reason
         return {**content, "index": row, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _described(self, choices: list[Event], kind: str = "") -> Event:
-        kind = f"chat.completion{kind}" if self._is_chat else "text_completion"
+    def _described(self, choices: list[Event], suffix: str = "") -> Event:
+        kind = f"chat.completion{suffix}" if self._is_chat else "text_completion"
         return {**self._about, "object": kind, "choices": choices}
 
     def _annotations(self, row: int) -> Event:
-        """The parts of a text, by their characters, that stand in the sources or the prompt; of a
-        text that may have calls none."""
+        """The parts of a text, by characters, that sources or the prompt have; none with calls."""
         names = self._source_names
         if names is None:
             return {}
-        generation = self._generations[row]
         choice = self._choices[row]
+        ends = self._generations[row].ends
         found: list[Event] = []
-        for span in generation.stats.copied if choice.reader is None else ():
-            ends, begin = generation.ends, generation.ends[span.start]
+        for span in self._generations[row].stats.copied if choice.reader is None else ():
+            begin = ends[span.start]
             if begin in ends[: span.start]:  # the first tokens complete another character
                 begin = min((end for end in ends if end > begin), default=begin)
             end = min(ends[span.end], len(choice.text))
@@ -169,14 +168,14 @@ class Answer:
                 found.append({"type": "copied_span", "copied_span": place})
         return {"annotations": found}
 
-    def _message(self, row: int, choice: Choice) -> Event:
+    def _message(self, row: int, choice: RowAnswer) -> Event:
         if not self._is_chat:
             return {"text": choice.text}
         message: Event = {"role": "assistant", "content": choice.text, "refusal": None}
         message |= self._annotations(row)
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": choice.calls}
-        if reasoning := "".join(p.text for p in choice.parts if isinstance(p, Reasoning)):
+        if reasoning := "".join(part for part in choice.parts if isinstance(part, Reasoning)):
             message["reasoning_content"] = reasoning
         return {"message": message}
 
@@ -186,49 +185,44 @@ class Answer:
             return None
         if self._is_chat:
             return {"content": logprobs, "refusal": None}
-        tokens = [each["token"] for each in logprobs]
-        top = [{t["token"]: t["logprob"] for t in each["top_logprobs"]} for each in logprobs]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [each["logprob"] for each in logprobs],
-            "top_logprobs": top,
-            "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)][: len(tokens)],
-        }
+        listed: Event = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in logprobs:
+            listed["tokens"].append(token["token"])
+            listed["token_logprobs"].append(token["logprob"])
+            top = {other["token"]: other["logprob"] for other in token["top_logprobs"]}
+            listed["top_logprobs"].append(top)
+            listed["text_offset"].append(offset)
+            offset += len(token["token"])
+        return listed
 
     def _figures(self) -> Event:
-        """The usage, and what became of a single row's drafts in vLLM's form: a pass without drafts
-        is no step, and the draft tokens of a step have no fixed bound."""
-        if len(self._generations) > 1:
-            return {"usage": self._usage()}
-        stats = self._generations[0].stats
-        _, *longer = stats.accepted_lengths or [0]
-        drafting = {
-            "mean_acceptance_length": 1 + stats.accepted / max(stats.drafts, 1),
-            "draft_acceptance_rate": stats.accepted / max(stats.drafted, 1),
-            "acceptance_histogram": [stats.drafts - sum(longer), *longer],
-            "num_spec_steps": stats.drafts,
-            "num_accepted_draft_tokens": stats.accepted,
-            "num_draft_tokens": stats.drafted,
-            "num_spec_tokens": None,
-        }
-        return {"usage": self._usage(), "metrics": {"speculative_decoding": drafting}}
-
-    def _usage(self) -> Event:
-        """Counts of tokens; the prompt counts once. A prediction's tokens are accepted if they were
-        drafted and the model chose them, and rejected otherwise."""
-        prompt = self._generations[0].prompt_tokens
-        completion = sum(each.tokens for each in self._generations)
-        accepted = sum(each.accepted_prediction_tokens for each in self._generations)
-        rejected = sum(each.rejected_prediction_tokens for each in self._generations)
-        return {
+        """The usage and, for a single row, draft statistics in vLLM's form."""
+        rows = self._generations
+        prompt = rows[0].prompt_tokens  # counts once
+        completion = sum(row.tokens for row in rows)
+        usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": rejected,
+                name: sum(getattr(row, name) for row in rows)
+                for name in ("accepted_prediction_tokens", "rejected_prediction_tokens")
             },
         }
+        if len(rows) > 1:
+            return {"usage": usage}
+        stats = rows[0].stats
+        longer = stats.accepted_lengths[1:]
+        drafting = {
+            "mean_acceptance_length": 1 + stats.accepted / max(stats.drafts, 1),
+            "draft_acceptance_rate": stats.accepted / max(stats.drafted, 1),
+            "acceptance_histogram": [stats.drafts - sum(longer), *longer],
+            "num_spec_steps": stats.drafts,  # passes with drafts
+            "num_accepted_draft_tokens": stats.accepted,
+            "num_draft_tokens": stats.drafted,
+            "num_spec_tokens": None,  # has no fixed bound
+        }
+        return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
 
     def _put(self, row: int, piece: Piece | None) -> None:  # called in the engine's thread
         try:

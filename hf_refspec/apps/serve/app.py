@@ -13,7 +13,7 @@ from hmac import compare_digest
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 
 from ...store.datastore import Datastore
 from .answers import Answer, EventStream
-from .engine import Engine
+from .engine import RequestEngine
 from .errors import ApiError, Places, answer_errors, not_json
 from .generation import GenerationRequest
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
@@ -35,16 +35,15 @@ from .stores import add_store_routes
 # a broken connection instead of the answer.
 _DISCARDED = 10
 _PLACE = "#/components/schemas/"
-_IGNORED = {"X-Ignored-Fields": "reasoning_effort"}
 
 
 def make_app(
     served: ServedModel,
-    engine: Engine,
+    engine: RequestEngine,
     limits: Limits,
     stores: Mapping[str, Datastore] | None = None,
 ) -> FastAPI:
-    """Answers requests with an engine, and changes the documents of datastores."""
+    """The routes of a model, and of datastores whose documents clients change."""
     checks = [Depends(_key_check(limits.keys))] if limits.keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
@@ -71,10 +70,11 @@ def make_app(
                 loop = asyncio.get_running_loop()
                 request, prepared = await loop.run_in_executor(reader, read, body)
             answer = Answer(engine, await served.constrained(prepared), served.names[0], request)
-            ignored = {} if request.reasoning_effort is None else _IGNORED
+            ignored = {"X-Ignored-Fields": "reasoning_effort"}
+            headers = {} if request.reasoning_effort is None else ignored
             if request.stream:
-                return EventStream(answer, ignored)
-            return JSONResponse(await answer.whole(), headers=ignored)
+                return EventStream(answer, headers)
+            return JSONResponse(await answer.whole(), headers=headers)
 
         return await unless_left(http, response())
 
@@ -101,7 +101,7 @@ def make_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     add_store_routes(app, stores or {}, partial(read_body, limits=limits))
     _, bodies = models_json_schema(
@@ -117,10 +117,10 @@ def _key_check(keys: Sequence[str]) -> Callable[[Request], Coroutine[Any, Any, N
 
     async def check(http: Request) -> None:
         kind, _, key = http.headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")
-        # All keys, each in constant time: how long it takes tells nothing about them. The path is
+        sent = key.strip().encode("latin-1")
+        # All keys, each in constant time, so that the time reveals nothing about them. The path is
         # not that of `http.url`, which a header can change.
-        same = [compare_digest(given, os.fsencode(each)) for each in keys]
+        same = [compare_digest(sent, os.fsencode(known)) for known in keys]
         if http.scope["path"] != "/health" and not (kind.lower() == "bearer" and any(same)):
             why = "incorrect API key, or none; send the header Authorization: Bearer KEY"
             raise ApiError(401, why, None, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
@@ -136,12 +136,13 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
 
 async def read_body(http: Request, limits: Limits) -> bytes:
     """Receives a body of JSON; refuses one that is too large or arrives too slowly."""
-    # A page in a browser may send other types to any server without asking first, or none. Others
-    # than pages, which always name their origin, may leave the type out, or as curl has it.
+    # A page in a browser may send other types to any server without asking first; it always names
+    # its origin. Other clients may leave the type out, or send curl's.
     kind = http.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/json" and "origin" in http.headers:
         raise not_json()
-    body, size = bytearray(), 0
+    body = bytearray()
+    size = 0
 
     async def receive() -> None:
         nonlocal size
@@ -160,9 +161,8 @@ async def read_body(http: Request, limits: Limits) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, "the body broke off") from None
     if size > limits.body_bytes:
-        raise ApiError(
-            413, f"the body has more than {limits.body_bytes:,} bytes, this server's limit"
-        )
+        why = f"the body has more than {limits.body_bytes:,} bytes, this server's limit"
+        raise ApiError(413, why)
     return bytes(body)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...drafting.blend import Blend
@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class Engine:
+class RequestEngine:
     """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
-    while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` keep what they
-    learn for later ones, and the common beginning of two prompts is read once. Answers have
-    annotations if there are `source_names`, the operator's names of datastores by their paths."""
+    while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` learn from one
+    for the next, and common beginnings of prompts are read once. Answers have annotations if there
+    are `source_names`, the operator's names of datastores by their paths."""
 
     def __init__(
         self,
@@ -66,9 +66,8 @@ class Engine:
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
         self._end_tokens = {*end} if isinstance(end, list) else {end}
-        shares = {"prefix_tokens": 0} if isolates else {}
-        self._batch = RunningBatch(model, max_rows=max_rows, **shares)
-        self._max_rows = self._batch.max_rows
+        sharing = {"prefix_tokens": 0} if isolates else {}
+        self._batch = RunningBatch(model, max_rows=max_rows, **sharing)
         self._texts: dict[RunningText, Generation] = {}
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
@@ -76,7 +75,7 @@ class Engine:
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        names = [type(each).__name__ for each in self._drafter.sources]
+        names = [type(drafter).__name__ for drafter in self._drafter.sources]
         self.metrics = Metrics(names, lambda: self.waiting, lambda: self.running)
 
     @property
@@ -89,7 +88,7 @@ class Engine:
         return len(self._running)
 
     def start(self) -> None:
-        """Probes the model, so that no request waits for that, and starts the thread."""
+        """Probes the model before any request, and starts the thread."""
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         text = self._batch.add(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
         while not text.finished:
@@ -103,8 +102,8 @@ class Engine:
     def submit(
         self, request: GenerationRequest, listener: Callable[[int, Piece | None], None]
     ) -> list[Generation]:
-        """Puts the rows of a request at the end of the queue; `listener` receives each row's index
-        with its pieces. Raises an `ApiError` if the queue has no room for all of them."""
+        """Queues the rows of a request, or raises an `ApiError`. `listener` receives each one's
+        index and pieces."""
         generations = [
             Generation(request, row, self._tokenizer, partial(listener, row))
             for row in range(request.rows)
@@ -112,7 +111,7 @@ class Engine:
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            room = self._max_waiting + self._max_rows
+            room = self._max_waiting + self._batch.max_rows
             if request.rows > room:
                 raise ApiError(400, f"n: this server takes {room} at most", "n")
             if self.waiting + self.running + request.rows > room:
@@ -156,20 +155,21 @@ class Engine:
                 ended = self._batch.step()
             except Exception:  # of the model or a device: later requests may succeed
                 logger.exception("A forward pass failed.")
-                for text in [each for each in self._texts if each.finished]:
-                    self._finish(text, failed=not text.complete)
-            else:
-                for text in ended:
-                    self._finish(text)
+                ended = [text for text in self._texts if text.finished]
+                for generation in [self._texts[text] for text in ended if not text.complete]:
+                    generation.outcome = generation.outcome or "error"
+            for text in ended:
+                self._finish(text)
 
     def _admit(self) -> bool:
         """Waits for requests, and begins them; returns whether anything is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
-            room = max(self._max_rows - self.running, 0)
-            new = [self._waiting.popleft() for _ in range(min(room, self.waiting))]
-            self._running += new
-        for generation in new:
+            admitted: list[Generation] = []
+            while self._waiting and self.running + len(admitted) < self._batch.max_rows:
+                admitted.append(self._waiting.popleft())
+            self._running += admitted
+        for generation in admitted:
             try:
                 self._begin(generation)
             except Exception:
@@ -188,8 +188,9 @@ class Engine:
         if request.prediction is not None:
             prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
         if request.grammar is not None:
-            grammar.source, grammar.budget = copy.deepcopy(request.grammar), request.grammar_budget
+            grammar.source = copy.deepcopy(request.grammar)
             grammar.source.stops = request.grammar_budget.ends_drafts
+            grammar.budget = request.grammar_budget
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
@@ -203,14 +204,11 @@ class Engine:
         self._texts[text] = generation
         generation.begin(self._max_seconds)
 
-    def _finish(self, text: RunningText, failed: bool = False) -> None:
+    def _finish(self, text: RunningText) -> None:
         generation = self._texts.pop(text)
         generation.stats = text.stats
         try:
-            if failed:
-                generation.outcome = generation.outcome or "error"
-            else:
-                generation.end(self._end_tokens)
+            generation.end(self._end_tokens)
         except Exception:  # the thread goes on with the others
             logger.exception("The end of a request failed.")
             generation.outcome = "error"
@@ -222,12 +220,12 @@ class Engine:
         with self._changed:
             self._running.remove(generation)
         self._end(generation)
-        line = f"{generation.outcome}: {generation.prompt_tokens} tokens of prompt"
-        line += f", {generation.tokens} of answer"
+        counts = f"{generation.prompt_tokens} tokens of prompt, {generation.tokens} of answer"
         if generation.request.prediction is not None:
-            line += f", {generation.accepted_prediction_tokens} accepted from the prediction"
-        line += f", {self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
-        logger.info("%s; %d requests waiting", line, self.waiting)
+            counts += f", {generation.accepted_prediction_tokens} accepted from the prediction"
+        speed = f"{self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
+        waiting = f"{self.waiting} requests waiting"
+        logger.info("%s: %s, %s; %s", generation.outcome, counts, speed, waiting)
 
     def _end(self, generation: Generation) -> None:
         self.metrics.record(generation)
@@ -235,17 +233,17 @@ class Engine:
 
 
 class Metrics:
-    """Counts of the server in Prometheus form; the functions return how many requests there are."""
+    """The server's counts for Prometheus; the functions return the present number of requests."""
 
     def __init__(
         self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
         self._stats = DraftStats()
-        self._registry = CollectorRegistry()
-        counter = partial(Counter, namespace="hf_refspec", registry=self._registry)
-        gauge = partial(Gauge, namespace="hf_refspec", registry=self._registry)
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace="hf_refspec", registry=self.registry)
+        gauge = partial(Gauge, namespace="hf_refspec", registry=self.registry)
         histogram = partial(
-            Histogram, namespace="hf_refspec", registry=self._registry, buckets=_SECONDS
+            Histogram, namespace="hf_refspec", registry=self.registry, buckets=_SECONDS
         )
         self._requests = counter("requests", "Requests by how they ended", ["outcome"])
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were read")
@@ -262,7 +260,6 @@ class Metrics:
             self._accepted.labels(source)  # present from the start, with 0
 
     def count_refused(self) -> None:
-        """Counts a refused request: it was wrong, or too many were waiting."""
         self._requests.labels("refused").inc()
 
     def record(self, generation: Generation) -> None:
@@ -281,19 +278,17 @@ class Metrics:
             self._accepted.labels(source.name).inc(source.first)
         self._stats += stats
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
-
 
 class Prediction(PathDrafter):
     """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
-    one request after another, so that a blend keeps what it has learned of its estimates."""
+    one request after another, so that a blend keeps its corrections of the estimates."""
 
     def __init__(self) -> None:
-        self.source = PathDrafter()  # which drafts nothing
+        self.source = PathDrafter()  # drafts nothing
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.prunes, self.source.call = self.source.prunes, self.call
+        self.prunes = self.source.prunes
+        self.source.call = self.call
         self.source.begin(prompt_ids, vocab_size)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
@@ -307,7 +302,8 @@ class Prediction(PathDrafter):
 
     def end(self) -> None:
         self.source.end()
-        self.source, self.prunes = PathDrafter(), False
+        self.source = PathDrafter()
+        self.prunes = False
 
 
 class Grammar(Prediction):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -13,24 +14,19 @@ from starlette.exceptions import HTTPException
 
 logger = logging.getLogger(__name__)
 
-_TOO_SLOW = "grammar_too_slow"
+TOO_SLOW = "grammar_too_slow"
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
+@dataclass(eq=False)
 class ApiError(HTTPException):
-    """Refuses a request in one line; `param` is its field, `code` OpenAI's word for the error."""
+    """Refuses a request; `param` is its field, `code` OpenAI's name of the error."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(status, message, headers)
-        self.param = param
-        self.code = code
+    status_code: int
+    detail: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -44,34 +40,28 @@ def not_json(where: str = "") -> ApiError:
 
 
 def too_many(message: str, seconds: int) -> ApiError:
-    """Asks the client to try again after some seconds."""
     headers = {"Retry-After": str(seconds)}
     return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
 
 
+@dataclass
 class Places:
-    """Counts the requests that wait for the same thing, each inside of a `with` block, and refuses
-    more than `most` of them."""
+    """Counts requests that wait for one thing, each in a `with` block; refuses beyond `limit`."""
 
-    def __init__(self, waiting: str, most: int = 64) -> None:
-        self._waiting, self._most, self._taken = waiting, most, 0
+    waiting: str
+    limit: int = 64
+    taken: int = 0
 
     def __enter__(self) -> None:
-        if self._taken == self._most:
-            raise too_many(f"{self._taken} {self._waiting}", 1)
-        self._taken += 1
+        if self.taken == self.limit:
+            raise too_many(f"{self.taken} {self.waiting}", 1)
+        self.taken += 1
 
     def __exit__(self, *error: Any) -> None:
-        self._taken -= 1
-
-
-def grammar_too_slow(param: str) -> ApiError:
-    message = f"{param}: the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
-    return ApiError(400, message, param, _TOO_SLOW)
+        self.taken -= 1
 
 
 def internal_error() -> ApiError:
-    """Tells a client of a fault of the server; the log has the details."""
     return ApiError(500, "the server failed on this request; its log says why")
 
 
@@ -86,8 +76,8 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
     async def of_client(request: Request, error: HTTPException) -> JSONResponse:
         if not isinstance(error, ApiError):
             message = f"{error.detail}: {request.method} {request.url.path:.200}"
-            error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
-        if error.status_code < 500 and error.code != _TOO_SLOW:
+            error = ApiError(error.status_code, message, headers=error.headers)
+        if error.status_code < 500 and error.code != TOO_SLOW:
             count()
             # No message, no path and no place in a field: they may repeat what a client wrote.
             route = getattr(request.scope.get("route"), "path", "no route")

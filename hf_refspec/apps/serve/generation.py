@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 # too long.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "grammar", "error"]
 _FAILURES = ("grammar", "error")
-_LEAST = -9999.0  # OpenAI's number for impossible tokens; JSON has no infinity
-
+_LEAST_LOGPROB = -9999.0  # OpenAI's number for impossible tokens; JSON has no infinity
 
 # A token, its log probability and the most probable tokens at its place, in the form of chats.
 TokenLogprob: TypeAlias = dict[str, Any]
@@ -46,24 +45,18 @@ class Piece:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-# Receives the pieces of a text, and `None` at its end, in the engine's thread.
-Listener: TypeAlias = Callable[[Piece | None], Any]
-
-
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request's prompt as ids and mask `(1, n)`, options of `generate`, the number of rows to
-    generate, the ids that the client expects, and how many log probabilities it wants beside each
-    token's own."""
+    """A request, as the engine decodes it."""
 
-    inputs: BatchEncoding
-    options: dict[str, Any]
+    inputs: BatchEncoding  # the prompt, ids and mask `(1, n)`
+    options: dict[str, Any]  # of `generate`
     rows: int = 1
     processors: list[LogitsProcessor] = field(default_factory=list)
     seed: int | None = None  # of the first row
     stop_strings: list[str] = field(default_factory=list)
-    prediction: np.ndarray | None = None
-    top_logprobs: int | None = None
+    prediction: np.ndarray | None = None  # the ids that the client expects
+    top_logprobs: int | None = None  # log probabilities beside each token's own
     keeps_special_tokens: bool = False
     reader: Callable[[], CallReader | None] = lambda: None  # finds calls in the text
     constraint: Constraint | None = None  # to be compiled into `grammar`
@@ -73,15 +66,16 @@ class GenerationRequest:
 
 class Generation(StoppingCriteria):
     """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
-    token, and ends the text at a stop string, when time is up, and when `cancelled` is set because
-    the client has left; the last two also end the prefill. Times are those of `time.monotonic`."""
+    token, and ends the text at a stop string, when time is up, or when `cancelled` is set because
+    the client has left; the last two also end the prefill. Times are those of `time.monotonic`.
+    `listener` receives the pieces of the text, and `None` at its end, in the engine's thread."""
 
     def __init__(
         self,
         request: GenerationRequest,
         row: int,
         tokenizer: PreTrainedTokenizerBase,
-        listener: Listener,
+        listener: Callable[[Piece | None], Any],
     ) -> None:
         self.request = request
         self.seed = None if request.seed is None else request.seed + row
@@ -152,23 +146,22 @@ class Generation(StoppingCriteria):
             self.outcome = "length"
 
     def _pass_on(self, text: str) -> None:
-        logprobs, self._logprobs = self._logprobs, []
-        self.listener(Piece(text, logprobs))
+        self.listener(Piece(text, self._logprobs))
+        self._logprobs = []
 
     def _described(self, token: int, top: int | None = None) -> TokenLogprob:
         """A token and its log probability; a token that the text leaves out adds no bytes."""
         # Some tokenizers drop the space before the first word of a text.
         before = [token] if self.tokens > 1 else []
-        known, text = self._decode(before), self._decode([*before, token])
-        text = text.removeprefix(known)
+        text = self._decode([*before, token]).removeprefix(self._decode(before))
         skipped = not self.request.keeps_special_tokens and token in self._tokenizer.all_special_ids
         encoded = [] if skipped else [*token_bytes(self._tokenizer, token, text)]
-        logprob = max(float(self.next_logprobs[token]), _LEAST)
+        logprob = max(float(self.next_logprobs[token]), _LEAST_LOGPROB)
         described = {"token": text, "logprob": logprob, "bytes": encoded}
         if top is None:
             return described
         best = self.next_logprobs.topk(min(top, len(self.next_logprobs))).indices.tolist()
-        return {**described, "top_logprobs": [self._described(each) for each in best]}
+        return {**described, "top_logprobs": [self._described(token) for token in best]}
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -189,8 +182,7 @@ class Generation(StoppingCriteria):
 
 
 class _OfOneRequest(LogitsProcessor):
-    """A request's processors and its grammar's. If one fails, allows no token or has spent its
-    budget, this request ends, and those that are decoded with it go on."""
+    """A request's processors and its grammar's; if one fails, this request ends, and no other."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -221,7 +213,7 @@ class _OfOneRequest(LogitsProcessor):
 
 
 class StopStrings:
-    """Passes a text on up to its first stop string, and holds back what may be the start of one."""
+    """Passes a text on up to its first stop string; holds back a possible start of one."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.found = False
@@ -229,17 +221,15 @@ class StopStrings:
         self._held = ""
 
     def put(self, text: str) -> str:
-        """Returns the text that certainly stands before any stop string."""
+        """Returns the text that certainly precedes any stop string."""
         text = self._held + text
-        places = [place for each in self._strings if (place := text.find(each)) >= 0]
+        places = [place for string in self._strings if (place := text.find(string)) >= 0]
         self.found = bool(places)
         if places:
             return text[: min(places)]
-        # The number of characters at the end that may be the start of a stop string.
-        longest = max((len(each) - 1 for each in self._strings), default=0)
-        counts = range(min(longest, len(text)), 0, -1)
-        begun = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
-        end = len(text) - next(begun, 0)
+        for end in range(len(text) + 1):  # the rest may be the start of a stop string
+            if any(string.startswith(text[end:]) for string in self._strings):
+                break
         self._held = text[end:]
         return text[:end]
 

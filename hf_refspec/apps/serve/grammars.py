@@ -1,8 +1,8 @@
 """Grammars that an answer must follow: JSON of a schema, calls of tools, or either.
 
 Each is first compiled in another process: the intersection of a dozen regular expressions may take
-any time and memory, and nothing but the end of its process ends a compilation. Masks and drafts of
-a compiled grammar have a budget of time.
+any time and memory, and only the end of its process ends a compilation. Masks and drafts of a
+compiled grammar have a budget of time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import thread_time
 from typing import Any
@@ -25,7 +26,8 @@ from .errors import ApiError, Places
 from .protocol import ChatRequest, Tool
 from .tool_calls import CLOSE, OPEN
 
-_BUDGET, _BUDGET_A_TOKEN = 0.05, 0.003  # seconds; a mask of an ordinary grammar takes 0.2 ms
+_BUDGET = 0.05  # seconds; a mask of an ordinary grammar takes 0.2 ms
+_BUDGET_A_TOKEN = 0.003
 _STARTING_SECONDS = 30
 
 _PROGRAM = """
@@ -38,32 +40,33 @@ except (ImportError, ValueError):
     pass
 print(flush=True)
 for line in sys.stdin:
-    kind, given = json.loads(line)
+    kind, source = json.loads(line)
     if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(given))
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(source))
     else:
-        grammar = LLMatcher.grammar_from_lark(given)
+        grammar = LLMatcher.grammar_from_lark(source)
     print(json.dumps(LLMatcher.validate_grammar(grammar)[:2000]), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar that is not compiled yet: an argument of [`GrammarDrafts`], and the request's field
-    that it comes from."""
+    """A grammar that is not compiled yet."""
 
-    param: str
-    kind: str
-    given: Any
+    param: str  # the request's field that it comes from
+    kind: str  # an argument of `GrammarDrafts`
+    source: Any  # and its value
 
 
 def constraint(request: ChatRequest) -> Constraint | None:
     """The constraint that a request names, if any. Where the model may choose, an answer that must
     be JSON may still call a tool."""
-    tools, choice, named = request.tools or [], request.tool_choice, ""
+    tools = request.tools or []
+    choice = request.tool_choice
+    named = ""
     if isinstance(choice, Tool):
         named = f" {choice.function.name}"
-        tools = [each for each in tools if each.function.name == choice.function.name]
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
     if choice not in (None, "none", "auto"):
         if not tools:
             raise ApiError(400, f"tool_choice: there is no tool{named} in tools", "tool_choice")
@@ -73,11 +76,10 @@ def constraint(request: ChatRequest) -> Constraint | None:
         return None
     schema: dict[str, Any] = {"type": "object"}
     if form.type == "json_schema":
+        param = "response_format.json_schema"
         if form.json_schema is None:
-            message = "response_format.json_schema: Field required"
-            raise ApiError(400, message, "response_format.json_schema")
-        if form.json_schema.schema_ is not None:
-            schema = form.json_schema.schema_
+            raise ApiError(400, f"{param}: Field required", param)
+        schema = schema if form.json_schema.schema_ is None else form.json_schema.schema_
     if tools and choice != "none":
         return Constraint("response_format", "lark", _lark(request, tools, schema))
     return Constraint("response_format", "json_schema", schema)
@@ -86,7 +88,7 @@ def constraint(request: ChatRequest) -> Constraint | None:
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
     """A grammar of calls, or of JSON of the schema, in llguidance's dialect of Lark."""
     # Parts of an intersection must allow each other's properties.
-    calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
+    calls = changed(call_schema([tool.model_dump() for tool in tools]), _closed, VALUES | {"allOf"})
     is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, Tool)
     further = "" if is_one else ' ("\\n" call)*'
     start = f"start: call{further}"
@@ -97,8 +99,7 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Forbids properties that the schema does not name, unless it allows them itself: a function
-    would not know such arguments."""
+    """Forbids properties that a schema neither names nor allows: no function knows them."""
     if schema.get("type") == "object" and "properties" in schema:
         return {"additionalProperties": False, **schema}
     return schema
@@ -109,8 +110,7 @@ def _formed(schema: dict[str, Any]) -> str:
 
 
 class GrammarCompiler:
-    """Compiles one grammar after another for a tokenizer, each for a few seconds at most; the event
-    loop goes on meanwhile."""
+    """Compiles one grammar after another for a tokenizer, each for a few seconds at most."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
@@ -122,20 +122,18 @@ class GrammarCompiler:
         self._places = Places("grammars wait to be compiled", most_waiting)
 
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
-        """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn at
-        once."""
-        arguments: dict[str, Any] = {constraint.kind: constraint.given}
+        """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn."""
+        arguments: dict[str, Any] = {constraint.kind: constraint.source}
         try:
             llguidance()
             with self._places:
                 async with self._turn:
                     await self._check(constraint)
                     return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
-        except ImportError as error:
-            why = "this server was installed without the extra grammar"
-            raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ImportError, ValueError, TypeError, AttributeError, KeyError) as error:
             why = " ".join(str(error).split())[:500]
+            if isinstance(error, ImportError):
+                why = "this server was installed without the extra grammar"
             raise ApiError(400, f"{constraint.param}: {why}", constraint.param) from error
 
     async def _check(self, constraint: Constraint) -> None:
@@ -146,25 +144,22 @@ class GrammarCompiler:
             )
             if not await self._answer(b"", _STARTING_SECONDS):
                 raise RuntimeError("the process that compiles grammars did not start")
-        line = json.dumps([constraint.kind, constraint.given]) + "\n"
+        line = json.dumps([constraint.kind, constraint.source]) + "\n"
         answer = await self._answer(line.encode(), self._seconds)
         if not answer:
-            limit = f"{self._seconds} s or 4 GiB"
-            raise ValueError(f"takes more than {limit} to compile; make it simpler")
+            raise ValueError(f"takes more than {self._seconds} s or 4 GiB to compile; simplify it")
         if error := json.loads(answer):
             raise ValueError(f"cannot be compiled: {error}")
 
     async def _answer(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line to the process and returns its answer; if none comes in time, ends the
-        process and returns nothing."""
+        """The process's answer to a line; if none comes in time, ends the process."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         answer = b""
         try:
-            process.stdin.write(line)
-            answer = await asyncio.wait_for(process.stdout.readline(), seconds)
-        except (asyncio.TimeoutError, ConnectionError):
-            pass
+            with suppress(asyncio.TimeoutError, ConnectionError):
+                process.stdin.write(line)
+                answer = await asyncio.wait_for(process.stdout.readline(), seconds)
         finally:
             if not answer:
                 self._process = None
@@ -174,10 +169,9 @@ class GrammarCompiler:
 
 
 class GrammarBudget:
-    """The time that masks and drafts of a request's grammar may take, for all of its rows together:
-    50 ms, and 3 ms for each token, by default of what this thread computes. It counts what `with`
-    encloses, and may be exceeded by one step of the grammar, which nothing interrupts. Drafts leave
-    half of these 50 ms to the masks, without which no token can follow."""
+    """The time for masks and drafts of a request's grammar, in all of its rows together: 50 ms, and
+    3 ms for each token, of computing. It counts `with` blocks; one step of the grammar, which
+    nothing interrupts, may exceed it. Drafts leave half of the 50 ms to the masks."""
 
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
         self._clock = clock
@@ -189,7 +183,6 @@ class GrammarBudget:
 
     @property
     def left(self) -> float:
-        """The seconds that are left."""
         return self._left - (0.0 if self._began is None else self._clock() - self._began)
 
     def ends_drafts(self) -> bool:
@@ -199,4 +192,5 @@ class GrammarBudget:
         self._began = self._clock()
 
     def __exit__(self, *error: Any) -> None:
-        self._left, self._began = self.left, None
+        self._left = self.left
+        self._began = None

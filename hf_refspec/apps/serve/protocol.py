@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from ...store.build import chats
 from ...store.folder_config import is_deeper
 from .errors import ApiError, not_json
 
@@ -36,41 +35,41 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 
-_MOST = 2048  # messages of a chat, and parts of a message
-_MOST_ROWS = 128  # `n`
-_MOST_TOOLS = 128
-_MOST_BIASES = 1024
-_MOST_SCHEMA = 65_536  # characters of a JSON schema
-_DEEPEST_SCHEMA = 64
+_MAX_ITEMS = 2048  # messages of a chat, and parts of a message
+_MAX_ROWS = 128  # `n`
+_MAX_TOOLS = 128
+_MAX_BIASES = 1024
+_MAX_SCHEMA = 65_536  # characters of a JSON schema
+_MAX_SCHEMA_DEPTH = 64
 # A mask takes up to the cube of the references to one definition: 20 ms for 64, a minute for 1,500.
-_MOST_REFERENCES = 64
+_MAX_REFERENCES = 64
 # Strings, brackets and commas of a body. Python builds and frees the objects that they describe
 # without letting other threads run: 30 ms for this number, a second for 4 MB of brackets.
-_MOST_PARTS = 1 << 18
+_MAX_JSON_PARTS = 1 << 18
 # A quote that is never closed matches, too, so that no text is searched twice.
-_PART = re.compile(r'"[^"]*"?|\[|\{|,')
+_JSON_PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuses a JSON schema that is too large, too deep, too ambiguous or not valid JSON."""
-    if is_deeper(schema, _DEEPEST_SCHEMA):
-        raise ValueError(f"is nested more than {_DEEPEST_SCHEMA} levels deep")
+    if is_deeper(schema, _MAX_SCHEMA_DEPTH):
+        raise ValueError(f"is nested more than {_MAX_SCHEMA_DEPTH} levels deep")
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError:
         raise ValueError("has a number that is not finite, or lone surrogates") from None
-    if len(text) > _MOST_SCHEMA:
-        raise ValueError(f"has more than {_MOST_SCHEMA:,} characters")
-    if text.count('"$ref"') > _MOST_REFERENCES:
-        raise ValueError(f"has more than {_MOST_REFERENCES} references")
+    if len(text) > _MAX_SCHEMA:
+        raise ValueError(f"has more than {_MAX_SCHEMA:,} characters")
+    if text.count('"$ref"') > _MAX_REFERENCES:
+        raise ValueError(f"has more than {_MAX_REFERENCES} references")
     return schema
 
 
 # JSON may hold lone surrogates and text may not; without any bound pydantic lets them pass.
 Text: TypeAlias = Annotated[str, Field(min_length=0)]
 StopString: TypeAlias = Annotated[str, Field(min_length=1)]
-StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
+Stop: TypeAlias = StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
 Schema: TypeAlias = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -80,14 +79,13 @@ class TextPart(BaseModel):
     text: Text
 
 
-Content: TypeAlias = Text | Annotated[list[TextPart], Field(max_length=_MOST, fail_fast=True)]
+Content: TypeAlias = Text | Annotated[list[TextPart], Field(max_length=_MAX_ITEMS, fail_fast=True)]
 
 
-def text_of(content: Content | None) -> str:
-    """A message's text, or a prediction's."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return chats.text_of([part.text for part in content], "content")[0]
+def content_text(content: Content | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
 
 
 class FunctionCall(BaseModel):
@@ -105,7 +103,9 @@ class ChatMessage(BaseModel):
     """A message of a chat: text, the model's calls, or the result of a call."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = (
+        None
+    )
     tool_call_id: Text | None = None
     content: Content | None = Field(None, validate_default=True)
     audio: None = None
@@ -129,7 +129,7 @@ class StreamOptions(BaseModel):
 
 
 class Function(BaseModel):
-    """A function that a model may call; if `parameters` are left out, it takes none."""
+    """A function that a model may call; without `parameters` it takes none."""
 
     name: FunctionName
     description: Text | None = None
@@ -170,14 +170,14 @@ class TextRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
         dict[int, Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, max_length=_MOST_BIASES)  # fmt: skip
+    ) = Field(None, max_length=_MAX_BIASES)  # fmt: skip
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1, le=_MOST_ROWS)
+    n: int | None = Field(None, ge=1, le=_MAX_ROWS)
     logprobs: int | None = None  # each kind of request has its own
-    stop: StopString | StopStrings | None = None
+    stop: Stop | None = None
     prediction: PredictedContent | None = None
     reasoning_effort: Any = Field(None, description="is ignored; a header of the answer says so")
 
@@ -187,23 +187,24 @@ class TextRequest(BaseModel):
         for name, value in data.items():
             if name in cls.model_fields or name in _IGNORED:
                 continue
-            if (value is None and name in UNSUPPORTED) or value in UNSUPPORTED.get(name, ()):
-                continue
-            shown = ascii(name[:64])  # it may hold lone surrogates
-            why = "is not supported with this value" if name in UNSUPPORTED else "is no field"
-            code = None if name in UNSUPPORTED else "unknown_parameter"
-            raise ApiError(400, f"{shown} {why}; leave it out", shown[1:-1], code)
+            if name not in UNSUPPORTED:
+                shown = ascii(name[:64])  # it may hold lone surrogates
+                why = f"{shown} is not a field; leave it out"
+                raise ApiError(400, why, shown[1:-1], "unknown_parameter")
+            if value is not None and value not in UNSUPPORTED[name]:
+                why = f"{name!r} is not supported with this value; leave it out"
+                raise ApiError(400, why, name)
         return data
 
 
 class ChatRequest(TextRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST, fail_fast=True)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = Field(None, max_length=_MOST_TOOLS)
+    tools: list[Tool] | None = Field(None, max_length=_MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # or the one to call
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -230,9 +231,10 @@ def parsed(kind: type[BodyT], body: bytes) -> BodyT:
     try:
         text = body.decode()
         bare = text.replace("\\\\", "").replace('\\"', "")  # no string holds a quote now
-        if sum(1 for _ in islice(_PART.finditer(bare), _MOST_PARTS + 1)) > _MOST_PARTS:
-            why = f"the body has more than {_MOST_PARTS:,} strings, brackets and commas; shorten it"
-            raise ApiError(413, why)
+        parts = sum(1 for _ in islice(_JSON_PART.finditer(bare), _MAX_JSON_PARTS + 1))
+        if parts > _MAX_JSON_PARTS:
+            bound = f"{_MAX_JSON_PARTS:,} strings, brackets and commas"
+            raise ApiError(413, f"the body has more than {bound}; shorten it")
         # No field takes more digits, and thousands would take long to convert.
         data = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     except json.JSONDecodeError as error:
@@ -251,8 +253,9 @@ def _first_of(error: ValidationError) -> ApiError:
     """The first error, without the value, which may not be printable."""
     errors: list[Any] = error.errors(include_url=False, include_input=False)
     # A field of several types has an error for each; the error of the right type says more.
-    of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-    first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
+    of_field = [mistake for mistake in errors if mistake["loc"][:1] == errors[0]["loc"][:1]]
+    fitting = (mistake for mistake in of_field if not mistake["type"].endswith("_type"))
+    first = next(fitting, errors[0])
     # Fields and indices: other parts name one of several types.
     place = ".".join(
         str(part)

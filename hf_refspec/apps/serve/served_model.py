@@ -26,7 +26,7 @@ from ..shared.prompts import check_chat_template
 from .errors import ApiError
 from .generation import GenerationRequest
 from .grammars import GrammarBudget, GrammarCompiler, constraint
-from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
+from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, content_text
 from .tool_calls import CallReader, template_messages
 
 # Logits divided by less are no longer finite; the most probable token is chosen instead.
@@ -38,14 +38,13 @@ _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the p
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Prepares requests for the model that clients call by one of its `names`, or raises an
-    `ApiError`. `max_new_tokens` limits an answer, `clock` measures the time of grammars."""
+    """Prepares requests for a model, or raises an `ApiError`."""
 
-    names: Sequence[str]
+    names: Sequence[str]  # by which clients call it
     tokenizer: PreTrainedTokenizerBase
     config: PretrainedConfig
-    max_new_tokens: int
-    clock: Callable[[], float] = thread_time
+    max_new_tokens: int  # of an answer
+    clock: Callable[[], float] = thread_time  # measures grammars
 
     def chat(self, request: ChatRequest) -> GenerationRequest:
         self.check_name(request.model)
@@ -61,8 +60,8 @@ class ServedModel:
             constraint=constrained,
         )
         if tools:
-            own = getattr(self.tokenizer, "response_template", None)
-            common = constrained is not None or own is None
+            template = getattr(self.tokenizer, "response_template", None)
+            common = constrained is not None or template is None
             reader = partial(CallReader, self.tokenizer, text, tools, common)
             prepared = replace(prepared, reader=reader, keeps_special_tokens=not common)
         return prepared
@@ -75,7 +74,8 @@ class ServedModel:
         return replace(request, grammar=grammar, grammar_budget=GrammarBudget(self.clock))
 
     def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
-        of_client, field = request.chat_template_kwargs or {}, "chat_template_kwargs"
+        field = "chat_template_kwargs"
+        of_client = request.chat_template_kwargs or {}
         # Arguments of the method; among them are other templates.
         refused = [*of_client.keys() & signature(self.tokenizer.apply_chat_template).parameters]
         if not isinstance(of_client.get("enable_thinking", True), bool):
@@ -92,8 +92,8 @@ class ServedModel:
             raise ApiError(400, str(error), "messages") from error
         except (TemplateError, TypeError, ArithmeticError, LookupError) as error:
             why = " ".join(str(error).split())
-            given = f"these messages{f' with these {field}' if of_client else ''}"
-            message = f"the model's chat template does not take {given}: {why}"
+            noun = f"these messages{f' with these {field}' if of_client else ''}"
+            message = f"the model's chat template does not take {noun}: {why}"
             raise ApiError(400, message, "messages") from error
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
@@ -110,7 +110,6 @@ class ServedModel:
         return replace(prepared, top_logprobs=request.logprobs)
 
     def check_name(self, name: str | None) -> None:
-        """Refuses the name of another model; a request need not name one."""
         if name not in (None, *self.names):
             message = f"there is no such model here; this server has {' and '.join(self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
@@ -120,7 +119,6 @@ class ServedModel:
         return GrammarCompiler(self.tokenizer)
 
     def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """Tokenises a text, unless it is far too long."""
         self._check_length(len(text), param, "characters", _CHARACTERS_A_TOKEN)
         options = {"add_special_tokens": add_special_tokens, "verbose": False}
         ids: list[int] = self.tokenizer(text, **options)["input_ids"]
@@ -145,39 +143,39 @@ class ServedModel:
     def _prepared(
         self, request: TextRequest, ids: list[int], max_tokens: int | None
     ) -> GenerationRequest:
-        """Prepares the fields that chats and completions have in common."""
         self._check_ids(request.logit_bias or (), "logit_bias: the ids", "logit_bias")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
             fitting = min(fitting, longest - len(ids))
         stop = request.stop or []
-        text = text_of(request.prediction.content) if request.prediction else ""
+        text = content_text(request.prediction.content) if request.prediction else ""
         predicted = self._ids(text, "prediction", add_special_tokens=False) if text else []
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling_options(request)},
-            request.n or 1,
-            _logits_processors(request, len(ids)),
-            request.seed,
-            [stop] if isinstance(stop, str) else stop,
-            np.array(predicted) if predicted else None,
+            rows=request.n or 1,
+            processors=_logits_processors(request, len(ids)),
+            seed=request.seed,
+            stop_strings=[stop] if isinstance(stop, str) else stop,
+            prediction=np.array(predicted) if predicted else None,
         )
 
 
 def _sampling_options(request: TextRequest) -> dict[str, Any]:
     """The request's options for `generate`; the model's own apply to those that it leaves out."""
-    names = ("temperature", "top_p", "min_p")
-    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    options: dict[str, Any] = request.model_dump(
+        include={"temperature", "top_p", "min_p"}, exclude_none=True
+    )
     if request.top_k is not None:
-        given["top_k"] = max(request.top_k, 0)
-    if given.get("temperature", 1) < _LEAST_TEMPERATURE:
-        given = {"do_sample": False}
-    elif given:
-        given["do_sample"] = True
+        options["top_k"] = max(request.top_k, 0)
+    if options.get("temperature", 1) < _LEAST_TEMPERATURE:
+        options = {"do_sample": False}
+    elif options:
+        options["do_sample"] = True
     if request.repetition_penalty is not None:
-        given["repetition_penalty"] = 1.0  # turns the model's off; the request's is a processor
-    return given
+        options["repetition_penalty"] = 1.0  # turns the model's off; the request's is a processor
+    return options
 
 
 def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
@@ -188,23 +186,25 @@ def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsP
         processors.append(SequenceBiasLogitsProcessor(biases))
     if (penalty := request.repetition_penalty) not in (None, 1):
         processors.append(RepetitionPenaltyLogitsProcessor(penalty))
-    frequency, presence = request.frequency_penalty or 0, request.presence_penalty or 0
+    frequency = request.frequency_penalty or 0
+    presence = request.presence_penalty or 0
     if frequency or presence:
         processors.append(OutputPenalties(frequency, presence, prompt_length))
     return processors
 
 
+@dataclass(frozen=True)
 class OutputPenalties(LogitsProcessor):
     """OpenAI's penalties: a token's logit falls by `frequency` for each occurrence in the answer so
     far, and by `presence` if there is one. The prompt does not count."""
 
-    def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
-        self._frequency, self._presence = frequency, presence
-        self._prompt_length = prompt_length
+    frequency: float
+    presence: float
+    prompt_length: int
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
-        for row, ids in zip(scores, input_ids[:, self._prompt_length :], strict=True):
+        for row, ids in zip(scores, input_ids[:, self.prompt_length :], strict=True):
             tokens, counts = ids.unique(return_counts=True)
-            row[tokens] -= self._frequency * counts + self._presence
+            row[tokens] -= self.frequency * counts + self.presence
         return scores

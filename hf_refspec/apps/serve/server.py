@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from time import monotonic
@@ -17,29 +17,26 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from .engine import Engine
+from .engine import RequestEngine
 
 logger = logging.getLogger(__name__)
 
 _FORCED_SECONDS = 5  # after a second ctrl-C, for a forward pass and for telling the clients
-_LOOK_SECONDS = 0.1  # between two looks at the connections
+_CHECK_SECONDS = 0.1  # between two checks of the connections
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for clients: the bytes of a body; the seconds for a head and for a body to arrive, and
-    for a client to read on; the number of connections that may wait for their clients longer than a
-    second: a client that has a request sends it at once; and the names by which clients may reach
-    the server, the keys of which they must send one, if any, and the web pages that may ask."""
+    """Limits for clients."""
 
     body_bytes: int
-    head_seconds: float = 10
-    body_seconds: float = 60
-    reading_seconds: float = 30
-    connections: int = 256
-    hosts: Sequence[str] | None = None
-    keys: Sequence[str] = ()
-    origins: Sequence[str] = ()
+    head_seconds: float = 10  # for a head to arrive
+    body_seconds: float = 60  # for a body to arrive
+    reading_seconds: float = 30  # for a client to read on
+    connections: int = 256  # that may wait longer than a second for a client to send or read
+    hosts: Sequence[str] | None = None  # names by which clients may reach the server
+    keys: Sequence[str] = ()  # clients must send one, if any
+    origins: Sequence[str] = ()  # web pages that may ask
 
 
 def url(listening: socket.socket) -> str:
@@ -48,24 +45,21 @@ def url(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def _open_files() -> float:
+def _file_limit() -> float:
     """The number of files and connections that this process may have open."""
-    with suppress(ImportError):  # Windows has no such limit
-        import resource
-
-        if (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
-            return limit
-    return math.inf
+    limit = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1  # Windows has no limit
+    return math.inf if limit < 0 else limit
 
 
 class Server(uvicorn.Server):
     """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
 
-    def __init__(self, app: FastAPI, engine: Engine, limits: Limits) -> None:
+    def __init__(self, app: FastAPI, engine: RequestEngine, limits: Limits) -> None:
         options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         options |= {"log_config": None, "log_level": "warning", "access_log": False}
         super().__init__(uvicorn.Config(app, **options))
-        self._engine, self._limits = engine, limits
+        self._engine = engine
+        self._limits = limits
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -88,18 +82,19 @@ class Server(uvicorn.Server):
         """Closes connections whose clients owe a request or do not read, the oldest first."""
         since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
         while True:
-            now, connections = monotonic(), cast(Any, self.server_state.connections)
-            keys = [(each, each.cycle) for each in connections if self._patience(each)]
-            since = {key: since.get(key, now) for key in keys}
+            now = monotonic()
+            connections = cast(Any, self.server_state.connections)
+            waiting = [(known, known.cycle) for known in connections if self._patience(known)]
+            since = {key: since.get(key, now) for key in waiting}
             newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
             for place, ((connection, _), began) in enumerate(newest_first):
-                is_old = place >= min(self._limits.connections, _open_files() // 2)
+                is_old = place >= min(self._limits.connections, _file_limit() // 2)
                 if now - began > (1 if is_old else self._patience(connection)):
                     connection.transport.abort()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     def _patience(self, connection: Any) -> float:
-        """The seconds that a connection may stay as it is; 0 if its client owes nothing."""
+        """The seconds to wait for a connection's client; 0 if it owes nothing."""
         cycle = connection.cycle
         if cycle is None or cycle.response_complete:
             return self._limits.head_seconds

@@ -28,7 +28,8 @@ def add_store_routes(
     app: FastAPI, stores: Mapping[str, Datastore], read: Callable[[Request], Any]
 ) -> None:
     """Answers requests that list and change documents, which `read` receives, one after another."""
-    writer, places = ThreadPoolExecutor(1, "writer"), Places("requests wait for a datastore")
+    writer = ThreadPoolExecutor(1, "writer")
+    places = Places("requests wait for a datastore")
 
     async def answered(name: str, change: Callable[[Datastore], Any]) -> dict[str, Any]:
         def about() -> dict[str, Any]:
@@ -54,9 +55,9 @@ def add_store_routes(
         body = await read(http)
 
         def change(opened: Datastore) -> None:
-            given = parsed(DocumentsRequest, body).documents
-            # In a list texts that name files of this machine would be paths.
-            opened.add(given if isinstance(given, dict) else iter(given), progress=False)
+            texts = parsed(DocumentsRequest, body).documents
+            # In a list, texts that name files of this machine would be paths.
+            opened.add(texts if isinstance(texts, dict) else iter(texts), progress=False)
 
         return await answered(store, change)
 

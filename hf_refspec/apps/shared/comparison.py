@@ -1,4 +1,4 @@
-"""Plain decoding against other methods: the same prompts by turns, the same ids, the speed-up."""
+"""Plain decoding against other methods: the same prompts in turn, equal ids, the speed-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Methods: TypeAlias = Mapping[str, Mapping[str, Any]]
 PLAIN = "plain"
 FEWEST_PROMPTS = 5  # with fewer their spread is unknown
 LEAST_GAIN = 1.02
-_WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
+_WARM_UP_LENGTH = 200  # of the prompt, which repeats
+_REPEATED = 50  # different tokens
+_WARM_UP_TOKENS = 40
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class Gain:
     @classmethod
     def of(cls, plain: Sequence[Decoded], other: Sequence[Decoded]) -> Gain:
         """The gain of the `other` calls for the same prompts, in the same order."""
-        prompts, random_numbers = len(plain), np.random.default_rng(0)
-        drawn = random_numbers.integers(prompts, size=(2000, prompts))
+        prompts = len(plain)
+        drawn = np.random.default_rng(0).integers(prompts, size=(2000, prompts))
 
         def rates(calls: Sequence[Decoded]) -> np.ndarray:
             figures = np.array([(len(call.ids), call.seconds) for call in calls])
@@ -125,8 +127,8 @@ class Gain:
 
 
 class Comparison:
-    """Several methods that answer the same prompts by turns; others are compared with the first.
-    `new_methods` returns them with new drafters, `options` are the arguments of all of them."""
+    """Several methods that answer the same prompts in turn, compared with the first of them.
+    `new_methods` returns them with new drafters, `options` are arguments that all of them share."""
 
     def __init__(
         self, model: PreTrainedModel, new_methods: Callable[[], Methods], **options: Any
@@ -147,9 +149,9 @@ class Comparison:
         numbers = torch.arange(max(min(_WARM_UP_LENGTH, longest), 1))
         ids = (1 + numbers % min(_REPEATED, vocabulary - 1))[None].to(self.model.device)
         inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        for options in self._new_methods().values():
-            given = {**self.options, **options, "max_new_tokens": _WARM_UP_TOKENS}
-            decode(self.model, inputs, **given)
+        for method in self._new_methods().values():
+            options = {**self.options, **method, "max_new_tokens": _WARM_UP_TOKENS}
+            decode(self.model, inputs, **options)
 
     def call(self, name: str, inputs: BatchEncoding, **options: Any) -> Decoded:
         """Decodes a prompt by one method; every method has the same random numbers."""
@@ -157,13 +159,11 @@ class Comparison:
         return decode(self.model, inputs, **{**self.options, **options, **self.methods[name]})
 
     def record(self, calls: Mapping[str, Decoded]) -> None:
-        """Adds a prompt with the calls of all methods."""
         for name, call in calls.items():
             self.calls[name].append(call)
 
     def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
-        """Decodes a prompt by all methods, in another order for each prompt; returns the first
-        method's call. If it raises, as on ctrl-C, no call of this prompt counts."""
+        """Decodes a prompt by all methods, in a random order; returns the first method's call."""
         order = random.Random(len(self.calls[self.first]))
         names = order.sample(list(self.methods), len(self.methods))
         found = {name: self.call(name, inputs, **options) for name in names}
@@ -175,6 +175,10 @@ class Comparison:
         """A method's new tokens per forward pass, over all prompts."""
         calls = self.calls[name]
         return sum(len(call.ids) for call in calls) / sum(call.passes for call in calls)
+
+    def _pass_seconds(self, name: str) -> float:
+        calls = self.calls[name]
+        return sum(call.seconds for call in calls) / sum(call.passes for call in calls)
 
     def equal(self, name: str) -> int:
         """The number of a method's texts that equal the first method's."""
@@ -200,24 +204,21 @@ class Comparison:
         return table
 
     def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
-        """Prints the table, and for each method whether it pays, compared with the first or with
-        the one that `over` names. Returns 1 if texts differ in float32."""
+        """Prints the table, and whether each method pays, against the first or the one in `over`.
+        Returns 1 if texts differ in float32."""
         console.print(self.table())
         for name in list(self.calls)[1:]:
             other = (over or {}).get(name, self.first)
-            of_pass, of_first = (
-                sum(call.seconds for call in calls) / sum(call.passes for call in calls)
-                for calls in (self.calls[name], self.calls[self.first])
-            )
-            console.print(
-                f"{name} against {other} {self.gain(name, other)}; {self.mat(name):.2f} tokens a "
-                f"pass, which takes {of_pass / of_first:.2f} times as long",
-                soft_wrap=True,
-            )
+            cost = self._pass_seconds(name) / self._pass_seconds(self.first)
+            about = f"{self.mat(name):.2f} tokens a pass, which takes {cost:.2f} times as long"
+            gain = self.gain(name, other)
+            console.print(f"{name} against {other} {gain}; {about}", soft_wrap=True)
         differing = [name for name, calls in self.calls.items() if self.equal(name) < len(calls)]
         if differing and self.model.dtype == torch.float32:
             console.print(f"IDS DIFFER: {', '.join(differing)}", soft_wrap=True)
             return 1
         if differing:
-            console.print("in 16 bits near-ties of two tokens flip; in float32 all texts are equal")
+            console.print(
+                "in 16 bits near-ties between tokens flip; in float32 all texts are equal"
+            )
         return 0

@@ -1,4 +1,4 @@
-"""The terminal, and answers on it as they come, accepted drafts in their sources' colours."""
+"""The terminal, and answers streamed to it, accepted drafts in their sources' colours."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class Terminal(Console):
 
 
 class LiveDrafts(Blend):
-    """Tells its `listener` in each step which source first drafted each accepted token; `verified`
-    is the tree of that step."""
+    """Calls its `listener` in each step with the source that first drafted each accepted token."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
         self.listener: Listener | None = None
-        self.verified = DraftTree.empty()
+        self.verified = DraftTree.empty()  # the tree of the last step
 
     def observe(self, observation: Observation) -> None:
         self.verified = observation.verified
@@ -58,8 +57,7 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come; `put` is a [`Listener`]. A console that records a
-    picture gets the answer at its end, and breaks its lines between words."""
+    """Prints an answer token by token, or to a console that records a picture at its end."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
@@ -68,7 +66,8 @@ class AnswerStream:
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         for token, owner in zip(tokens, owners, strict=True):
-            self._print(self._stream.put(token), "" if owner is None else style_of(owner))
+            style = "" if owner is None else STYLES[owner % len(STYLES)]
+            self._print(self._stream.put(token), style)
 
     def end(self) -> None:
         """Prints the rest of the text, and ends the line."""
@@ -86,19 +85,14 @@ class AnswerStream:
             self._console.file.flush()
 
 
-def style_of(source: int) -> str:
-    """The style of a blend's source, by its index."""
-    return STYLES[source % len(STYLES)]
-
-
 def legend(stats: DraftStats) -> Text:
     """How many accepted tokens each source drafted, in its colour."""
     parts = [
-        Text(f"■ {source.name} {source.first}", style_of(index))
+        Text(f"■ {source.name} {source.first}", STYLES[index % len(STYLES)])
         for index, source in enumerate(stats.sources)
     ]
-    own = stats.tokens - sum(source.first for source in stats.sources)
-    return Text("  ").join([*parts, Text(f"■ the model itself {own}")])
+    chosen = stats.tokens - sum(source.first for source in stats.sources)
+    return Text("  ").join([*parts, Text(f"■ the model itself {chosen}")])
 
 
 def without_controls(text: str) -> str:

@@ -22,15 +22,6 @@ from ...store.printable import one_line
 from ...store.stored_tokenizer import public_name
 
 
-def load(
-    name: str | None = None,
-    device_map: str | dict[str, Any] | None = None,
-    dtype: torch.dtype | str | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """[`load_model`] and [`load_tokenizer`]."""
-    return load_model(name, device_map, dtype), load_tokenizer(name)
-
-
 def name_for_people(name: str | None) -> str:
     """A model's name, without the path of its folder: for readers on other machines."""
     return public_name(name or HUB_ID)
@@ -42,7 +33,7 @@ def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
 
 
 def load_config(name: str | None, source: dict[str, Any] | None = None) -> PretrainedConfig:
-    """The configuration of a decoder-only language model; refuses other models."""
+    """The configuration of a decoder-only language model; refuses any other model."""
     source = source or model_source(name or default_model())
     try:
         config = AutoConfig.from_pretrained(**source)
@@ -53,7 +44,7 @@ def load_config(name: str | None, source: dict[str, Any] | None = None) -> Pretr
     other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
     if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{name or HUB_ID} is no decoder-only language model but a "
+            f"{name or HUB_ID} is not a decoder-only language model but a "
             f"{named or type(config).__name__}; name another model"
         )
     return config
@@ -65,7 +56,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
     """Loads a decoder-only language model, by default onto a GPU if there is one; the default model
-    in float32, so that ids are equal. `device_map` is a device, or what accelerate takes."""
+    in float32, so that ids are equal. `device_map` is a device, or a map for accelerate."""
     source = model_source(name or default_model())
     load_config(name, source)
     dtype = dtype or ("float32" if name is None else "auto")

@@ -14,15 +14,17 @@ from ...text_config import context_length
 Message: TypeAlias = dict[str, str]
 
 
-def message(role: str, content: str) -> Message:
+def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-system, user, assistant = (partial(message, role) for role in ("system", "user", "assistant"))
+system = partial(_message, "system")
+user = partial(_message, "user")
+assistant = partial(_message, "assistant")
 
 
 def with_document(document: str | None, question: str) -> str:
-    """A message that shows a text, if there is one, and then asks about it."""
+    """A question after the text that it is about, if there is one."""
     return f"{document.strip()}\n\n{question}" if document and document.strip() else question
 
 
@@ -30,7 +32,8 @@ def tokens_left(
     prompt: BatchEncoding, config: PretrainedConfig, noun: str, hint: str, wanted: int
 ) -> int:
     """How many of the `wanted` tokens fit into the context after a prompt; at least one must."""
-    length, longest = prompt["input_ids"].shape[1], context_length(config)
+    length = prompt["input_ids"].shape[1]
+    longest = context_length(config)
     if longest is None:
         return wanted
     if length >= longest:
@@ -42,7 +45,7 @@ def tokens_left(
 
 
 def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hint: str) -> None:
-    """Refuses a tokenizer without a chat template, and says what to do: `hint`."""
+    """Refuses a tokenizer without a chat template; `hint` says what to do."""
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {name or HUB_ID} has no chat template; {hint}")
 
@@ -50,7 +53,7 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
     """A chat up to its answer, in the model's template or as a text: ids and mask, `(1, n)`."""
     if tokenizer.chat_template is None:
-        return text_inputs(tokenizer, "\n\n".join(each["content"] for each in messages))
+        return text_inputs(tokenizer, "\n\n".join(message["content"] for message in messages))
     return tokenizer.apply_chat_template(
         list(messages),
         add_generation_prompt=True,
@@ -61,5 +64,5 @@ def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message])
 
 
 def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
-    """A text as it is, for the model to go on from: ids and mask, `(1, n)`."""
+    """A text for the model to continue: ids and mask, `(1, n)`."""
     return tokenizer(text, return_tensors="pt", return_token_type_ids=False)

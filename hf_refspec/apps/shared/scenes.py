@@ -54,16 +54,17 @@ BUILT_IN_SCENES = [
 
 
 def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
-    """A question about a text, and an edit of it: of its first lines, if it is too long."""
-    part, ids = text, tokenizer(text, add_special_tokens=False)["input_ids"]
+    """A question about a text, and an edit of it, or of the first lines of a long one."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) > FILE_TOKENS:
-        part = tokenizer.decode(ids[:FILE_TOKENS])
-        part = part[: part.rfind("\n") + 1] or part
-    python = name.endswith(".py")
+        text = tokenizer.decode(ids[:FILE_TOKENS])
+        text = text[: text.rfind("\n") + 1] or text
     question = "What is this about?"
-    edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
-    document = f"```python\n{part}```" if python else part
+    edit = "Correct the spelling of this text."
+    if name.endswith(".py"):
+        edit = "Add docstrings to this code."
+        text = f"```python\n{text}```"
     return [
-        Scene("document", (question,), document, f"A question about {name}", FROM_THE_TEXT),
-        Scene("edit", (edit,), document, f"An edit of {name}"),
+        Scene("document", (question,), text, f"A question about {name}", FROM_THE_TEXT),
+        Scene("edit", (edit,), text, f"An edit of {name}"),
     ]

@@ -1,4 +1,4 @@
-"""The text of tokens as they come."""
+"""The text of tokens, piece by piece."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from transformers import PreTrainedTokenizerBase
 
 PART_OF_CHARACTER = "\ufffd"
 
-# Byte-level tokenizers write printable characters of Latin-1 for their bytes, others for the rest.
-_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(0x100) if byte not in _VISIBLE]
-_BYTES = {chr(byte): byte for byte in _VISIBLE}
+# Byte-level tokenizers write a byte as its character in Latin-1 if that is printable, and number
+# the others from 0x100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _BYTES |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, text: str) -> bytes:
-    """The bytes that a token adds to a text: those of its own `text`, or, of a part of a character,
-    those that the vocabulary names."""
+    """The bytes of a token's text; of a part of a character those that the vocabulary names."""
     written = tokenizer.convert_ids_to_tokens(token)
     if PART_OF_CHARACTER not in text or not isinstance(written, str):
         return text.encode()
@@ -40,17 +40,15 @@ class TextStream:
     def put(self, token: int) -> str:
         """The text that a token adds; nothing while it ends inside a character."""
         self._ids.append(token)
-        text = self._new_text()
+        text = self.end()
         if text.endswith(PART_OF_CHARACTER):
             return ""
-        self._ids, self._read = self._ids[self._read :], len(self._ids) - self._read
+        del self._ids[: self._read]
+        self._read = len(self._ids)
         return text
 
     def end(self) -> str:
         """The rest of the text: a character that was never completed."""
-        return self._new_text()
-
-    def _new_text(self) -> str:
         known = self._decode(self._ids[: self._read])
         return self._decode(self._ids)[len(known) :]
 

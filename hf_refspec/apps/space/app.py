@@ -23,9 +23,9 @@ _LARGEST_BODY = 1 << 20  # bytes
 _WARMUP = "Repeat: one two three one two three one two three"
 
 
-def serve(server_name: str | None = None, server_port: int | None = None, **given: Any) -> None:
-    """Serves what [`load_host`] loads until Ctrl-C; on the Hub the environment says where."""
-    blocks = page(load_host(**given))
+def serve(server_name: str | None = None, server_port: int | None = None, **options: Any) -> None:
+    """Serves until Ctrl-C; `options` go to [`load_host`]. On the Hub gradio finds the address."""
+    blocks = page(load_host(**options))
     address = start(blocks, server_name=server_name, server_port=server_port)
     print(f"{address} (Ctrl-C ends it)", flush=True)
     blocks.block_thread()
@@ -37,7 +37,7 @@ def load_host(
     datastore: str | None = None,
     device_map: str | None = None,
 ) -> Host:
-    """Loads a model and its sources, and decodes a few tokens, which probes and times the model."""
+    """Loads a model and its sources, and decodes a few tokens, to probe and time the model."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
     store = None
@@ -45,8 +45,8 @@ def load_host(
         store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
     choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
-    for each in choices:
-        DatastoreDrafts(each).check(text_config(loaded).vocab_size)
+    for choice in choices:
+        DatastoreDrafts(choice).check(text_config(loaded).vocab_size)
     drafting_kernels.compile()
     host = Host(loaded, tokenizer, store, choices, name_for_people(model))
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
@@ -56,9 +56,10 @@ def load_host(
 
 def start(blocks: gr.Blocks, **options: Any) -> str:
     """Serves a page until it is closed; returns its address. `options` go to `Blocks.launch`."""
-    font, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
-    _, address, _ = blocks.launch(
-        theme=gr.themes.Default(primary_hue="blue", font=font, font_mono=mono),
+    font = ["system-ui", "sans-serif"]
+    font_mono = ["ui-monospace", "monospace"]
+    blocks.launch(
+        theme=gr.themes.Default(primary_hue="blue", font=font, font_mono=font_mono),
         css_paths=Path(__file__).with_name("style.css"),
         footer_links=[],
         ssr_mode=False,
@@ -68,7 +69,7 @@ def start(blocks: gr.Blocks, **options: Any) -> str:
         app_kwargs={"middleware": [Middleware(BodyLimit)]},
         **options,
     )
-    return address
+    return str(blocks.local_url)
 
 
 class BodyLimit:

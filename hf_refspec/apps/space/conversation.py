@@ -28,22 +28,20 @@ from .race import Race
 logger = logging.getLogger("hf_refspec")
 
 AUTO = "auto"
-_TOKENS = 500_000
+_STDLIB_TOKENS = 500_000
 _NGRAMS = 2_000  # of each length
 
 
 @dataclass(frozen=True)
 class Host:
-    """A model, its name for people, a tokenizer with a chat template, a datastore to draft from, if
-    any, and those to choose: itself, or REST's and CREST's. The first race of its `line` runs, the
-    others wait."""
+    """A model that answers one visitor after another."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    datastore: Datastore | None = None
-    choices: Sequence[Datastore] = ()
-    name: str = HUB_ID
-    line: list[Race] = field(default_factory=list)
+    tokenizer: PreTrainedTokenizerBase  # with a chat template
+    datastore: Datastore | None = None  # the default drafter's
+    choices: Sequence[Datastore] = ()  # `datastore` itself, or REST's and CREST's
+    name: str = HUB_ID  # for people
+    line: list[Race] = field(default_factory=list)  # the first runs, the others wait
 
     @contextmanager
     def place_in_line(self, race: Race) -> Iterator[None]:
@@ -55,26 +53,28 @@ class Host:
             self.line.remove(race)
 
     def wait(self, race: Race) -> str:
-        """Says how many answers come before a race; empty when it is its turn."""
+        """The number of answers before a race, in words; empty when it is its turn."""
         before = self.line.index(race)
         answers = "1 answer comes" if before == 1 else f"{before} answers come"
         return f"{answers} before yours." if before else ""
 
     def sources(self) -> dict[str, list[Drafter]]:
-        """The sources to choose: the default ones with the datastore, or those of another."""
-        own = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
-        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *own]}
+        """The sources to choose from, by name."""
+        sources: dict[str, list[Drafter]] = {AUTO: [*default_sources()]}
+        if self.datastore is not None:
+            sources[AUTO].append(DatastoreDrafts(self.datastore))
         for store in self.choices:
             if store.form == "full":
-                found["REST"] = [DatastoreDrafts(store, published=True)]
+                sources["REST"] = [DatastoreDrafts(store, published=True)]
             else:
-                found["compact" if store is self.datastore else "CREST"] = [DatastoreDrafts(store)]
-        return found
+                name = "compact" if store is self.datastore else "CREST"
+                sources[name] = [DatastoreDrafts(store)]
+        return sources
 
 
 def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
-    """Opens both forms of a small datastore of Python's standard library, which is built once for
-    each tokenizer (seconds) and kept in HF_HOME. If that fails, warns and returns none."""
+    """Both forms of a small datastore of Python's standard library, built once and kept in HF_HOME;
+    none if that fails."""
     about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"
@@ -82,15 +82,9 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
             logger.info("Building a datastore of the %s, once (seconds) ...", about.corpus)
-            Datastore.build(
-                python_stdlib(),
-                tokenizer,
-                folder,
-                max_tokens=_TOKENS,
-                corpus_name=about.corpus,
-                license=about.license,
-                progress=False,
-            )
+            options: dict[str, Any] = {"corpus": about.corpus, "license": about.license}
+            options |= {"max_tokens": _STDLIB_TOKENS, "progress": False}
+            Datastore.build(python_stdlib(), tokenizer, folder, **options)
         full = Datastore(folder, form="full")
         if full.config.ngrams is None:
             full.compact(published=True, ngrams_per_order=_NGRAMS, progress=False)
@@ -102,17 +96,16 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
 
 @dataclass
 class Conversation:
-    """Messages with the races of their answers, and drafters that learn from one race to the next.
-    `document` stands before the first message, `busy` is held while an answer is shown."""
+    """Messages with the races of their answers, and drafters that learn from race to race."""
 
-    document: str = ""
+    document: str = ""  # precedes the first message
     turns: list[tuple[str, Race]] = field(default_factory=list)
-    busy: Any = field(default_factory=Lock)
+    busy: Any = field(default_factory=Lock)  # held while an answer is shown
     left: bool = False  # the visitor has begun another one
     _drafters: dict[str, LiveDrafts] = field(default_factory=dict)
 
     def ask(self, host: Host, message: str, max_new_tokens: int, drafts: str = AUTO) -> Race:
-        """Adds a message; running the race decodes its answer, drafted from `sources()[drafts]`."""
+        """Adds a message. Running the race decodes its answer, drafted from `sources()[drafts]`."""
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
         messages = []
@@ -121,9 +114,11 @@ class Conversation:
         messages.append(user(message))
         messages[0] = user(with_document(self.document, messages[0]["content"]))
         inputs = chat_inputs(host.tokenizer, messages)
-        noun, hint = "the message with its document", "shorten them"
+        noun = "the message with its document"
+        hint = "shorten them"
         if self.turns:
-            noun, hint = "the conversation", "begin a new one"
+            noun = "the conversation"
+            hint = "begin a new one"
         fitting = tokens_left(inputs, host.model.config, noun, hint, max_new_tokens)
         if drafts not in self._drafters:
             self._drafters[drafts] = LiveDrafts(host.sources()[drafts])

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from html import escape
-from importlib.metadata import distributions
-from itertools import chain, pairwise
+from importlib.metadata import metadata
+from itertools import pairwise
 from time import perf_counter, sleep
 from typing import Any
 
@@ -17,12 +17,12 @@ import torch
 from ...store.files import DatastoreError
 from ..shared.scenes import EDIT, FROM_THE_TEXT, NEWS, NOTICE, QUERIES, TEMPERATURE, Scene
 from .conversation import AUTO, Conversation, Host
-from .views import conversation_html, step_html
+from .views import conversation_html, pass_html
 
 logger = logging.getLogger("hf_refspec")
 
 _SECONDS_BETWEEN_PICTURES = 0.15
-_SECONDS_IN_LINE = 0.5  # between two looks at the line
+_SECONDS_IN_LINE = 0.5  # between two checks of the line
 _SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
@@ -38,11 +38,11 @@ _PAPERS = {
 }
 
 
-# Examples; after an answer, the next message of its example is offered.
 _HOURS = "When is the library open on Saturdays?"
 _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
-PRESETS = (
+# After an answer, the next message of its example is offered.
+EXAMPLES = (
     Scene("RAG", (f"{FROM_THE_TEXT} {NEWS}", _HOURS), NOTICE),
     Scene("Edit", (EDIT,), TEMPERATURE),
     Scene("Chat", QUERIES),
@@ -51,8 +51,8 @@ PRESETS = (
 
 
 def following(message: str) -> str:
-    """The next message of the preset that has this one, or an empty text."""
-    later = dict(pair for preset in PRESETS for pair in pairwise(preset.questions))
+    """The next message of the example that has this one, or an empty text."""
+    later = dict(pair for example in EXAMPLES for pair in pairwise(example.questions))
     return later.get(message.strip(), "")
 
 
@@ -65,7 +65,7 @@ def page(host: Host) -> gr.Blocks:
         gr.HTML(intro)
         state = gr.State(None, time_to_live=3600)
         with gr.Row(elem_id="rs-presets"):
-            presets = [gr.Button(p.name, size="sm", min_width=60) for p in PRESETS]
+            buttons = [gr.Button(example.name, size="sm", min_width=60) for example in EXAMPLES]
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 document = gr.Textbox(
@@ -120,55 +120,59 @@ def page(host: Host) -> gr.Blocks:
             "trigger_mode": "once",
             **private,
         }
-        settings = [new_tokens, drafts]
-        asked = [state, document, message, *settings]
-        gr.on([send.click, message.submit], partial(_race, host), asked, **racing)
-        for button, preset in zip(presets, PRESETS, strict=True):
-            button.click(partial(_race_preset, host, preset), [state, *settings], **racing)
-        new.click(_begin_anew, state, [state, *shown], **private)
+        fields = [state, document, message, new_tokens, drafts]
+        gr.on([send.click, message.submit], partial(_race, host), fields, **racing)
+        for button, example in zip(buttons, EXAMPLES, strict=True):
+            race_example = partial(_race_example, host, example)
+            button.click(race_example, [state, new_tokens, drafts], **racing)
+        new.click(_start_over, state, [state, *shown], **private)
         stop.click(_stop, state, None, queue=False, **private)
-        looked = partial(_look, host)
-        number.change(looked, [state, number], tree, show_progress="hidden", **private)
+        look = partial(_look, host)
+        number.change(look, [state, number], tree, show_progress="hidden", **private)
     return blocks
 
 
 def _texts(host: Host) -> tuple[str, str]:
-    """What stands above everything else, and below."""
-    model, promise = host.model, "The words are those of plain decoding."
-    dtype = str(model.dtype).removeprefix("torch.")
-    if model.dtype != torch.float32:
+    """The first and the last text of the page."""
+    dtype = str(host.model.dtype).removeprefix("torch.")
+    promise = "The words are those of plain decoding."
+    if host.model.dtype != torch.float32:
         promise += f" Where two are within the rounding of {dtype}, either of them may come out."
-    # Where the documentation is stands in the package's metadata alone.
-    found = [each.metadata.get_all("Project-URL", []) for each in distributions(name="hf_refspec")]
-    links = [url.partition(", ")[2] for url in chain(*found) if url.startswith("Documentation,")]
-    more = f' <a href="{links[0]}" target="_blank">Documentation</a>' if links else ""
-    device = "the CPU" if model.device.type == "cpu" else "a GPU"
+    more = ""
+    for entry in metadata("hf_refspec").get_all("Project-URL", []):
+        label, link = entry.split(", ")
+        if label == "Documentation":
+            more = f' <a href="{link}" target="_blank">Documentation</a>'
+    device = "the CPU" if host.model.device.type == "cpu" else "a GPU"
     intro = _INTRO.format(model=escape(host.name), promise=promise, documentation=more)
     return intro, _MEASURING.format(dtype=dtype, device=device)
 
 
-def _race_preset(
-    host: Host, preset: Scene, conversation: Conversation | None, *settings: Any
+def _race_example(
+    host: Host, example: Scene, conversation: Conversation | None, *settings: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """Begins anew with a preset's texts, and sends its first message."""
-    anew = _begin_anew(conversation, preset)
-    yield anew
-    yield from _race(host, anew[0], preset.document, preset.questions[0], *settings)
+    """Starts over with an example's texts, and sends its first message."""
+    fresh, *shown = _start_over(conversation, example)
+    yield fresh, *shown
+    yield from _race(host, fresh, example.document, example.questions[0], *settings)
 
 
 def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
-    """Shows the race, and then the tree of its best step; or what went wrong."""
+    """Shows the race, and then the tree of its best forward pass, or an error."""
     conversation = conversation or Conversation()
     if conversation.busy.locked():  # by an example's race
         return
     with conversation.busy:
         try:
             yield from _answer(host, conversation, *fields)
+            return
         except DatastoreError:  # its message names a path of this machine
             logger.exception("the datastore cannot be read")
-            yield _failed(conversation, "The datastore cannot be read; choose other drafts.")
+            why = "The datastore cannot be read; choose other drafts."
         except (RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
-            yield _failed(conversation, str(error))
+            why = str(error)
+        stop = gr.Button(interactive=False)
+        yield _shown(conversation, chat=conversation_html(conversation, why), stop=stop)
 
 
 def _answer(
@@ -202,13 +206,13 @@ def _answer(
                 drawn = perf_counter()
     if conversation.left:
         return
-    best = 1 + max(range(len(race.steps)), key=lambda i: len(race.steps[i].tokens), default=0)
+    best = 1 + max(range(len(race.passes)), key=lambda i: len(race.passes[i].tokens), default=0)
     yield _shown(
         conversation,
         message=following(message),
         stop=gr.Button(interactive=False),
-        looking=gr.Column(visible=bool(race.steps)),
-        number=gr.Slider(maximum=max(2, len(race.steps)), value=best),
+        looking=gr.Column(visible=bool(race.passes)),
+        number=gr.Slider(maximum=max(2, len(race.passes)), value=best),
         tree=_look(host, conversation, best),
     )
 
@@ -219,17 +223,12 @@ def _shown(conversation: Conversation, **changes: Any) -> tuple[Any, ...]:
     return conversation, *(changes.get(name, gr.skip()) for name in _SHOWN)
 
 
-def _failed(conversation: Conversation, error: str) -> tuple[Any, ...]:
-    stop = gr.Button(interactive=False)
-    return _shown(conversation, chat=conversation_html(conversation, error), stop=stop)
-
-
 def _look(host: Host, conversation: Conversation | None, number: int) -> str:
     """The tree of a forward pass of the last answer."""
     race = conversation.turns[-1][1] if conversation and conversation.turns else None
-    if race is None or not 1 <= number <= len(race.steps):
+    if race is None or not 1 <= number <= len(race.passes):
         return ""
-    return step_html(int(number), race.steps, race.sources, host.tokenizer)
+    return pass_html(int(number), race.passes, race.sources, host.tokenizer)
 
 
 def _stop(conversation: Conversation | None) -> None:
@@ -237,12 +236,15 @@ def _stop(conversation: Conversation | None) -> None:
         conversation.stop()
 
 
-def _begin_anew(conversation: Conversation | None, preset: Scene | None = None) -> tuple[Any, ...]:
-    """A new conversation; a preset fills in its texts."""
+def _start_over(conversation: Conversation | None, example: Scene | None = None) -> tuple[Any, ...]:
+    """A new conversation, with an example's texts if there is one."""
     if conversation is not None:
         conversation.leave()
-    document, message = gr.Textbox(interactive=True), ""
-    if preset is not None:
-        document, message = gr.Textbox(preset.document, interactive=True), preset.questions[0]
-    hidden, off = gr.Column(visible=False), gr.Button(interactive=False)
-    return _shown(Conversation(), document=document, message=message, stop=off, looking=hidden)
+    document = gr.Textbox(interactive=True)
+    message = ""
+    if example is not None:
+        document = gr.Textbox(example.document, interactive=True)
+        message = example.questions[0]
+    hidden = gr.Column(visible=False)
+    stop = gr.Button(interactive=False)
+    return _shown(Conversation(), document=document, message=message, stop=stop, looking=hidden)

@@ -26,13 +26,12 @@ from ..shared.text_stream import TextStream
 
 
 @dataclass(frozen=True)
-class Step:
-    """A forward pass of the target model: accepted draft tokens and one that it chose after them,
-    the source that drafted each, or `None`, and the tree that it verified."""
+class RacePass:
+    """A forward pass of the target model."""
 
-    tokens: list[int]
-    owners: list[int | None]
-    tree: DraftTree
+    tokens: list[int]  # accepted draft tokens, and one that it chose after them
+    owners: list[int | None]  # the source that drafted each
+    tree: DraftTree  # that it verified
 
     def accepted(self) -> list[int]:
         """The accepted nodes of the tree, from the root on."""
@@ -40,8 +39,7 @@ class Step:
 
 
 class Race:
-    """Two greedy calls of `generate` with the same prompt; `steps` are the drafted one's passes.
-    Setting `stopped` ends both after the current pass."""
+    """Two greedy calls of `generate` with the same prompt."""
 
     def __init__(
         self,
@@ -52,9 +50,9 @@ class Race:
         drafter: LiveDrafts,
     ) -> None:
         self.max_new_tokens = max_new_tokens
-        self.steps: list[Step] = []
+        self.passes: list[RacePass] = []  # of the drafted call
         self.sources = [type(source).__name__ for source in drafter.sources]
-        self.stopped = False
+        self.stopped = False  # True ends both after the current pass
         self.copied: list[CopiedSpan] = []  # of the drafted text, at its end
         self.drafter = drafter
         options = {**inputs.to(model.device), "max_new_tokens": max_new_tokens, "do_sample": False}
@@ -99,24 +97,23 @@ class Race:
         return None if ended and not self.finished else position
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
-        self.steps.append(Step([*tokens], [*owners], self.drafter.verified))
+        self.passes.append(RacePass([*tokens], [*owners], self.drafter.verified))
         self.drafted.put(tokens, owners)
 
 
 class Lane:
-    """A call that computes only in its turns: `decode` makes it, and hands new tokens to `put`.
-    `pieces` are texts with the index of the source that drafted each, or `None`."""
+    """A call that computes only in its turns: `decode` calls `generate`, new tokens reach `put`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
         self.ids: list[int] = []
-        self.pieces: list[tuple[str, int | None]] = []
+        self.pieces: list[tuple[str, int | None]] = []  # texts, and the index of each one's source
         self.passes = 0
         self.seconds = 0.0
-        self.finished = self.completed = False
+        self.finished = False
+        self.completed = False
         self._text = TextStream(tokenizer)
-        # At the start of a turn whether to go on, and at its end an error or `None`.
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._turns: SimpleQueue[bool] = SimpleQueue()  # begins a turn: whether to go on
+        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()  # ends it: an error or `None`
         self._thread = Thread(target=self._run, args=[decode], name="Lane", daemon=True)
 
     @property
@@ -145,7 +142,7 @@ class Lane:
             raise error
 
     def stop(self) -> None:
-        """Ends the call at its present token."""
+        """Ends the call at its current token."""
         if not self.finished and self._thread.ident is not None:
             self._turns.put(False)
             self._thread.join()
@@ -176,7 +173,7 @@ class Lane:
 
 
 class _Stopped(BaseException):
-    """Ends a call of `generate` from inside; no `except Exception` may catch it."""
+    """Ends a call of `generate` from inside; no `except Exception` catches it."""
 
 
 class _NewTokens(BaseStreamer):

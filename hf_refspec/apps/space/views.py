@@ -13,21 +13,25 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
 from .conversation import Conversation
-from .race import Lane, Race, Step
+from .race import Lane, Race, RacePass
 
 _EXPLANATIONS = {
     "ReferenceCopy": "copied from the document, the messages and the answers so far",
-    "TokenRecycling": "what the model itself expected in similar places before",
+    "TokenRecycling": "expected by the model itself in similar places before",
     "DatastoreDrafts": "looked up in the datastore",
 }
 _EMPTY = (
     '<div class="empty">Choose an example, or type a message. Plain and drafted decoding race side '
     "by side.</div>"
 )
-_ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between boxes, around
-_CHARACTER = 7.3  # pixels, the width of a character
-_EVEN, _RARELY = 0.97, 1.2  # a lost race has a lower speed-up; MAT where drafts hardly help
-_LONGEST = 16  # characters of a token that are shown
+_ROW = 30  # pixels, the height of a row
+_BOX = 22  # of a box in it
+_GAP = 34  # the width between boxes
+_MARGIN = 10
+_CHARACTER = 7.3  # the width of a character
+_LOST = 0.97  # the highest speed-up of a lost race
+_RARELY = 1.2  # MAT, where drafts were rarely accepted
+_SHOWN_CHARACTERS = 16  # of a token
 
 
 def source_class(source: int) -> str:
@@ -72,17 +76,17 @@ def _legend(race: Race) -> str:
         f" {counts[i]}</span>"
         for i, name in enumerate(race.sources)
     ]
-    own = f"<span>the model itself {counts[None]}</span>"
-    return f'<div class="legend">{"".join(parts)}{own}</div>'
+    parts.append(f"<span>the model itself {counts[None]}</span>")
+    return f'<div class="legend">{"".join(parts)}</div>'
 
 
 def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
-    """The text, neighbouring tokens of one source in one span, which says where they stand."""
+    """The text, in spans of one source each, with the place that they were copied from."""
     parts: list[str] = []
     places: dict[int, str] = {}
-    for each in copied:
-        place = f"{Path(each.source).name}, document {each.document}, from token {each.offset} on"
-        places |= dict.fromkeys(range(each.start, each.end), f' title="{escape(place)}"')
+    for span in copied:
+        place = f"{Path(span.source).name}, document {span.document}, from token {span.offset} on"
+        places |= dict.fromkeys(range(span.start, span.end), f' title="{escape(place)}"')
     pieces = [(text, owner, places.get(i, "")) for i, (text, owner) in enumerate(lane.pieces)]
     for (owner, title), group in groupby(pieces, key=lambda piece: piece[1:]):
         text = escape("".join(text for text, *_ in group))
@@ -92,12 +96,15 @@ def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
 
 
 def _verdict(race: Race, wait: str = "") -> str:
-    """Says whether the texts are the same, and how much faster the drafted one came."""
-    position, kind = race.first_difference(), ""
+    """Whether the texts are the same, and how much faster the drafted one is."""
+    position = race.first_difference()
+    kind = ""
     if position is not None:
-        verdict, kind = f"The texts differ from token {position + 1} on.", " differs"
+        verdict = f"The texts differ from token {position + 1} on."
+        kind = " differs"
     elif race.finished:
-        verdict, kind = f"The same text: all {len(race.plain.ids)} tokens are equal.", " same"
+        verdict = f"The same text: all {len(race.plain.ids)} tokens are equal."
+        kind = " same"
     elif race.plain.finished and race.drafted.finished:
         count = min(len(race.plain.ids), len(race.drafted.ids))
         verdict = f"Stopped; the first {count} tokens are equal."
@@ -108,13 +115,14 @@ def _verdict(race: Race, wait: str = "") -> str:
 
 
 def _loss(race: Race) -> str:
-    """Why drafts lost a race: the speed-up is the tokens of a pass beside what the pass took."""
-    plain, drafted = race.plain, race.drafted
-    if not race.finished or (race.speedup or 0) > _EVEN:
+    """Why drafts lost a race: too few tokens a pass, or passes that took too long."""
+    plain = race.plain
+    drafted = race.drafted
+    if not race.finished or (race.speedup or 0) > _LOST:
         return ""
     seconds = (drafted.seconds / drafted.passes) / (plain.seconds / plain.passes)
     why = "drafts were rarely accepted"
-    if not any(len(step.tree) for step in race.steps):
+    if not any(len(seen.tree) for seen in race.passes):
         why = "nothing was drafted"
     elif drafted.mat > _RARELY:
         why = "passes over several tokens cost more here"
@@ -123,51 +131,55 @@ def _loss(race: Race) -> str:
 
 
 def tree_html(
-    step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
+    seen: RacePass, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The tree that grows from the token `before` to the right, accepted nodes in the first row. A
-    node's best child stands in its row: the accepted one, or else the most probable."""
-    tree, path = step.tree, step.accepted()
-    owners = dict(zip(path, step.owners, strict=False))  # of the accepted nodes
-    own = len(tree)  # the index of the target's own token, a child of the accepted path
+    """The tree that grows from the token `before` to the right, accepted nodes in the first row."""
+    tree = seen.tree
+    path = seen.accepted()
+    owners = dict(zip(path, seen.owners, strict=False))  # of the accepted nodes
+    chosen = len(tree)  # the index of the target's own token, a child of the accepted path
     probs = [*tree.probs.tolist(), 1.0]
-    tokens = [*tree.tokens.tolist(), step.tokens[-1]]
+    tokens = [*tree.tokens.tolist(), seen.tokens[-1]]
     texts = [*(visible(tokenizer.decode([token])) for token in tokens), visible(before)]
     children = defaultdict(list)
     for node, parent in enumerate([*tree.parents.tolist(), path[-1] if path else ROOT]):
         children[parent].append(node)
-    parts, width = [], 0.0
+    parts = []
+    width = 0.0
 
     def kind_of(node: int) -> str:
-        named = {ROOT: "root", own: "own"}
+        named = {ROOT: "root", chosen: "own"}
         return named.get(node) or ("accepted" if node in path else "rejected")
 
     def draw(node: int, left: float, row: int) -> int:
         """Draws a node and all nodes below it; returns the first empty row."""
         nonlocal width
-        text, kind, percent = texts[node], kind_of(node), ""
-        right = left + 14 + _CHARACTER * min(len(text), _LONGEST)
+        text = texts[node]
+        right = left + 14 + _CHARACTER * min(len(text), _SHOWN_CHARACTERS)
         width = max(width, right)
+        css_class = kind_of(node)
+        percent = ""
         about = "the last token before" if node == ROOT else "the model's own token"
-        colored = kind
-        if node not in (ROOT, own):
+        if node not in (ROOT, chosen):
             percent = f"{100 * probs[node]:.0f}"
-            about = f"{percent} %, {kind}"
+            about = f"{percent} %, {css_class}"
             if (owner := owners.get(node)) is not None:
                 about = f"{sources[owner]}, {about}"
-                colored += f" {source_class(owner)}"
-        short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+                css_class += f" {source_class(owner)}"
+        short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
         y = _middle(row)
         parts.append(
-            f'<g class="{colored}"><title>{escape(text)}: {escape(about)}</title>'
+            f'<g class="{css_class}"><title>{escape(text)}: {escape(about)}</title>'
             f'<rect x="{left:.0f}" y="{y - _BOX / 2:.0f}" width="{right - left:.0f}" '
             f'height="{_BOX}" rx="5"/>'
             f'<text x="{left + 7:.0f}" y="{y + 4:.0f}">{escape(short)}</text>'
             f'<text class="percent" x="{right + 3:.0f}" y="{y - 3:.0f}">{percent}</text></g>'
         )
-        best = sorted(children[node], key=lambda each: (each not in [*path, own], -probs[each]))
+        accepted = [*path, chosen]
+        best = sorted(children[node], key=lambda child: (child not in accepted, -probs[child]))
         for child in best:
-            bend, end = right + _GAP / 2, _middle(row)
+            bend = right + _GAP / 2
+            end = _middle(row)
             parts.append(
                 f'<path class="{kind_of(child)}" d="M{right:.0f},{y:.0f} C{bend:.0f},{y:.0f} '
                 f'{bend:.0f},{end:.0f} {right + _GAP:.0f},{end:.0f}"/>'
@@ -186,23 +198,22 @@ def _middle(row: int) -> float:
     return _MARGIN + _ROW * (row + 0.5)
 
 
-def step_html(
-    number: int, steps: list[Step], sources: list[str], tokenizer: PreTrainedTokenizerBase
+def pass_html(
+    number: int, passes: list[RacePass], sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The figures of a step, by its number from 1 on, and its tree; the first is the prefill."""
-    step = steps[number - 1]
-    before = tokenizer.decode([steps[number - 2].tokens[-1]]) if number > 1 else "prompt"
-    accepted, text = len(step.accepted()), visible(tokenizer.decode(step.tokens))
-    noun = "draft token" if len(step.tree) == 1 else "draft tokens"
-    drafted = f"{len(step.tree)} {noun} verified, {accepted} accepted"
+    """The figures of a pass, by its number from 1 on, and its tree; the first is the prefill."""
+    seen = passes[number - 1]
+    before = tokenizer.decode([passes[number - 2].tokens[-1]]) if number > 1 else "prompt"
+    noun = "draft token" if len(seen.tree) == 1 else "draft tokens"
+    drafted = f"{len(seen.tree)} {noun} verified, {len(seen.accepted())} accepted"
     if number == 1:
         drafted = "the prompt is read, nothing is drafted yet"
-    elif not len(step.tree):
+    elif not len(seen.tree):
         drafted = "no draft, a step of plain decoding"
     return (
-        f'<div class="rs step"><p>Forward pass {number} of {len(steps)}: {drafted}. '
-        f"New text: <code>{escape(text)}</code></p>"
-        f"{tree_html(step, before, sources, tokenizer)}"
+        f'<div class="rs step"><p>Forward pass {number} of {len(passes)}: {drafted}. '
+        f"New text: <code>{escape(visible(tokenizer.decode(seen.tokens)))}</code></p>"
+        f"{tree_html(seen, before, sources, tokenizer)}"
         '<p class="quiet">From left to right: the last token, the draft tree with the probability '
         "of each node in percent and the accepted path in bold, and, dashed, the token that the "
         "model chose after it. · is a space, ⏎ the end of a line.</p></div>"

@@ -56,9 +56,17 @@ def test_categories_take_turns_and_rows_without_one_stay_in_order():
     assert taking_turns(plain) == plain
 
 
+def test_rows_without_a_text_are_skipped_counted_and_named(tmp_path, caplog):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a"}\n{"question": null}\n{"question": "", "answer": "b"}\n')
+    assert read_chats(path) == [Chat(["a"], [])]
+    assert "2 rows with an empty column question were skipped" in caplog.text
+
+
 REFUSED = {
-    "no file": (None, "is no file; name one of JSON lines"),
+    "no file": (None, "is not a file; name one of JSON(L), CSV or Parquet"),
     "no rows": ("\n", "has no prompts"),
+    "no text": ('{"question": null}\n', "has no prompts"),
     "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value"),
     "no object": ("[1]\n", "row 1 has none of the columns turns, "),
     "no column": ('{"prompt": "a"}\n{"input": "a"}\n', "row 2 has none of the columns"),

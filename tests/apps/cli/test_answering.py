@@ -10,7 +10,7 @@ import pytest
 from texts import some_texts
 
 from hf_refspec import Datastore, ReferenceCopy, SessionDrafts
-from hf_refspec.apps.cli.answering import Chat
+from hf_refspec.apps.cli.answering import TerminalChat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
 from hf_refspec.apps.shared.prompts import chat_inputs, user
@@ -103,7 +103,7 @@ def talk(byte_llama, tokenizer, stdin):
         console = Terminal(file=printed, **terminal)
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         drafter = LiveDrafts([ReferenceCopy()])
-        chat = Chat(byte_llama, tokenizer, drafter, console, options, document)
+        chat = TerminalChat(byte_llama, tokenizer, drafter, console, options, document)
         chat.converse()
         return chat, printed.getvalue()
 
@@ -167,7 +167,7 @@ def test_an_answer_broken_off_is_forgotten_with_its_question(
     monkeypatch.setattr(type(byte_llama), "generate", interrupted)
     chat, printed = talk("one", "two~", "three")
     assert contents(chat)[::2] == ["one", "three"]
-    assert printed.count("(broken off; the question is forgotten)") == 1
+    assert printed.count("(stopped; the question is forgotten)") == 1
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_other_ids_are_said_and_exit_with_1(bench, prompts, monkeypatch):
     options = ["--prompts", prompts, "--turns", 1, "--max-new-tokens", 4]
     assert "IDS DIFFER: transformers' prompt look-up" in bench(*options, status=1)
     said = bench(*options, "--dtype", "bfloat16")
-    assert "in 16 bits near-ties of two tokens flip" in said and "DIFFER" not in said
+    assert "in 16 bits near-ties between tokens flip" in said and "DIFFER" not in said
 
 
 TEXTS = {f"{i}.txt": f"text {i}: the cat sat on the mat, the cat sat on the hat\n" for i in "abcde"}

@@ -47,7 +47,7 @@ def test_compare_sums_up_the_speed_of_both_over_all_questions(texts, ask):
     questions = [QUESTION, "harbour story", "market silver"]
     given = [argument for question in questions for argument in ("--question", question)]
     printed = ask(texts, *given, "--compare", *SHORT)
-    assert re.search(r"^\d+ passages of at most 256 tokens out of texts\n", printed)
+    assert re.search(r"^\d+ passages of at most 256 tokens from texts\n", printed)
     order = [printed.index(f"── {each}\n") for each in questions]
     assert order == sorted(order)
     first = printed[order[0] : order[1]]

@@ -46,7 +46,7 @@ def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokeniz
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         error = child.communicate(timeout=600)[1]
     assert child.returncode == 0 and "Traceback" not in error
-    assert re.search(r"length: 3 tokens of prompt, 400 of answer, .* \d tokens per forward", error)
+    assert re.search(r"length: 3 tokens of prompt, 400 of answer, .* \d\.\d\d tokens per", error)
 
 
 def test_annotations_have_the_names_that_the_operator_gave(folder, tmp_path, tokenizer):
@@ -154,8 +154,8 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path, c
 
 WRONG = [("--port", each, "0 to 65535") for each in ("-1", "65536", "http")]
 ORIGINS = ("https://a.b", '["https://a.b/"]', "[1]", "7")
-WRONG += [("--store", each, "as NAME=PATH") for each in ("store", "a/b=store", "name=")]
-WRONG += [("--allowed-origins", each, 'as ["https://') for each in ORIGINS]
+WRONG += [("--store", each, "like NAME=PATH") for each in ("store", "a/b=store", "name=")]
+WRONG += [("--allowed-origins", each, 'like ["https://') for each in ORIGINS]
 
 
 @pytest.mark.parametrize(("option", "value", "message"), WRONG)

@@ -262,3 +262,4 @@ def test_search_prints_text_and_says_where_nothing_is_found(search):
     assert any(line.endswith("  ' '") for line in search("cat"))
     found, tree = search("Q")
     assert found == "not even the last token occurs" and tree.startswith("the draft tree, 0 nodes")
+    assert search("Q ")[0] == "only the space at the end occurs; leave it out"

@@ -43,7 +43,7 @@ def test_damaged_weights_are_named_and_the_default_models_can_be_fetched_again(d
 def test_what_is_no_language_model_is_refused(tmp_path, config, kind):
     config.save_pretrained(tmp_path / "other")
     for load in (module.load_model, module.load_config):
-        with pytest.raises(ValueError, match=f"is no decoder-only language model but a {kind}"):
+        with pytest.raises(ValueError, match=f"is not a decoder-only language model but a {kind}"):
             load(str(tmp_path / "other"))
 
 

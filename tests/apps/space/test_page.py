@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hf_refspec import Datastore
-from hf_refspec.apps.shared.loading import load
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user, with_document
 from hf_refspec.apps.space.conversation import Conversation, Host
 from hf_refspec.store.files import DatastoreError
@@ -25,7 +25,7 @@ pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
 from hf_refspec.apps.space.app import start  # noqa: E402
-from hf_refspec.apps.space.page import PRESETS, _race, page  # noqa: E402
+from hf_refspec.apps.space.page import EXAMPLES, _race, page  # noqa: E402
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
@@ -38,7 +38,7 @@ CODE = """class BankAccount:
 
 @pytest.fixture(scope="module")
 def smollm():
-    return load(device_map="cpu")
+    return load_model(device_map="cpu"), load_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_the_tree_of_any_step_can_be_looked_into(shown):
 
 def test_a_preset_starts_its_race_and_a_new_chat_clears_the_conversation(shown):
     run_preset(shown, "RAG")
-    rag = PRESETS[0]
+    rag = EXAMPLES[0]
     assert shown.input_value("#rs-document textarea") == rag.document
     assert shown.locator(".message").all_inner_texts() == [rag.questions[0]]
     assert shown.input_value("#rs-message textarea") == rag.questions[1]  # is offered next
@@ -174,7 +174,7 @@ def test_stop_ends_both_columns_and_a_preset_during_a_race_begins_anew(shown):
     shown.fill("#rs-message textarea", "Write a long story.")
     _send_once_the_race_is_over(shown)
     run_preset(shown, "Edit")
-    assert shown.locator(".message").all_inner_texts() == [PRESETS[1].questions[0]]
+    assert shown.locator(".message").all_inner_texts() == [EXAMPLES[1].questions[0]]
     stop.to_be_disabled()
 
 

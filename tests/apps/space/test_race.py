@@ -39,17 +39,17 @@ def test_both_texts_are_plain_generates_and_figures_and_owners_the_drafted_calls
     output = host.model.generate(**inputs, max_new_tokens=40, do_sample=False)
     ids = output[0, inputs["input_ids"].shape[1] :].tolist()
     assert ran.plain.ids == ran.drafted.ids == ids
-    assert [token for step in ran.steps for token in step.tokens] == ids
+    assert [token for step in ran.passes for token in step.tokens] == ids
     assert ran.plain.text == ran.drafted.text == host.tokenizer.decode(ids, True)
     assert ran.finished and ran.first_difference() is None
     assert ran.plain.passes == len(ran.plain.ids) == 40 and ran.plain.mat == 1
-    assert ran.drafted.passes == len(ran.steps) < 40 and ran.drafted.mat > 1
+    assert ran.drafted.passes == len(ran.passes) < 40 and ran.drafted.mat > 1
     assert ran.sources == ["ReferenceCopy", "TokenRecycling"]
     owners = [owner for _, owner in ran.drafted.pieces[:40]]
-    assert owners == [owner for step in ran.steps for owner in step.owners]
+    assert owners == [owner for step in ran.passes for owner in step.owners]
     assert owners.count(None) == ran.drafted.passes  # one token of each is the target's own
     assert all(owner is None for _, owner in ran.plain.pieces)
-    for step in ran.steps:
+    for step in ran.passes:
         assert step.tree.tokens[step.accepted()].tolist() == step.tokens[:-1]
 
 

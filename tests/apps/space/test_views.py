@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.apps.space.conversation import Conversation
-from hf_refspec.apps.space.page import PRESETS, following
-from hf_refspec.apps.space.race import Step
-from hf_refspec.apps.space.views import conversation_html, step_html, tree_html
+from hf_refspec.apps.space.page import EXAMPLES, following
+from hf_refspec.apps.space.race import RacePass
+from hf_refspec.apps.space.views import conversation_html, pass_html, tree_html
 from hf_refspec.drafting.tree import DraftTree
 
 
@@ -61,7 +61,7 @@ def test_a_lost_race_says_why(run):
     assert why in conversation_html(conversation)
     race.drafted.passes, race.drafted.seconds = 39, 1.17
     assert "Why: drafts were rarely accepted; 1.03 tokens" in conversation_html(conversation)
-    race.steps.clear()
+    race.passes.clear()
     assert "Why: nothing was drafted;" in conversation_html(conversation)
     race.drafted.seconds = 0.9
     assert "Why:" not in conversation_html(conversation)
@@ -76,14 +76,14 @@ def test_texts_are_shown_as_they_are_and_never_run(run, text):
 
 
 def test_a_preset_with_a_second_message_offers_it_after_the_first():
-    offered = [following(message) for preset in PRESETS for message in preset.questions]
-    later = [message for preset in PRESETS for message in preset.questions[1:]]
+    offered = [following(message) for preset in EXAMPLES for message in preset.questions]
+    later = [message for preset in EXAMPLES for message in preset.questions[1:]]
     assert [message for message in offered if message] == later
     assert following("nonsense") == ""
 
 
 @st.composite
-def steps(draw) -> Step:
+def steps(draw) -> RacePass:
     size = draw(st.integers(0, 12))
     parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
     tokens = [10 + node for node in range(size)]
@@ -96,10 +96,10 @@ def steps(draw) -> Step:
         node = parents[node]
     arrays = np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
     tree = DraftTree(*arrays)
-    return Step([*reversed(path), 9], [*(0 for _ in path), None], tree)
+    return RacePass([*reversed(path), 9], [*(0 for _ in path), None], tree)
 
 
-def drawn(step: Step, tokenizer) -> ElementTree.Element:
+def drawn(step: RacePass, tokenizer) -> ElementTree.Element:
     return ElementTree.fromstring(tree_html(step, "x", ["ReferenceCopy"], tokenizer))
 
 
@@ -126,15 +126,15 @@ def test_all_nodes_are_drawn_apart_from_each_other_and_the_path_is_straight(step
 
 def test_tokens_are_shown_as_text_with_visible_spaces(tokenizer):
     tokens = tokenizer("< \n\t\x1b&").input_ids
-    step = Step([tokens[0], tokens[-1]], [0, None], DraftTree.chain(tokens[:-1]))
+    step = RacePass([tokens[0], tokens[-1]], [0, None], DraftTree.chain(tokens[:-1]))
     texts = [text.text for text in drawn(step, tokenizer).iter("text") if text.text]
     assert texts == ["x", "<", "100", "&", "·", "100", "⏎", "100", "⇥", "100", "\ufffd", "100"]
 
 
 def test_a_step_says_what_was_verified(tokenizer, run):
     race = run("abcabcabc")
-    numbers = range(1, len(race.steps) + 1)
-    htmls = [step_html(i, race.steps, race.sources, tokenizer) for i in numbers]
+    numbers = range(1, len(race.passes) + 1)
+    htmls = [pass_html(i, race.passes, race.sources, tokenizer) for i in numbers]
     assert "the prompt is read" in htmls[0]
     verified = [int(n) for html in htmls for n in re.findall(r"(\d+) draft tokens? verified", html)]
-    assert sum(verified) == sum(len(step.tree) for step in race.steps)
+    assert sum(verified) == sum(len(step.tree) for step in race.passes)
