@@ -29,7 +29,7 @@ class Passages:
         self._tokens: dict[int, np.ndarray] = {}
         base = getattr(retriever, "knowledge_base", None)
         if isinstance(base, KnowledgeBase):
-            base.check_vocabulary(vocab_size)
+            base.check(vocab_size)
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64; all of them must be the model's."""

@@ -227,7 +227,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             )
         return tokens
 
-    def check_vocabulary(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int) -> None:
         """Refuses a model that does not have all tokens of the passages.
 
         Raises:
