@@ -36,11 +36,11 @@ def passes_take(seconds: Callable[[int], float]) -> Iterator[TimedPasses]:
     """Has a pass take as long as a formula of its tokens says, and all else no time."""
     costs, forward, now = TimedPasses(), Loop._forward, 0.0
 
-    def timed(loop, steps):
+    def timed(loop, steps, records=False):
         nonlocal now
-        logits = forward(loop, steps)
-        now += seconds(loop.verifier.pass_tokens)
-        return logits
+        result = forward(loop, steps, records)
+        now += seconds(result.pass_tokens)
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "_forward", timed)
