@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..verification.model_memo import memo_of_state
-from ..verification.narrow_products import are_active
+from ..verification.narrow_products import why_unused
 
 # The numbers of tokens of a pass whose cost is estimated. Small ones each by itself: libraries have
 # kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight. Few
@@ -195,7 +195,7 @@ def pass_costs(model: nn.Module, kind_of_pass: str) -> PassCosts:
     """The measured costs of a model's forward passes of this kind, kept at the model as it is
     now."""
     parameter = next(model.parameters())
-    narrow = parameter.is_cpu and are_active()
+    narrow = why_unused(parameter) is None
     key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads(), narrow)
     memo = memo_of_state(model)
     if key not in memo:
