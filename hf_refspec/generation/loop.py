@@ -147,12 +147,12 @@ class Loop:
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
-        if self.budget.most > 0:  # outside of all clocks: it may probe the model
+        if self.budget.max_nodes > 0:  # outside of all clocks: it may probe the model
             with self.noting_failures():
                 self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
             self._draft(steps)
-            self._choose_nodes(steps, drafting_seconds())
+            self._trim(steps, drafting_seconds())
         with self._timed("verifying_seconds") as verifying_seconds:
             result = self._forward(steps)
             top = self._accept(steps, result.logits)
@@ -183,7 +183,7 @@ class Loop:
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 
-    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
+    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> None:
         for step, verified in zip(steps, self.budget.trim(steps, drafting_seconds), strict=True):
             step.verified = verified
 
@@ -294,8 +294,8 @@ class RankedLoop(Loop):
         if self.ranks.is_first:
             super()._draft(steps)
 
-    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
-        super()._choose_nodes(steps, drafting_seconds)
+    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> None:
+        super()._trim(steps, drafting_seconds)
         chosen = self.ranks.agree([step.verified for step in steps])
         for step, verified in zip(steps, chosen, strict=True):
             step.verified = verified

@@ -296,7 +296,7 @@ class _Call:
     @staticmethod
     def _why_undrafted(loop: Loop, rows: list[Row]) -> str:
         """Why a call that could have verified drafts has verified none."""
-        if loop.budget.most == 0:
+        if loop.budget.max_nodes == 0:
             return "`max_draft_tokens=0`"
         drafters = [row.drafter for row in rows]
         if all(isinstance(each, AwaitingKernels) and not each.has_begun for each in drafters):
