@@ -22,6 +22,7 @@ import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
@@ -32,6 +33,7 @@ from transformers import (
 from ..drafting.grammar.processor import GrammarProcessor
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
+from .request import Request
 from .row import Row, longest_row, padded
 
 if TYPE_CHECKING:
@@ -72,39 +74,77 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
-def fits_single_rows(asked: Any, rows: int) -> bool:
-    """Whether a logits processor gives the same scores when it is asked about each of several rows
-    alone: transformers' own (no subclass of them) and this package's. Others may know the rows by
-    their number."""
-    if type(asked) is EncoderRepetitionPenaltyLogitsProcessor:
-        # A prompt of several sequences stands there once.
-        return len(asked.encoder_input_ids) == rows
-    return type(asked) is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
-        type(asked) is GrammarProcessor or is_of_transformers(asked)
+def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | None]:
+    """The rows of a call, and the criteria and streamer that several rows have together, if any."""
+    count = len(request.input_ids)
+    config = request.generation_config
+    if count == 1:
+        row = Row(
+            request.input_ids,
+            request.logits_processor,
+            request.stopping_criteria,
+            config,
+            request.streamer,
+        )
+        return [row], None
+    row_criteria = StoppingCriteriaList()
+    batch_criteria = StoppingCriteriaList()
+    for criterion in request.stopping_criteria:
+        (row_criteria if is_of_transformers(criterion) else batch_criteria).append(criterion)
+    rows = []
+    for i in range(count):
+        processors = [
+            processor_of_row(processor, i, count) for processor in request.logits_processor
+        ]
+        ids = request.input_ids[i : i + 1]
+        rows.append(Row(ids, LogitsProcessorList(processors), row_criteria, config))
+    if not batch_criteria and request.streamer is None:
+        return rows, None
+    return rows, BatchCriteria(
+        criteria=batch_criteria,
+        streamer=request.streamer,
+        asked=request.prompt_length,
+        pads=request.pads,
+        pad_id=request.pad_id,
+        ranks=ranks,
     )
 
 
-def is_of_transformers(asked: Any) -> bool:
+def fits_single_rows(processor: Any, rows: int) -> bool:
+    """Whether a logits processor returns the same scores when it is asked about each of several
+    rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
+    by their number."""
+    kind = type(processor)
+    if kind is EncoderRepetitionPenaltyLogitsProcessor:
+        # It holds a prompt of several sequences once.
+        return len(processor.encoder_input_ids) == rows
+    return kind is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
+        kind is GrammarProcessor or is_of_transformers(processor)
+    )
+
+
+def is_of_transformers(member: Any) -> bool:
     """Whether a processor or a criterion is one of transformers' own."""
-    return type(asked).__module__.startswith("transformers.generation.")
+    return type(member).__module__.startswith("transformers.generation.")
 
 
-def processor_of_row(asked: Any, row: int, rows: int) -> Any:
-    """The logits processor `asked`, which [`fits_single_rows`], for one of several rows."""
-    if isinstance(asked, PrefixConstrainedLogitsProcessor):
-        function, prompt = prefix_constraint(asked, row)
+def processor_of_row(processor: Any, row: int, rows: int) -> Any:
+    """The logits processor for one of several rows, of one that [`fits_single_rows`]."""
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        function, prompt = prefix_constraint(processor, row)
         return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
-    ignored = getattr(asked, "prompt_ignore_length", None)
-    if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
-        return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    if isinstance(asked, (GrammarProcessor, SynthIDTextWatermarkLogitsProcessor)):
-        return copy.deepcopy(asked)  # they keep state
-    own = asked
-    if isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor):
-        own = copy.copy(asked)
-        own.encoder_input_ids = own.encoder_input_ids[row : row + 1]
-    elif isinstance(asked, EncoderNoRepeatNGramLogitsProcessor):
-        own = copy.copy(asked)
-        prompt = row * own.batch_size // rows  # several sequences have one prompt
-        own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
-    return own
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    is_repetition = isinstance(processor, RepetitionPenaltyLogitsProcessor)
+    if is_repetition and isinstance(ignored, torch.Tensor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored[row : row + 1])
+    if isinstance(processor, (GrammarProcessor, SynthIDTextWatermarkLogitsProcessor)):
+        return copy.deepcopy(processor)  # they keep state
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
+        processor = copy.copy(processor)
+        processor.encoder_input_ids = processor.encoder_input_ids[row : row + 1]
+    elif isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):
+        processor = copy.copy(processor)
+        prompt = row * processor.batch_size // rows  # several sequences have one prompt
+        processor.generated_ngrams = [processor.generated_ngrams[prompt]]
+        processor.batch_size = 1
+    return processor

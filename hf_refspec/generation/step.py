@@ -7,35 +7,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessor,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
 from .row import Row, checked_tokens, choose_tokens, drawn
 
 _BLIND_TO_IDS = (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinPLogitsWarper,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
 )
 
 
@@ -122,7 +110,7 @@ def _known_tokens(
     return known
 
 
-def is_blind(processors: Sequence[LogitsProcessor]) -> bool:
+def is_blind(processors: Sequence[logits_process.LogitsProcessor]) -> bool:
     """Whether no logits processor looks at the text."""
     return all(type(processor) in _BLIND_TO_IDS for processor in processors)
 
