@@ -43,16 +43,13 @@ if TYPE_CHECKING:
 @dataclass
 class BatchCriteria:
     """Stopping criteria that are asked about all rows of a call at once, once for each length, and
-    the streamer that gets a token of each row, the padding too.
-
-    A row that has ended is padded with `pad_id` where the call `pads`. Otherwise it goes on until
-    it is as long as the longest. The answers that the first of the `ranks` gets count.
-    """
+    the streamer, which gets a token of each row, padding included. The first of the `ranks`
+    decides."""
 
     criteria: StoppingCriteriaList
     streamer: BaseStreamer | None
-    asked: int  # the length up to which they have been asked, at first of the prompts
-    pads: bool
+    asked: int  # the length up to which they have been asked, at first that of the prompts
+    pads: bool  # whether a row that has ended is padded, or goes on until all have ended
     pad_id: int
     ranks: Ranks
 
@@ -78,26 +75,19 @@ def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | 
     """The rows of a call, and the criteria and streamer that several rows have together, if any."""
     count = len(request.input_ids)
     config = request.generation_config
+    processors = request.logits_processor
+    criteria = request.stopping_criteria
     if count == 1:
-        row = Row(
-            request.input_ids,
-            request.logits_processor,
-            request.stopping_criteria,
-            config,
-            request.streamer,
-        )
-        return [row], None
+        return [Row(request.input_ids, processors, criteria, config, request.streamer)], None
     row_criteria = StoppingCriteriaList()
     batch_criteria = StoppingCriteriaList()
-    for criterion in request.stopping_criteria:
+    for criterion in criteria:
         (row_criteria if is_of_transformers(criterion) else batch_criteria).append(criterion)
     rows = []
     for i in range(count):
-        processors = [
-            processor_of_row(processor, i, count) for processor in request.logits_processor
-        ]
         ids = request.input_ids[i : i + 1]
-        rows.append(Row(ids, LogitsProcessorList(processors), row_criteria, config))
+        own_processors = [processor_of_row(processor, i, count) for processor in processors]
+        rows.append(Row(ids, LogitsProcessorList(own_processors), row_criteria, config))
     if not batch_criteria and request.streamer is None:
         return rows, None
     return rows, BatchCriteria(

@@ -53,25 +53,15 @@ class Budget:
 
 
 class AutoBudget(Budget):
-    """The draft nodes that yield the most expected tokens per second; none if none pay.
-
-    Each pass is logged at level DEBUG.
-
-    Args:
-        costs: The costs of the target model's passes.
-        widths: The widths to which rows are padded, if they are.
-        packs: Whether a pass has as many tokens as its rows need. Otherwise it is a rectangle, and
-            all rows verify the same number of nodes.
-        waits: Whether one call waits for several rows. Gains then count less, and most for the rows
-            that are behind.
-    """
+    """The draft nodes that yield the most expected tokens per second; none if none pay. Each pass
+    is logged at level DEBUG."""
 
     def __init__(
         self,
         costs: PassCosts,
-        widths: tuple[int, ...] | None = None,
-        packs: bool = False,
-        waits: bool = False,
+        widths: tuple[int, ...] | None = None,  # that rows are padded to
+        packs: bool = False,  # whether rows may verify different numbers of nodes
+        waits: bool = False,  # whether one call waits for all rows, above all for the last
     ) -> None:
         super().__init__((widths or PASS_TOKENS)[-1] - 1)
         self._costs = costs

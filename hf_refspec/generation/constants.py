@@ -14,12 +14,12 @@ class BudgetConstants:
     # of 100 tokens. A call that ends early loses a larger part.
     loss: float = 0.015
     advance: float = 1.5
-    least_advance: float = 0.5  # plain steps; a call that fails does not end drafting for good
+    least_advance: float = 0.5  # a call that fails does not end drafting for good
     # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
     # a running batch would pay for wrong drafts for as long as right ones came before.
     most_affordable: float = 100.0
     disturbed: float = 2.0  # a pass counts as at most this multiple of its usual cost
-    # One pass may stake this part of what is affordable; only the pass over the fewest nodes may
+    # The part of what is affordable that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
     stake: float = 0.5
     # After this number of drafts in a row that were not worth verifying, drafting takes this part
@@ -27,18 +27,16 @@ class BudgetConstants:
     # repetition of others; more drafting notices sooner that drafts pay again.
     patience: int = 8
     drafting_fraction: float = 0.005
-    # A draft is booked with at most this part of a plain step: an assistant reads the prompt for
-    # its first draft, and has a ledger of its own.
+    # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
+    # its first draft, has a ledger of its own.
     dearest_draft: float = 0.05
     # A draft must promise to be faster than none by this factor. More misses small gains, less
     # verifies drafts whose estimates are a little too high.
     margin: float = 1.05
-    # A row that is `lead` tokens ahead of another row of its call is e times less likely to be the
-    # last to end. Less leaves the rows that are ahead without drafts sooner.
+    # A row this far ahead of another is e times less likely to be the last of its call to end. Less
+    # leaves the rows that are ahead without drafts sooner.
     lead: float = 4.0
-    # A row is taken to gain as much as now in this number of passes to come. More spares rows that
-    # draft well, which will be ahead.
-    horizon: float = 8.0
+    horizon: float = 8.0  # passes to come in which a row is taken to gain as much as now
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,25 @@ class CostConstants:
     # A pass that takes this many standard deviations longer than expected was disturbed by other
     # load, and counts the less the longer it took. Less would discard true measurements.
     disturbed: float = 2.0
-    # How much costs change from pass to pass, all together (texts grow, the machine is shared) and
-    # each by itself: an old measurement is less sure, and is repeated if the size might pay.
+    # The change from pass to pass of all costs together (texts grow, the machine is shared) and of
+    # each: an old measurement is less sure, and is repeated if the size might pay.
     drift: float = 0.03
     own_drift: float = 0.002
-    # By how many standard deviations an uncertain size is assumed cheaper, so that it is tried
-    # where it may be the best, and dearer where the question is what is affordable.
+    # The standard deviations by which an uncertain size is assumed cheaper, so that it is tried; and
+    # dearer, where the question is whether it is affordable.
     optimism: float = 0.5
     caution: float = 0.5
     # A plain step costs the median of the last ones at texts of a similar length, once a few are
-    # known. It is measured again after this number of passes if they say that it has changed by
-    # more than this.
+    # known. It is measured again after some passes if they say that it has changed by more.
     plain_steps: int = 5
     few_plain_steps: int = 3
     passes_between: int = 8
     changed: float = 0.3
-    # Texts are of a similar length up to this number of tokens, and from each doubling to the next.
-    # From one length to another all costs may change by this.
+    # Lengths are similar up to this number of tokens, and from each doubling to the next. From one
+    # class of lengths to another all costs may change by this.
     similar_length: int = 1024
     length_change: float = 1.0
-    # A pass is padded to a larger size that has been measured to take less time by this part, in at
-    # least this number of passes.
+    # A pass is padded to a larger size that took less time by this part, in at least these passes.
     padding_gain: float = 0.05
     padding_passes: int = 3
 

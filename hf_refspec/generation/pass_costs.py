@@ -54,9 +54,9 @@ class PassCosts:
         self._log_seconds = expected + growth[-1] * past_last
         # The covariance of sums of independent growths: entry (i, j) counts the ones in common.
         common = np.minimum.outer(doublings, doublings)
-        own = np.eye(len(TOKENS))  # of each number by itself
-        self._drift = COSTS.drift**2 + COSTS.own_drift**2 * own
-        errors = COSTS.growth_error**2 * common + COSTS.own_error**2 * own
+        alone = np.eye(len(TOKENS))  # each number by itself
+        self._drift = COSTS.drift**2 + COSTS.own_drift**2 * alone
+        errors = COSTS.growth_error**2 * common + COSTS.own_error**2 * alone
         self._covariance = 100.0**2 + errors  # before the first pass no time is known at all
         self._length = 0  # the `_length_class` of the last pass
         self._since_plain = 0  # passes since the last plain step
@@ -144,9 +144,9 @@ class PassCosts:
 
     def _deviations(self, reference: int) -> np.ndarray:
         """The standard deviation of each cost relative to that of a reference."""
-        own = self._covariance.diagonal()
-        variances = own + own[reference] - 2 * self._covariance[reference]
-        return np.sqrt(np.maximum(variances, 0.0))
+        variances = self._covariance.diagonal()
+        differences = variances + variances[reference] - 2 * self._covariance[reference]
+        return np.sqrt(np.maximum(differences, 0.0))
 
 
 def _between(tokens: int) -> tuple[int, int, float]:

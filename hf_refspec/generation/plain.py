@@ -47,18 +47,14 @@ def why_plain(request: Request) -> str | None:
                 f"a {type(processor).__name__} may know the {rows} rows by their number, and rows "
                 "with drafts differ in length; pass one prompt at a time"
             )
-    mask = kwargs.get("attention_mask")
     is_static = isinstance(find_cache(kwargs), StaticCache)
-    if is_static and attends_locally(text_config(request.model)) and _ends_in_padding(mask):
+    mask = kwargs.get("attention_mask") if attends_locally(text_config(request.model)) else None
+    if is_static and mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
         return (
             "a prompt is padded on the right, and attention to nothing but padding depends on the "
             "length of the static cache; pad on the left"
         )
     return None
-
-
-def _ends_in_padding(mask: torch.Tensor | None) -> bool:
-    return mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all())
 
 
 def mark_start(request: Request) -> Callable[[], None]:

@@ -51,10 +51,9 @@ class Row:
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
-        generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
-        noise (`Callable`, *optional*): Where random numbers are drawn ahead, returns those
-            of this row by the number of the new token and the size of the vocabulary, see
-            [`~column_noise.ColumnNoise`].
+        generator (`torch.Generator`, *optional*): Draws its random numbers; by default torch's own.
+        noise (`Callable`, *optional*): Returns random numbers that were drawn ahead, by the number
+            of the new token and the size of the vocabulary, see [`~column_noise.ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -165,14 +164,15 @@ class Row:
 
     def noise_ahead(self, vocab_size: int) -> Noise:
         """The random numbers `(vocab_size,)` of the next tokens, counted from 0; the generator
-        stays where it is. `torch.multinomial` would have to draw as `ColumnNoise` does: if it does
-        not, or a processor draws from the same generator, they are other numbers than those that
-        choose the tokens, which costs drafts their acceptance and changes no token."""
+        stays where it is. If `torch.multinomial` does not draw as `ColumnNoise` does, or a
+        processor draws from the same generator, the tokens are chosen by other numbers: drafts are
+        accepted less often, and no token changes."""
         if (noise := self.noise) is not None:
             length = len(self.output)
             return lambda place: noise(length + place, vocab_size)
-        source = 1, self._ids.device, self.generator
-        ahead = cache(lambda: ColumnNoise(*source))  # look-up drafters never ask
+        device = self._ids.device
+        generator = self.generator
+        ahead = cache(lambda: ColumnNoise(1, device, generator))  # look-up drafters never ask
         return lambda place: ahead().of(0, place, vocab_size)
 
     def append(self, token: int) -> bool:
@@ -205,22 +205,27 @@ class Row:
         return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
 
     def roll_back(self, mark: RowMark) -> None:
-        """Goes back to a mark. Tokens that were sampled since are sampled again with the same
-        random numbers; logits processors and stopping criteria are asked again, and must go by the
-        ids alone. Streamed tokens stay streamed."""
+        """Goes back to a mark. Later tokens are sampled again with the same random numbers; logits
+        processors and stopping criteria are asked again, and must depend on the ids alone. Streamed
+        tokens stay streamed."""
         self.output = self.output[: mark.length - self._prompt_length]
         self._ids = self._ids[:, : mark.length]
-        self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits
+        self.stopped_at = mark.stopped_at
+        self.scores = mark.scores
+        self.logits = mark.logits
         if mark.random_state is not None:
             random_numbers(self._ids.device).set_rng_state(mark.random_state)
 
     def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
         """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
         changes."""
-        now, ids, output = self.mark(), self._ids, self.output
+        now = self.mark()
+        ids = self._ids
+        output = self.output
         self.roll_back(mark)
         token = self.choose(logits)
-        self._ids, self.output = ids, output
+        self._ids = ids
+        self.output = output
         self.roll_back(now)
         return token
 
@@ -254,12 +259,12 @@ def checked_tokens(chosen: torch.Tensor) -> list[int]:
 
 
 def longest_row(rows: Sequence[Row]) -> int:
-    """How long the output will at least be: plain decoding ends where the last row is stopped."""
+    """The least length of the output: plain decoding ends where the last row is stopped."""
     return max(row.stopped_at or len(row) for row in rows)
 
 
 def own_length(row: Row, pads: bool) -> int:
-    """How many tokens of a row are returned as they are; padding follows."""
+    """How many tokens of a row are returned before its padding."""
     return row.stopped_at if pads and row.stopped_at is not None else len(row)
 
 
@@ -275,12 +280,12 @@ def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.T
 def prompt_tokens(
     input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocab_size: int
 ) -> list[np.ndarray]:
-    """The prompt of each row without its padding, int64 of shape `(n,)`; and without ids that are
-    no text: some models mark images by ids outside of the vocabulary."""
+    """The prompt of each row, int64 of shape `(n,)`, without padding and without ids outside of the
+    vocabulary, by which some models mark images."""
     ids = input_ids.numpy(force=True).astype(np.int64)
     kept = (ids >= 0) & (ids < vocab_size)
     mask = model_kwargs.get("attention_mask")
     if mask is not None and mask.ndim == 2:
-        # The mask also describes what a given cache holds and the ids lack.
+        # The mask also covers tokens that a given cache holds and the ids lack.
         kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
     return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

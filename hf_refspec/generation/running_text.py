@@ -70,10 +70,10 @@ def prepare_text(
     if request.drafter is not None:
         request.drafter.check(text_config(model).vocab_size, logits_processor)
     [row], _ = rows_of(request, Ranks())
+    verifier, joins = _verifier(request)
     if generation_config.do_sample:
         row.generator = torch.Generator(input_ids.device)
         row.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-    verifier, joins = _verifier(request)
     return RunningText(request, row, verifier, joins)
 
 
@@ -157,8 +157,9 @@ class RunningText:
             ids = self.row.tail(len(self.row))
             entries, self._cached = prefixes.longest(ids, self._model_state, running)
             self.shared_tokens = self._cached
-            for layer, states in zip(verifier.entries.cache.layers, entries, strict=False):
-                layer.update(*states)
+            layers = verifier.entries.cache.layers
+            for layer, (keys, values) in zip(layers, entries, strict=False):
+                layer.update(keys, values)
             # The first piece is a prompt of its own; the length of its mask shows that its ids
             # include the cached ones.
             kwargs = verifier.model_kwargs
