@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
+from .check_count import check_count
 from .drafting.compilation import drafting_kernels
 from .drafting.drafter import Drafter
 from .drafting.tree import ROOT, DraftTree
@@ -42,11 +43,11 @@ def warmup(
             `verification="reproducible"`.
 
     Raises:
-        ValueError: If `max_length` or `rows` is less than 1, or as `generate` does.
+        TypeError: If `max_length` or `rows` is not an int.
+        ValueError: If either is less than 1, or as `generate` does.
     """
-    for name, value in (("max_length", max_length), ("rows", rows)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, but is {value}.")
+    check_count("max_length", max_length)
+    check_count("rows", rows)
     drafting_kernels.compile()
     if model is None:
         return

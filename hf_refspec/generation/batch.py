@@ -2,13 +2,13 @@
 
 Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
 a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
-those of transformers; the few that know rows by their number are made for each row. With any other
-the rows are decoded plainly.
+the processors of transformers, but for the few that know rows by their number. With any other
+processor the rows are decoded plainly.
 
-Each row asks the stopping criteria of transformers as soon as it has a token. Any other may count
-its calls, or speak of all rows together (lm-eval's stops when each row has had its stop string): it
-is asked about all rows at once, one length after another, and what a row had beyond a stop is
-dropped. A streamer gets the tokens of all rows at once too.
+Each row asks the stopping criteria of transformers as soon as it has a token. Other criteria may
+count their calls or judge all rows together (lm-eval's stops when each row has had its stop
+string), so they are asked about all rows at once, one length after another; tokens of a row behind
+a stop are dropped. A streamer gets the tokens of all rows at once too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -29,15 +29,13 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
+from transformers.generation import BaseStreamer
 
 from ..drafting.grammar.processor import GrammarProcessor
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .request import Request
 from .row import Row, longest_row, padded
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 @dataclass

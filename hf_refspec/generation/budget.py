@@ -11,17 +11,52 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..drafting.drafter import Drafter, Speed
 from ..drafting.tree import DraftTree
 from ..verification.verifier import Verifier
-from .constants import BUDGET
-from .pass_costs import PASS_TOKENS, TOKENS, PassCosts, pass_costs
+from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .step import Step
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BudgetConstants:
+    """Numbers of [`~budget.AutoBudget`]."""
+
+    # The part of the time that drafts may lose, with the advance of `PassCosts` about three plain
+    # steps of a call of 100 tokens. A call that ends early loses a larger part.
+    loss: float = 0.015
+    least_advance: float = 0.5  # a call that fails does not end drafting for good
+    # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
+    # a running batch would pay for wrong drafts for as long as right ones came before.
+    most_affordable: float = 100.0
+    disturbed: float = 2.0  # a pass counts as at most this multiple of its usual cost
+    # The part of what is affordable that one pass may stake; the pass over the fewest nodes may
+    # stake all. More tries longer drafts, less leaves something for others where the first fail.
+    stake: float = 0.5
+    # After this number of drafts in a row that were not worth verifying, drafting takes this part
+    # of the time. Less patience saves time on text that repeats nothing, and misses the first
+    # repetition of others; more drafting notices sooner that drafts pay again.
+    patience: int = 8
+    drafting_fraction: float = 0.005
+    # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
+    # its first draft, has a ledger of its own.
+    dearest_draft: float = 0.05
+    # A draft must promise to be faster than none by this factor. More misses small gains, less
+    # verifies drafts whose estimates are a little too high.
+    margin: float = 1.05
+    # A row this far ahead of another is e times less likely to be the last of its call to end. Less
+    # leaves the rows that are ahead without drafts sooner.
+    lead: float = 4.0
+    horizon: float = 8.0  # passes to come in which a row is taken to gain as much as now
+
+
+BUDGET = BudgetConstants()
 
 
 class Budget:
@@ -136,7 +171,7 @@ class AutoBudget(Budget):
             affordable = self._affordable + gained / self._plain
             self._affordable = min(affordable, BUDGET.most_affordable)
             allowance = max(self._affordable, BUDGET.least_advance)
-            self._costs.allowance = min(allowance, BUDGET.advance)
+            self._costs.allowance = min(allowance, COSTS.advance)
         self._spared += BUDGET.drafting_fraction * seconds
 
     def _trimmed(self, drafts: Sequence[DraftTree], gains: Sequence[np.ndarray]) -> list[DraftTree]:
@@ -175,11 +210,11 @@ class AutoBudget(Budget):
     def _passes(self, max_count: int) -> tuple[np.ndarray, np.ndarray]:
         """The passes to choose from: their numbers of nodes, 0, `max_count` and those between with
         known costs; and their numbers of tokens, of all rows together."""
-        if self._packs:
-            counts = _up_to(max_count, np.array(TOKENS) - self._going)
-            return counts, self._going + counts
         widths = np.array(self._widths or PASS_TOKENS)
-        counts = _up_to(max_count, widths - 1)
+        known = np.array(TOKENS) - self._going if self._packs else widths - 1
+        counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
+        if self._packs:
+            return counts, self._going + counts
         width = 1 + counts
         if self._widths is not None:
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
@@ -220,12 +255,8 @@ def make_budget(
         return Budget(np.iinfo(np.int32).max)
     kind = verifier.kind
     entries = verifier.entries
-    return AutoBudget(
-        costs=pass_costs(verifier.model, f"{kind.name}, {entries.variant}"),
-        widths=kind.widths,
-        packs=entries.packs,
-        waits=waits,
-    )
+    costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")
+    return AutoBudget(costs, widths=kind.widths, packs=entries.packs, waits=waits)
 
 
 def _ranks(gains: np.ndarray) -> np.ndarray:
@@ -239,8 +270,3 @@ def _ranks(gains: np.ndarray) -> np.ndarray:
 def _sums(gains: np.ndarray) -> np.ndarray:
     """The gain of the first 0, 1, 2, ... of these, float64."""
     return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
-
-
-def _up_to(max_count: int, counts: np.ndarray) -> np.ndarray:
-    """0, the counts below `max_count`, and `max_count`."""
-    return np.unique([0, *counts[(counts > 0) & (counts < max_count)], max_count])

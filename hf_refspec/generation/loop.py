@@ -243,14 +243,13 @@ class Loop:
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
             if count > 0 and row.drafter.prompt_fraction > 0:
-                row.drafter.observe(
-                    Observation(
-                        prompt_ids,
-                        top_tokens=top.tokens[prompt, -count:],
-                        top_probs=top.probs[prompt, -count:],
-                        of_prompt=True,
-                    )
+                observation = Observation(
+                    prompt_ids,
+                    top_tokens=top.tokens[prompt, -count:],
+                    top_probs=top.probs[prompt, -count:],
+                    of_prompt=True,
                 )
+                row.drafter.observe(observation)
 
     def _observe(self, steps: Sequence[Step], logits: torch.Tensor, top: TopTokens | None) -> None:
         """Shows the drafters what was verified, and counts it."""
@@ -258,15 +257,14 @@ class Loop:
         for step in steps:
             if step.path is not None:
                 places = slice(step.places.start, step.places.stop)
-                step.row.drafter.observe(
-                    Observation(
-                        step.emitted,
-                        step.verified,
-                        logits[places],
-                        top_tokens=None if top is None else top.tokens[0, places],
-                        top_probs=None if top is None else top.probs[0, places],
-                    )
+                observation = Observation(
+                    step.emitted,
+                    step.verified,
+                    logits[places],
+                    top_tokens=None if top is None else top.tokens[0, places],
+                    top_probs=None if top is None else top.probs[0, places],
                 )
+                step.row.drafter.observe(observation)
                 counts.append((len(step.verified), len(step.path)))
         self.stats.record_rows(counts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -13,7 +14,6 @@ from torch import nn
 
 from ..verification.model_memo import memo_of_state
 from ..verification.narrow_products import why_unused
-from .constants import BUDGET, COSTS
 
 # The numbers of tokens of a pass whose costs are estimated. Each small number is, because libraries
 # have kernels for some numbers of rows of a matrix, so that three tokens may take longer than
@@ -35,15 +35,54 @@ _GROWTH = {
 }
 
 
+@dataclass(frozen=True)
+class CostConstants:
+    """Numbers of [`~pass_costs.PassCosts`]. Errors, noise and drifts are standard deviations of the
+    logarithm of a cost: 0.1 is about ten percent."""
+
+    # Plain steps that a call's drafts may lose in advance, so that it can try them at once.
+    advance: float = 1.5
+    growth_error: float = 0.2  # of each doubling; more believes the first measurements
+    own_error: float = 0.1  # of each size by itself; more infers less from other sizes
+    noise: float = 0.12  # of two passes of one size, on a shared machine
+    first_noise: float = 0.3  # of the first pass of a size, which may set up memory or kernels
+    very_first_noise: float = 1.2  # of the first pass of all, which nothing can be compared with
+    # A pass that takes this many standard deviations longer than expected was disturbed by other
+    # load, and counts the less the longer it took. Less would discard true measurements.
+    disturbed: float = 2.0
+    # The change from pass to pass of all costs together (texts grow, the machine is shared) and of
+    # each: an old measurement is less sure, and is repeated if the size might pay.
+    drift: float = 0.03
+    own_drift: float = 0.002
+    # The standard deviations by which an uncertain size is assumed cheaper, so that it is tried,
+    # and dearer, where the question is whether it is affordable.
+    optimism: float = 0.5
+    caution: float = 0.5
+    # A plain step costs the median of the last ones at texts of a similar length, once a few are
+    # known. It is measured again after some passes if they say that it has changed by more.
+    plain_steps: int = 5
+    few_plain_steps: int = 3
+    passes_between: int = 8
+    changed: float = 0.3
+    # Lengths are similar up to this number of tokens, and from each doubling to the next. From one
+    # class of lengths to another all costs may change by this.
+    similar_length: int = 1024
+    length_change: float = 1.0
+    # A pass is padded to a larger size that took less time by this part, in at least these passes.
+    padding_gain: float = 0.05
+    padding_passes: int = 3
+
+
+COSTS = CostConstants()
+
+
 class PassCosts:
     """The cost of a model's forward pass by its number of tokens, of all rows together.
 
     A Kalman filter over the logarithms of the costs: a measurement of one number informs others,
     the more the closer they are, and a change of the machine's speed moves all of them. Plain steps
-    are also measured by themselves.
-
-    Args:
-        growth (`tuple[float, ...]`): How much each doubling of the tokens adds to the logarithm.
+    are also measured by themselves. `growth` is what each doubling of the tokens is expected to add
+    to the logarithm before anything is measured.
     """
 
     def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
@@ -61,7 +100,7 @@ class PassCosts:
         self._length = 0  # the `_length_class` of the last pass
         self._since_plain = 0  # passes since the last plain step
         # The plain steps that the drafts of the next call may lose, see `AutoBudget`.
-        self.allowance = BUDGET.advance
+        self.allowance = COSTS.advance
         # The last plain steps, by rows and length.
         self._plain_steps: dict[tuple[int, int], deque[float]] = defaultdict(
             lambda: deque(maxlen=COSTS.plain_steps)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import CandidateGenerator
+from transformers.generation import BaseStreamer, CandidateGenerator
 
 from ..drafting.calls import DrafterPool, drafter_call, share_table
 from ..drafting.candidates import as_drafter
@@ -25,9 +25,6 @@ from ..transformers_names import ends_and_padding
 from ..verification.model_memo import memo_of
 from .row import prompt_tokens
 from .validation import FURTHER_OUTPUTS, check_model, check_request, check_steps
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Request:
     def __post_init__(self) -> None:
         caller = "candidate_generator"
         check_model(self.model, caller)
-        _ = self.drafter  # which raises if there is none
+        _ = self.drafter  # which raises a TypeError if it is no drafter
         check_request(self.input_ids, self.generation_config, self.model_kwargs, caller)
         check_steps(self.model, self.model_kwargs, caller)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,12 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteriaList,
 )
+from transformers.generation import BaseStreamer
 
 from ..drafting.drafter import Drafter, Noise
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +132,14 @@ class Row:
             return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
         return np.array(self.output[len(self.output) - count :], dtype=np.int64)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the call returns scores or logits."""
+        return self.scores is not None or self.logits is not None
+
     def chooses_by_logits_alone(self) -> bool:
         """Whether the next token is the argmax of the raw logits, and nothing is recorded."""
-        recorded = self.scores is not None or self.logits is not None
-        return not self.do_sample and len(self.logits_processor) == 0 and not recorded
+        return not (self.do_sample or self.logits_processor or self.is_recorded)
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by the target's logits `(vocab_size,)`, as `GenerationMixin._sample`

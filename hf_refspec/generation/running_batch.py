@@ -9,8 +9,8 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -196,37 +196,41 @@ class RunningBatch:
         with it; the others join once they have their first token."""
         ended: list[RunningText] = []
         left = self._prefill_tokens
-        while True:
-            if self._prefilling is None and self._waiting and self.running < self.max_rows:
-                self._prefilling = self._waiting.popleft()
-                with self._ended_by_errors(self._prefilling):
-                    self._prefilling.begin(
-                        self._prefixes,
-                        [cached for _, cached in self._cached()],
-                        self._prefill_tokens,
-                        self._max_draft_tokens,
-                    )
-            if (text := self._prefilling) is None:
-                break
-            size = text.unread
-            if text.in_pieces:
-                size = min(size, self._prefill_tokens)
-            if size > left < self._prefill_tokens:
-                break
-            left -= size
-            if self._read_piece(text, size):
-                ended.append(text)
+        try:
+            while (text := self._text_to_read()) is not None:
+                size = min(text.unread, self._prefill_tokens) if text.in_pieces else text.unread
+                if size > left < self._prefill_tokens:
+                    break
+                left -= size
+                if self._read_piece(text, size):
+                    ended.append(text)
+        except BaseException:
+            if (text := self._prefilling) is not None:  # whose prompt cannot be read
+                self._prefilling = None
+                text.end()
+            raise
         return ended
+
+    def _text_to_read(self) -> RunningText | None:
+        """The text whose prompt is being read, or the next one, if there is room for it."""
+        if self._prefilling is None and self._waiting and self.running < self.max_rows:
+            self._prefilling = self._waiting.popleft()
+            self._prefilling.begin(
+                self._prefixes,
+                [cached for _, cached in self._cached()],
+                self._prefill_tokens,
+                self._max_draft_tokens,
+            )
+        return self._prefilling
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
         """Runs the next `size` tokens of a prompt; returns whether the text has ended."""
-        with self._ended_by_errors(text):
-            interrupted = text.interrupted is not None and text.interrupted()
-            if not interrupted and size < text.unread:
-                text.read(size)
-                return False
-            if not interrupted:
-                text.prefill()
+        interrupted = text.interrupted is not None and text.interrupted()
+        if not interrupted and size < text.unread:
+            text.read(size)
+            return False
+        if not interrupted:
+            text.prefill()
         self._prefilling = None
         if interrupted or text.complete:
             text.end()
@@ -237,16 +241,6 @@ class RunningBatch:
             self._abandon([text])
             raise
         return False
-
-    @contextmanager
-    def _ended_by_errors(self, text: RunningText) -> Iterator[None]:
-        """Ends a text whose prompt cannot be read."""
-        try:
-            yield
-        except BaseException:
-            self._prefilling = None
-            text.end()
-            raise
 
     def _join(self, text: RunningText) -> None:
         """Lets a text that has its first token take part in the steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -15,7 +15,7 @@ from transformers import (
     StaticCache,
     StoppingCriteriaList,
 )
-from transformers.generation import CandidateGenerator
+from transformers.generation import BaseStreamer, CandidateGenerator
 
 from ..drafting.calls import remember_outputs
 from ..drafting.drafter import Drafter
@@ -35,9 +35,6 @@ from .prefixes import CachedText, Prefixes, state_of
 from .request import Request
 from .row import Row
 from .step import Step
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 def prepare_text(
@@ -91,20 +88,14 @@ class RunningText:
             text ends if it returns `True`. Afterwards stopping criteria are asked.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        row: Row,
-        verifier: Verifier,
-        joins: bool,  # whether it shares its passes with others
-    ) -> None:
+    def __init__(self, request: Request, row: Row, verifier: Verifier, joins: bool) -> None:
         self.input_ids = request.input_ids
         self.finished = False
         self.shared_tokens = 0
         self.stats = DraftStats()
         self.interrupted: Callable[[], bool] | None = None
         self.row = row
-        self.joins = joins
+        self.joins = joins  # whether it shares its passes with others
         self.verifier = verifier
         # Whether its prompt is read in pieces, and may share them. The first piece must not be
         # padding alone, and other positions would have other keys and values.

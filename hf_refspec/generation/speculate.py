@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from transformers import (
@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDecoderOnlyOutput
 
 from ..drafting.calls import AwaitingKernels, remember_outputs
 from ..drafting.candidates import CandidateChain
@@ -40,9 +40,6 @@ from .request import Request
 from .row import Row, longest_row, own_length, padded
 from .step import is_blind
 from .validation import REPRODUCIBLE, check_options, check_reproducible
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -170,7 +167,6 @@ def _choose_verifier(
     request: Request, options: _Options, stats: DraftStats, go_back: Callable[[], None]
 ) -> Choice:
     """The verifier of a call; none if its probe raises."""
-    probes_later = options.verification == "auto" and options.ranks.alone
     try:
         return select_verifier(
             request.model,
@@ -179,7 +175,9 @@ def _choose_verifier(
             request.generation_config,
             request.pass_kwargs,
             drafts=options.max_draft_tokens != 0 or request.adds_cache,
-            probes_later=probes_later and not request.adds_cache,
+            probes_later=(
+                options.verification == "auto" and options.ranks.alone and not request.adds_cache
+            ),
             stats=stats,
         )
     except RefusedCallError:
@@ -227,8 +225,8 @@ def _decode(
             why = str(error)
         shown = len(rows[0]) if len(rows) == 1 else request.prompt_length
         return Abandoned(why, rows, shown if criteria is None else criteria.asked)
-    ends = [own_length(row, request.pads) - request.prompt_length for row in rows]
-    outputs = [row.output[:end] for row, end in zip(rows, ends, strict=True)]
+    pads = request.pads
+    outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
     remember_outputs(stats, drafters, outputs)
     if not stats.drafted:
         stats.reason = _why_undrafted(loop, drafters)
