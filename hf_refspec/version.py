@@ -1,4 +1,4 @@
-"""The version of the package, and the versions of transformers that it was tried with.
+"""The version of the package, and the versions of transformers that it is tested with.
 
 This module stands alone, so that a build can read it without importing torch, and a call can
 compare versions before it imports anything that another transformers may lack.
@@ -25,7 +25,7 @@ def untested_transformers() -> str | None:
         ".".join(map(str, bound)) for bound in (OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS)
     )
     return (
-        f"hf_refspec {__version__} was tried with transformers {oldest} to {newest}; this is "
+        f"hf_refspec {__version__} is tested with transformers {oldest} to {newest}; this is "
         f"{release}. Install one of these (pip install 'transformers=={newest}.*') or a newer "
         "hf_refspec"
     )

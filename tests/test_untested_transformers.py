@@ -1,4 +1,4 @@
-"""With a transformers that the package was not tried with, calls decode plainly and say why."""
+"""With a transformers that the package is not tested with, calls decode plainly and say why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_refspec.version import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
 OPTIONS = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 SENTENCE = re.escape(
-    f"hf_refspec {rs.__version__} was tried with transformers "
+    f"hf_refspec {rs.__version__} is tested with transformers "
     f"{OLDEST_TRANSFORMERS[0]}.{OLDEST_TRANSFORMERS[1]} to "
     f"{NEWEST_TRANSFORMERS[0]}.{NEWEST_TRANSFORMERS[1]}; this is "
 )

@@ -131,7 +131,7 @@ class Loop:
             self.verifier.keep([[]] * len(rows))
 
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
-        """What reading the prompts may cost, as a part of the prefill."""
+        """The most that learning from the prompts may cost, as a part of the prefill."""
         drafters = [row.drafter for row in rows]
         return max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
 

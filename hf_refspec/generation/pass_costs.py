@@ -19,7 +19,7 @@ from ..verification.narrow_products import why_unused
 # have kernels for some numbers of rows of a matrix, so that three tokens may take longer than
 # eight. Few larger ones are: the first pass over each may compile its kernels.
 PASS_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-# The same for all rows of a pass together.
+# These, and larger numbers for several rows together.
 TOKENS = (*PASS_TOKENS, 96, 128, 256, 512, 1024)
 
 # How much the logarithm of a cost grows with each doubling of the tokens, from one to 64, before

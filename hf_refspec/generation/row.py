@@ -47,7 +47,7 @@ class Row:
     Attributes:
         drafter ([`Drafter`]): Drafts what may follow; by default nothing.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
-        seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
+        seen ([`TokenSequence`]): The tokens that the model sees, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
         generator (`torch.Generator`, *optional*): Draws its random numbers; by default torch's own.
         noise (`Callable`, *optional*): Returns random numbers that were drawn ahead, by the number
