@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from .drafting.stats import DraftStats as DraftStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
-    from .generation.check import ModelCheck as ModelCheck
-    from .generation.check import check as check
     from .generation.running_batch import RunningBatch as RunningBatch
     from .generation.speculate import speculate as speculate
-    from .generation.warmup import warmup as warmup
+    from .model_check import ModelCheck as ModelCheck
+    from .model_check import check as check
     from .ralm.checked_search import RalmError as RalmError
     from .ralm.iterative import iterative_ralm as iterative_ralm
     from .ralm.knn_datastore import KnnDatastore as KnnDatastore
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
+    from .warm_up import warmup as warmup
 
 # The public names of each module.
 _MODULES = {
@@ -67,10 +67,9 @@ _MODULES = {
     "drafting.stats": ["DraftStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
-    "generation.check": ["ModelCheck", "check"],
     "generation.running_batch": ["RunningBatch"],
     "generation.speculate": ["speculate"],
-    "generation.warmup": ["warmup"],
+    "model_check": ["ModelCheck", "check"],  # no module has the name of a function
     "ralm.checked_search": ["RalmError"],
     "ralm.options": ["RalmSpeculation"],
     "ralm.iterative": ["iterative_ralm"],
@@ -82,6 +81,7 @@ _MODULES = {
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],
+    "warm_up": ["warmup"],
     "ralm.knn_datastore": ["KnnDatastore"],
     "retrieval.knowledge_base": ["KnowledgeBase"],
 }

@@ -32,9 +32,9 @@ class Attachment:
     """
 
     def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
+        from .drafting.calls import DrafterPool
         from .drafting.candidates import as_drafter
         from .drafting.stats import DraftStats
-        from .generation.default_drafter import DrafterPool
         from .generation.validation import check_options
 
         check_options(**options)
@@ -59,9 +59,10 @@ class Attachment:
 
     def drafter(self, model: PreTrainedModel) -> AbstractContextManager[Drafter]:
         """A drafter that no other call has, for one call."""
-        from .generation.default_drafter import drafter_of_call
+        from .generation.request import default_drafters
 
-        return drafter_of_call(model) if self._pool is None else self._pool.drafter()
+        pool = default_drafters(model) if self._pool is None else self._pool
+        return pool.drafter()
 
     def count(self, stats: DraftStats) -> None:
         """Adds the counts of a call that is over."""

@@ -143,7 +143,8 @@ def _untested(
     attachment: Attachment | None,
     why: str,
 ) -> Any:
-    """Decodes plainly under an untested transformers; refuses what plain decoding cannot do."""
+    """A call under a release of transformers that this package is not tested with: it decodes
+    plainly. A loop that retrieves, and reproducible bits, are refused."""
     custom_generate = kwargs.get("custom_generate")
     retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
     if retrieves or kwargs.get("verification") == "reproducible":

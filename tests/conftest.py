@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.generation.warmup import warmup
+from hf_refspec.warm_up import warmup
 
 if os.environ.get("HF_REFSPEC_DEVICE") == "pretended":
     import pretended_device  # noqa: F401  (registers it)

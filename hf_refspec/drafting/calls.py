@@ -1,8 +1,9 @@
-"""The drafters of one call, from `begin` to `end`, and a stand-in for those that must wait."""
+"""The drafters of one call, from `begin` to `end`; a stand-in for those that must wait, and a pool
+for calls in several threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from .compilation import drafting_kernels
 from .drafter import Call, Drafter, Sampling, owned
 from .observation import Observation
 from .stats import DraftStats
+from .token_recycling import TokenRecycling
 from .tree import DraftTree
 
 
@@ -22,6 +24,8 @@ class AwaitingKernels(Drafter):
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
         self.call = drafter.call
+        self.stats = drafter.stats
+        self.decides_length = drafter.decides_length
         self.calibration = drafter.calibration
         self.observed_top_k = drafter.observed_top_k
         self.prompt_fraction = drafter.prompt_fraction
@@ -66,11 +70,23 @@ def drafter_call(
     vocab_size: int,
     sampling: Sampling | None = None,
     processors: Sequence[Any] | None = None,
+    memo: MutableMapping[Any, Any] | None = None,
 ) -> Iterator[list[Drafter]]:
-    """One call of a drafter, from `begin` to `end`, with fresh `stats`: yields the drafter of each
-    row (itself, and forks), or an [`AwaitingKernels`]. Raises a RuntimeError if another call is
-    using it, and a ValueError if it drafts from ids outside of the vocabulary."""
+    """One call of a drafter, from `begin` to `end`, with fresh `stats`. Yields the drafter of each
+    row: this one and forks of it, or an [`AwaitingKernels`] for each.
+
+    Args:
+        prompts: The prompt of each row, int64 of shape `(n,)`.
+        processors: The logits processors of the call, where known.
+        memo: The findings about the target model, which keep the table of `"auto"`.
+
+    Raises:
+        RuntimeError: If another call is using the drafter.
+        ValueError: If it drafts ids outside of the vocabulary.
+    """
     with owned(drafter), ExitStack() as ends:
+        if memo is not None:
+            share_table(drafter, memo, vocab_size)
         drafter.check(vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows: list[Drafter] = []
@@ -85,6 +101,35 @@ def drafter_call(
         yield rows
         for fork in drafters[1:]:
             drafter.stats += DraftStats(sources=fork.stats.sources)
+
+
+def share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:
+    """Lets the `TokenRecycling` of `"auto"` learn into the one table that a model's findings keep
+    for it."""
+    for source in drafter.sources:
+        if isinstance(source, TokenRecycling) and source.kept_at_model:
+            table = TokenRecycling(min(8, vocab_size))
+            source.learns_into(memo.setdefault(("default table", vocab_size), table))
+
+
+class DrafterPool:
+    """Lends a drafter, or a fork while it is in use; [`Drafter.fork`] says what forks share."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._idle = [drafter]
+        self._unused = drafter.fork()  # a drafter that is in use cannot be forked
+
+    @contextmanager
+    def drafter(self) -> Iterator[Drafter]:
+        """A drafter that no other call has."""
+        try:
+            drafter = self._idle.pop()
+        except IndexError:
+            drafter = self._unused.fork()
+        try:
+            yield drafter
+        finally:
+            self._idle.append(drafter)
 
 
 def remember_outputs(

@@ -2,13 +2,13 @@
 
 Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
 a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
-those of transformers; the few that know rows by their number are made for each row. With any other
-the rows are decoded plainly.
+the processors of transformers, but for the few that know rows by their number. With any other
+processor the rows are decoded plainly.
 
-Each row asks the stopping criteria of transformers as soon as it has a token. Any other may count
-its calls, or speak of all rows together (lm-eval's stops when each row has had its stop string): it
-is asked about all rows at once, one length after another, and what a row had beyond a stop is
-dropped. A streamer gets the tokens of all rows at once too.
+Each row asks the stopping criteria of transformers as soon as it has a token. Other criteria may
+count their calls or judge all rows together (lm-eval's stops when each row has had its stop
+string), so they are asked about all rows at once, one length after another; tokens of a row behind
+a stop are dropped. A streamer gets the tokens of all rows at once too.
 """
 
 from __future__ import annotations
@@ -16,40 +16,37 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
+from transformers.generation import BaseStreamer
 
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
+from .request import Request
 from .row import Row, longest_row, padded
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 @dataclass
 class BatchCriteria:
     """Stopping criteria that are asked about all rows of a call at once, once for each length, and
-    the streamer that gets a token of each row, the padding too.
-
-    A row that has ended is padded with `pad_id` where the call `pads`. Otherwise it goes on until
-    it is as long as the longest. The answers that the first of the `ranks` gets count.
-    """
+    the streamer, which gets a token of each row, padding included. The first of the `ranks`
+    decides."""
 
     criteria: StoppingCriteriaList
     streamer: BaseStreamer | None
-    asked: int  # the length up to which they have been asked, at first of the prompts
-    pads: bool
+    asked: int  # the length up to which they have been asked, at first that of the prompts
+    pads: bool  # whether a row that has ended is padded, or goes on until all have ended
     pad_id: int
     ranks: Ranks
 
@@ -71,44 +68,75 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
-def fits_single_rows(asked: Any, rows: int) -> bool:
-    """Whether a logits processor gives the same scores when it is asked about each of several rows
-    alone: transformers' own (no subclass of them) and this package's. Others may know the rows by
-    their number."""
-    if type(asked) is EncoderRepetitionPenaltyLogitsProcessor:
-        # A prompt of several sequences stands there once.
-        return len(asked.encoder_input_ids) == rows
-    return type(asked) is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
-        _knows_one_row(asked) or is_of_transformers(asked)
+def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | None]:
+    """The rows of a call, and the criteria and streamer that several rows have together, if any."""
+    count = len(request.input_ids)
+    config = request.generation_config
+    processors = request.logits_processor
+    criteria = request.stopping_criteria
+    if count == 1:
+        return [Row(request.input_ids, processors, criteria, config, request.streamer)], None
+    row_criteria = StoppingCriteriaList()
+    batch_criteria = StoppingCriteriaList()
+    for criterion in criteria:
+        (row_criteria if is_of_transformers(criterion) else batch_criteria).append(criterion)
+    rows = []
+    for i in range(count):
+        ids = request.input_ids[i : i + 1]
+        own_processors = [processor_of_row(processor, i, count) for processor in processors]
+        rows.append(Row(ids, LogitsProcessorList(own_processors), row_criteria, config))
+    if not batch_criteria and request.streamer is None:
+        return rows, None
+    return rows, BatchCriteria(
+        criteria=batch_criteria,
+        streamer=request.streamer,
+        asked=request.prompt_length,
+        pads=request.pads,
+        pad_id=request.pad_id,
+        ranks=ranks,
     )
 
 
-def _knows_one_row(asked: Any) -> bool:
-    """Whether a logits processor says that it is to be asked about one row, each by a copy."""
-    return getattr(type(asked), "knows_one_row", False)
+def fits_single_rows(processor: Any, rows: int) -> bool:
+    """Whether a logits processor returns the same scores when it is asked about each of several
+    rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
+    by their number."""
+    kind = type(processor)
+    if kind is EncoderRepetitionPenaltyLogitsProcessor:
+        # It holds a prompt of several sequences once.
+        return len(processor.encoder_input_ids) == rows
+    return kind is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
+        _knows_one_row(processor) or is_of_transformers(processor)
+    )
 
 
-def is_of_transformers(asked: Any) -> bool:
+def _knows_one_row(processor: Any) -> bool:
+    """Whether a logits processor says that it may be asked about one row of several, by a copy."""
+    return getattr(type(processor), "knows_one_row", False)
+
+
+def is_of_transformers(member: Any) -> bool:
     """Whether a processor or a criterion is one of transformers' own."""
-    return type(asked).__module__.startswith("transformers.generation.")
+    return type(member).__module__.startswith("transformers.generation.")
 
 
-def processor_of_row(asked: Any, row: int, rows: int) -> Any:
-    """The logits processor `asked`, which [`fits_single_rows`], for one of several rows."""
-    if isinstance(asked, PrefixConstrainedLogitsProcessor):
-        function, prompt = prefix_constraint(asked, row)
+def processor_of_row(processor: Any, row: int, rows: int) -> Any:
+    """The logits processor for one of several rows, of one that [`fits_single_rows`]."""
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        function, prompt = prefix_constraint(processor, row)
         return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
-    ignored = getattr(asked, "prompt_ignore_length", None)
-    if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
-        return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    if _knows_one_row(asked) or isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
-        return copy.deepcopy(asked)  # they keep state
-    own = asked
-    if isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor):
-        own = copy.copy(asked)
-        own.encoder_input_ids = own.encoder_input_ids[row : row + 1]
-    elif isinstance(asked, EncoderNoRepeatNGramLogitsProcessor):
-        own = copy.copy(asked)
-        prompt = row * own.batch_size // rows  # several sequences have one prompt
-        own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
-    return own
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    is_repetition = isinstance(processor, RepetitionPenaltyLogitsProcessor)
+    if is_repetition and isinstance(ignored, torch.Tensor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored[row : row + 1])
+    if _knows_one_row(processor) or isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
+        return copy.deepcopy(processor)  # they keep state
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
+        processor = copy.copy(processor)
+        processor.encoder_input_ids = processor.encoder_input_ids[row : row + 1]
+    elif isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):
+        processor = copy.copy(processor)
+        prompt = row * processor.batch_size // rows  # several sequences have one prompt
+        processor.generated_ngrams = [processor.generated_ngrams[prompt]]
+        processor.batch_size = 1
+    return processor

@@ -13,7 +13,7 @@ import torch
 
 from ..verification.random_state import random_numbers
 
-# The noise that is kept. Where rows are further apart, a slow one draws its columns again.
+# The size of the noise that is kept. A row that is far behind the others draws its columns again.
 _KEPT_BYTES = 1 << 26
 
 
@@ -23,7 +23,8 @@ class ColumnNoise:
     def __init__(
         self, rows: int, device: torch.device, generator: torch.Generator | None = None
     ) -> None:
-        self._rows, self._device = rows, device
+        self._rows = rows
+        self._device = device
         self._generator = torch.Generator(device)
         state = random_numbers(device).get_rng_state if generator is None else generator.get_state
         self._states = [state()]  # before each column
@@ -34,9 +35,10 @@ class ColumnNoise:
         """A row's noise `(vocab_size,)`, float32, for its new token number `column`. The first call
         decides the size of all."""
         self._vocab_size = self._vocab_size or vocab_size
-        for missing in (*range(len(self._states) - 1, column), column):
-            if missing not in self._kept:
-                self._draw(missing)
+        for missing in range(len(self._states) - 1, column):
+            self._draw(missing)
+        if column not in self._kept:
+            self._draw(column)
         return self._kept[column][row]
 
     def _draw(self, column: int) -> None:
@@ -49,5 +51,5 @@ class ColumnNoise:
             self._states.append(self._generator.get_state())
 
     def end(self, columns: int) -> None:
-        """Leaves the device's generator as this number of columns of plain decoding does."""
+        """Leaves the device's generator where plain decoding of this number of columns does."""
         random_numbers(self._device).set_rng_state(self._states[columns])

@@ -55,24 +55,15 @@ class Loop:
         stats: DraftStats,
         *,
         max_draft_tokens: int | str,
-        rows: int = 1,
+        rows: int = 1,  # of a pass; 2 stands for any number of several
         chains: bool = False,
-        is_probed: bool = True,
-        waits: bool = False,
+        is_probed: bool = True,  # whether the verifier was found exact; else it is probed first
+        waits: bool = False,  # whether one call waits for all rows
         reads_prompts: bool = True,
-        ranks: Ranks | None = None,
+        ranks: Ranks | None = None,  # the processes that decode one text together, if several do
     ) -> Loop:
-        """The loop of a call whose passes this verifier runs.
-
-        Args:
-            drafter: Drafts for the rows, or stands for several that each decide for themselves.
-            rows: How many rows a pass has: one, or several.
-            chains: Whether drafts must not branch, whatever the verifier takes.
-            is_probed: Whether the verifier has been found exact; otherwise it is probed first.
-            waits: Whether one call waits for all rows.
-            reads_prompts: Whether drafters may learn what the target expects in prompts.
-            ranks: The processes that decode one text together, by default this one alone.
-        """
+        """The loop of a call whose passes this verifier runs. `drafter` is that of all rows, or a
+        plain [`Drafter`] if each row has its own."""
         limits = DraftLimits(
             verifier.kind, verifier.model, rows, verifier.model_kwargs, is_probed, stats
         )
@@ -130,7 +121,7 @@ class Loop:
             self._observe(steps, result.logits, top)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
-        """Runs the prompts up to this length, so that `prefill` runs the rest."""
+        """Runs the prompts up to this length; `prefill` runs the rest."""
         with self._timed("prefill_seconds"):
             records = self.reads_prompts and self._prompt_fraction(rows) > 0
             pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
@@ -140,19 +131,21 @@ class Loop:
             self.verifier.keep([[]] * len(rows))
 
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
-        """What reading the prompts may cost, as a part of the prefill."""
+        """The most that learning from the prompts may cost, as a part of the prefill."""
         drafters = [row.drafter for row in rows]
         return max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
 
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
-        if self.budget.most > 0:  # outside of all clocks: it may probe the model
+        if self.budget.max_nodes > 0:  # outside of all clocks: it may probe the model
             with self.noting_failures():
                 self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
             self._draft(steps)
-            self._choose_nodes(steps, drafting_seconds())
+            trimmed = self._trim(steps, drafting_seconds())
+            for step, verified in zip(steps, trimmed, strict=True):
+                step.verified = verified
         with self._timed("verifying_seconds") as verifying_seconds:
             result = self._forward(steps)
             top = self._accept(steps, result.logits)
@@ -183,9 +176,8 @@ class Loop:
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 
-    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
-        for step, verified in zip(steps, self.budget.trim(steps, drafting_seconds), strict=True):
-            step.verified = verified
+    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
+        return self.budget.trim(steps, drafting_seconds)
 
     def _last_position(self, index: int, row: Row) -> int:
         """The position of the last token of the row with this index."""
@@ -251,19 +243,28 @@ class Loop:
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
             if count > 0 and row.drafter.prompt_fraction > 0:
-                expected = top.tokens[prompt, -count:], top.probs[prompt, -count:]
-                none = DraftTree.empty()
-                row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
+                observation = Observation(
+                    prompt_ids,
+                    top_tokens=top.tokens[prompt, -count:],
+                    top_probs=top.probs[prompt, -count:],
+                    of_prompt=True,
+                )
+                row.drafter.observe(observation)
 
     def _observe(self, steps: Sequence[Step], logits: torch.Tensor, top: TopTokens | None) -> None:
         """Shows the drafters what was verified, and counts it."""
         counts = []
         for step in steps:
             if step.path is not None:
-                own = slice(step.root, step.root + 1 + len(step.verified))
-                expected = () if top is None else (top.tokens[0, own], top.probs[0, own])
-                seen = Observation(step.emitted, step.verified, logits[own], *expected)
-                step.row.drafter.observe(seen)
+                places = slice(step.places.start, step.places.stop)
+                observation = Observation(
+                    step.emitted,
+                    step.verified,
+                    logits[places],
+                    top_tokens=None if top is None else top.tokens[0, places],
+                    top_probs=None if top is None else top.probs[0, places],
+                )
+                step.row.drafter.observe(observation)
                 counts.append((len(step.verified), len(step.path)))
         self.stats.record_rows(counts)
 
@@ -271,7 +272,8 @@ class Loop:
     def _timed(self, name: str) -> Iterator[Callable[[], float]]:
         """Adds the seconds of its body to a field of the statistics. Yields a function that returns
         the seconds so far, or of the whole body once that is over."""
-        began, ended = self.clock(), None
+        began = self.clock()
+        ended = None
         yield lambda: (self.clock() if ended is None else ended) - began
         ended = self.clock()
         setattr(self.stats, name, getattr(self.stats, name) + ended - began)
@@ -279,7 +281,7 @@ class Loop:
 
 @dataclass
 class RankedLoop(Loop):
-    """Decodes the same text in all `ranks`: the drafts and the tokens of the first one count."""
+    """Decodes the same text in all `ranks`: the first one decides on drafts and tokens."""
 
     ranks: Ranks = field(default_factory=Ranks)
 
@@ -294,17 +296,16 @@ class RankedLoop(Loop):
         if self.ranks.is_first:
             super()._draft(steps)
 
-    def _choose_nodes(self, steps: Sequence[Step], drafting_seconds: float) -> None:
-        super()._choose_nodes(steps, drafting_seconds)
-        chosen = self.ranks.agree([step.verified for step in steps])
-        for step, verified in zip(steps, chosen, strict=True):
-            step.verified = verified
+    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
+        return self.ranks.agree(super()._trim(steps, drafting_seconds))
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         top = super()._accept(steps, logits)
-        own = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
-        for step, mine, first in zip(steps, own, self.ranks.agree(own), strict=True):
-            if mine != first:
-                step.path, tokens, stopped_at = first
-                step.row.replace(len(mine[1]), tokens, stopped_at)
+        outcomes = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
+        agreed = self.ranks.agree(outcomes)
+        for step, (path, tokens, stopped_at) in zip(steps, agreed, strict=True):
+            emitted = step.emitted.tolist()
+            if (step.path, emitted, step.row.stopped_at) != (path, tokens, stopped_at):
+                step.path = path
+                step.row.replace(len(emitted), tokens, stopped_at)
         return top

@@ -1,58 +1,53 @@
 """Plain decoding in place of drafts: why a call needs it, and how it takes over one that has begun.
 
-Where a probe or a forward pass has raised, transformers' own loop begins the call anew: it runs the
+Where a probe or a forward pass has raised, transformers' own loop begins the call anew. It runs the
 tokens that were emitted until then once more, but logits processors, stopping criteria and the
 streamer, which may keep state, do not see them twice.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    PreTrainedModel,
-    StaticCache,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from transformers.generation import BaseStreamer
+from transformers import LogitsProcessorList, StaticCache, StoppingCriteriaList
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
+from ..drafting.calls import remember_outputs
+from ..drafting.drafter import Drafter
+from ..drafting.observation import Observation
 from ..text_config import attends_locally, text_config
+from ..transformers_names import CACHE_NAMES, ends_and_padding
+from ..transformers_names import decode_plainly as decode
 from ..verification.caches import find_cache, keeps_every_position
 from ..verification.entries import crop_layers, restore, snapshot
+from ..verification.random_state import random_state, set_random_state
 from .batch import fits_single_rows
+from .request import Request
 from .row import Row
 
-if TYPE_CHECKING:
-    from transformers import Cache
+logger = logging.getLogger("hf_refspec")
 
 
-def why_plain(
-    model: PreTrainedModel,
-    rows: int,
-    processors: Sequence[LogitsProcessor],
-    model_kwargs: dict[str, Any],
-) -> str | None:
-    """Why drafts could change the text of a call with these arguments, if they could."""
-    if model_kwargs.get("output_attentions"):
+def why_plain(request: Request) -> str | None:
+    """Why drafts could change the text of a call, if they could."""
+    kwargs = request.model_kwargs
+    if kwargs.get("output_attentions"):
         return "`output_attentions=True` may change how the model attends; leave it out"
-    for processor in processors if rows > 1 else ():
+    rows = len(request.input_ids)
+    for processor in request.logits_processor if rows > 1 else ():
         if not fits_single_rows(processor, rows):
             return (
                 f"a {type(processor).__name__} may know the {rows} rows by their number, and rows "
                 "with drafts differ in length; pass one prompt at a time"
             )
-    mask, cache = model_kwargs.get("attention_mask"), find_cache(model_kwargs)
-    ends_in_padding = mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all())
-    local = isinstance(cache, StaticCache) and attends_locally(text_config(model))
-    if local and ends_in_padding:
+    is_static = isinstance(find_cache(kwargs), StaticCache)
+    mask = kwargs.get("attention_mask") if attends_locally(text_config(request.model)) else None
+    if is_static and mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
         return (
             "a prompt is padded on the right, and attention to nothing but padding depends on the "
             "length of the static cache; pad on the left"
@@ -60,93 +55,142 @@ def why_plain(
     return None
 
 
-def cache_mark(cache: Cache | None) -> Callable[[], None]:
-    """A function that gives a cache its present content again after a call was abandoned."""
-    if cache is None:
-        return lambda: None
-    if keeps_every_position(cache) and (length := cache.get_seq_length()):
-        return partial(crop_layers, cache, length)  # a snapshot would keep a copy alive
-    layers, states = cache.layers, snapshot(cache)
+def mark_start(request: Request) -> Callable[[], None]:
+    """A function that restores the random numbers and the cache of a call for it to begin anew."""
+    device = request.input_ids.device
+    numbers = random_state(device)
+    cache: Any = find_cache(request.model_kwargs)
+    layers = None if cache is None else cache.layers
+    length = cache.get_seq_length() if cache is not None and keeps_every_position(cache) else 0
+    # Of a cache that can be cropped, a snapshot would keep a copy alive.
+    states = None if cache is None or length else snapshot(cache)
 
     def go_back() -> None:
-        cache.layers = layers
-        restore(cache, states)
+        set_random_state(device, numbers)
+        if states is not None:
+            cache.layers = layers
+            restore(cache, states)
+        elif cache is not None:
+            crop_layers(cache, length)
 
     return go_back
 
 
 @dataclass(frozen=True)
-class Emitted:
-    """The rows of a call that begins anew. Criteria and the streamer have seen them up to the
-    length `shown`."""
+class Abandoned:
+    """A call whose forward pass has raised: why it decodes plainly, its rows, and the length up to
+    which criteria and the streamer have seen them."""
 
+    why: str
     rows: Sequence[Row]
-    prompt_length: int
     shown: int
 
-    def processors(self, processors: LogitsProcessorList) -> LogitsProcessorList:
-        """Those of several rows are the same as in plain decoding, and keep no state."""
-        if len(self.rows) > 1 or not self.rows[0].output:
-            return processors
-        return LogitsProcessorList([_EmittedTokens(self.rows[0], processors)])
 
-    def criteria(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-        return StoppingCriteriaList(
-            criterion
-            if type(criterion) is MaxLengthCriteria
-            else _GivenAnswers(criterion, self.rows, self.shown)
-            for criterion in criteria
-        )
+def decode_plainly(
+    request: Request, drafters: Sequence[Drafter], why: str, abandoned: Abandoned | None = None
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """Plain decoding by transformers itself; the drafters observe its tokens."""
+    name = type(request.model).__name__
+    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, why)
+    stats = drafters[0].stats
+    stats.reason = why
+    stats.verification = "none"
+    processors = request.logits_processor
+    criteria = request.stopping_criteria
+    streamer = request.streamer
+    known = [0] * len(drafters)  # tokens of each row that were counted and observed before
+    if abandoned is not None:
+        rows = abandoned.rows
+        known = [len(row.output) for row in rows]
+        if len(rows) == 1:  # the processors of several rows keep no state
+            processors = _KnownTokens(processors, rows[0])
+        criteria = _KnownAnswers(criteria, abandoned)
+        if streamer is not None:
+            streamer = _FurtherTokens(streamer, abandoned.shown - request.prompt_length)
+    kwargs = request.model_kwargs
+    if request.adds_cache:
+        request.generation_config.use_cache = False
+        others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
+        kwargs = {**others, "use_cache": False}
+    output = decode(
+        request.model,
+        request.input_ids,
+        logits_processor=processors,
+        stopping_criteria=criteria,
+        generation_config=request.generation_config,
+        streamer=streamer,
+        **kwargs,
+    )
+    if abandoned is not None and abandoned.rows[0].scores:
+        # The others are those of a choice between one token.
+        output.scores = (*abandoned.rows[0].scores, *output.scores[known[0] :])
+    ids = output if isinstance(output, torch.Tensor) else output.sequences
+    new_ids = ids[:, request.prompt_length :].numpy(force=True).astype(np.int64)
+    emitted = [_without_padding(row, request) for row in new_ids]
+    for column in range(new_ids.shape[1]):
+        spans = zip(known, emitted, strict=True)
+        stats.record_rows([(0, 0) for begin, tokens in spans if begin <= column < len(tokens)])
+    remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
+    for drafter, begin, tokens in zip(drafters, known, emitted, strict=True):
+        for token in tokens[begin:]:
+            drafter.observe(Observation(token[None]))
+    return output
 
-    def streamer(self, streamer: BaseStreamer | None) -> BaseStreamer | None:
-        return None if streamer is None else _Rest(streamer, self.shown - self.prompt_length)
+
+def _without_padding(new_ids: np.ndarray, request: Request) -> np.ndarray:
+    """The new ids of a row without the padding behind the end of one that ended early."""
+    eos, pad = ends_and_padding(request.generation_config)
+    if len(request.input_ids) == 1 or eos is None or pad is None:
+        return new_ids
+    ends = np.flatnonzero(np.isin(new_ids, eos.numpy(force=True)))
+    if len(ends):
+        return new_ids[: ends[0] + 1]
+    return new_ids[: np.flatnonzero(new_ids != int(pad)).max(initial=-1) + 1]  # another criterion
 
 
-@dataclass
-class _EmittedTokens(LogitsProcessor):
-    """Leaves no choice but the tokens of a row, and then hands over to its processors."""
+class _KnownTokens(LogitsProcessorList):
+    """Leaves no choice but the tokens that a row has; processes the logits after them."""
 
-    row: Row
-    processors: LogitsProcessorList
+    def __init__(self, processors: LogitsProcessorList, row: Row) -> None:
+        super().__init__(processors)
+        self._row = row
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if (length := input_ids.shape[1]) >= len(self.row):
-            processed: torch.Tensor = self.processors(input_ids, scores)
-            return processed
-        emitted = torch.full_like(scores, -torch.inf)
-        emitted[:, self.row.ids[0, length]] = 0
-        return emitted
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        length = input_ids.shape[1]
+        if length >= len(self._row):
+            return super().__call__(input_ids, scores, **kwargs)
+        known = torch.full_like(scores, -torch.inf)
+        known[:, self._row.ids[0, length]] = 0
+        return known
 
 
-class _GivenAnswers(StoppingCriteria):
-    """A criterion that has been asked up to a length."""
+class _KnownAnswers(StoppingCriteriaList):
+    """Repeats when rows were stopped; asks the criteria about the lengths after them."""
 
-    def __init__(self, criterion: StoppingCriteria, rows: Sequence[Row], shown: int) -> None:
-        self._criterion, self._rows, self._shown = criterion, rows, shown
+    def __init__(self, criteria: StoppingCriteriaList, abandoned: Abandoned) -> None:
+        super().__init__(criteria)
+        self._abandoned = abandoned
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._criterion, name)
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if (length := input_ids.shape[1]) > self._shown:
-            answers: torch.Tensor = self._criterion(input_ids, scores, **kwargs)
-            return answers
-        ends = [row.stopped_at for row in self._rows]
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        length = input_ids.shape[1]
+        if length > self._abandoned.shown:
+            return super().__call__(input_ids, scores, **kwargs)
+        ends = [row.stopped_at for row in self._abandoned.rows]
         stopped = [end is not None and end <= length for end in ends]
         return torch.tensor(stopped, device=input_ids.device)
 
 
-@dataclass
-class _Rest(BaseStreamer):
-    """A streamer that has been given some of the tokens."""
+class _FurtherTokens(BaseStreamer):
+    """A streamer that already has the first tokens."""
 
-    streamer: BaseStreamer
-    given: int
+    def __init__(self, streamer: BaseStreamer, known: int) -> None:
+        self._streamer = streamer
+        self._known = known
 
     def put(self, value: torch.Tensor) -> None:
-        if self.given == 0:
-            self.streamer.put(value)
-        self.given = max(self.given - 1, 0)
+        if self._known == 0:
+            self._streamer.put(value)
+        self._known = max(self._known - 1, 0)
 
     def end(self) -> None:
-        self.streamer.end()
+        self._streamer.end()

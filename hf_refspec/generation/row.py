@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,12 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteriaList,
 )
+from transformers.generation import BaseStreamer
 
 from ..drafting.drafter import Drafter, Noise
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +47,11 @@ class Row:
     Attributes:
         drafter ([`Drafter`]): Drafts what may follow; by default nothing.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
-        seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
+        seen ([`TokenSequence`]): The tokens that the model sees, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
-        generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
-        noise (`Callable`, *optional*): Where random numbers are drawn ahead, returns those
-            of this row by the number of the new token and the size of the vocabulary, see
-            [`~column_noise.ColumnNoise`].
+        generator (`torch.Generator`, *optional*): Draws its random numbers; by default torch's own.
+        noise (`Callable`, *optional*): Returns random numbers that were drawn ahead, by the number
+            of the new token and the size of the vocabulary, see [`~column_noise.ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -135,10 +132,14 @@ class Row:
             return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
         return np.array(self.output[len(self.output) - count :], dtype=np.int64)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the call returns scores or logits."""
+        return self.scores is not None or self.logits is not None
+
     def chooses_by_logits_alone(self) -> bool:
         """Whether the next token is the argmax of the raw logits, and nothing is recorded."""
-        recorded = self.scores is not None or self.logits is not None
-        return not self.do_sample and len(self.logits_processor) == 0 and not recorded
+        return not (self.do_sample or self.logits_processor or self.is_recorded)
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by the target's logits `(vocab_size,)`, as `GenerationMixin._sample`
@@ -165,14 +166,15 @@ class Row:
 
     def noise_ahead(self, vocab_size: int) -> Noise:
         """The random numbers `(vocab_size,)` of the next tokens, counted from 0; the generator
-        stays where it is. `torch.multinomial` would have to draw as `ColumnNoise` does: if it does
-        not, or a processor draws from the same generator, they are other numbers than those that
-        choose the tokens, which costs drafts their acceptance and changes no token."""
+        stays where it is. If `torch.multinomial` does not draw as `ColumnNoise` does, or a
+        processor draws from the same generator, the tokens are chosen by other numbers: drafts are
+        accepted less often, and no token changes."""
         if (noise := self.noise) is not None:
             length = len(self.output)
             return lambda place: noise(length + place, vocab_size)
-        source = 1, self._ids.device, self.generator
-        ahead = cache(lambda: ColumnNoise(*source))  # look-up drafters never ask
+        device = self._ids.device
+        generator = self.generator
+        ahead = cache(lambda: ColumnNoise(1, device, generator))  # look-up drafters never ask
         return lambda place: ahead().of(0, place, vocab_size)
 
     def append(self, token: int) -> bool:
@@ -205,22 +207,27 @@ class Row:
         return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
 
     def roll_back(self, mark: RowMark) -> None:
-        """Goes back to a mark. Tokens that were sampled since are sampled again with the same
-        random numbers; logits processors and stopping criteria are asked again, and must go by the
-        ids alone. Streamed tokens stay streamed."""
+        """Goes back to a mark. Later tokens are sampled again with the same random numbers; logits
+        processors and stopping criteria are asked again, and must depend on the ids alone. Streamed
+        tokens stay streamed."""
         self.output = self.output[: mark.length - self._prompt_length]
         self._ids = self._ids[:, : mark.length]
-        self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits
+        self.stopped_at = mark.stopped_at
+        self.scores = mark.scores
+        self.logits = mark.logits
         if mark.random_state is not None:
             random_numbers(self._ids.device).set_rng_state(mark.random_state)
 
     def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
         """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
         changes."""
-        now, ids, output = self.mark(), self._ids, self.output
+        now = self.mark()
+        ids = self._ids
+        output = self.output
         self.roll_back(mark)
         token = self.choose(logits)
-        self._ids, self.output = ids, output
+        self._ids = ids
+        self.output = output
         self.roll_back(now)
         return token
 
@@ -254,12 +261,12 @@ def checked_tokens(chosen: torch.Tensor) -> list[int]:
 
 
 def longest_row(rows: Sequence[Row]) -> int:
-    """How long the output will at least be: plain decoding ends where the last row is stopped."""
+    """The least length of the output: plain decoding ends where the last row is stopped."""
     return max(row.stopped_at or len(row) for row in rows)
 
 
 def own_length(row: Row, pads: bool) -> int:
-    """How many tokens of a row are returned as they are; padding follows."""
+    """How many tokens of a row are returned before its padding."""
     return row.stopped_at if pads and row.stopped_at is not None else len(row)
 
 
@@ -275,12 +282,12 @@ def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.T
 def prompt_tokens(
     input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocab_size: int
 ) -> list[np.ndarray]:
-    """The prompt of each row without its padding, int64 of shape `(n,)`; and without ids that are
-    no text: some models mark images by ids outside of the vocabulary."""
+    """The prompt of each row, int64 of shape `(n,)`, without padding and without ids outside of the
+    vocabulary, by which some models mark images."""
     ids = input_ids.numpy(force=True).astype(np.int64)
     kept = (ids >= 0) & (ids < vocab_size)
     mask = model_kwargs.get("attention_mask")
     if mask is not None and mask.ndim == 2:
-        # The mask also describes what a given cache holds and the ids lack.
+        # The mask also covers tokens that a given cache holds and the ids lack.
         kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
     return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

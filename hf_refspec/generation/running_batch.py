@@ -9,8 +9,8 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -45,26 +45,26 @@ class RunningBatch:
         while not text.finished:
             batch.step()
 
-    One thread at a time may call its methods. Where weights change, what was computed before is
-    shared no more; a change of a parameter's `data` in place is not noticed: make a new batch then.
+    One thread at a time may call its methods. Once weights change, earlier keys and values are no
+    longer shared; if you change a parameter's `data` in place, make a new batch.
 
     Args:
         model ([`PreTrainedModel`]): The target model.
-        max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, in the
-            order in which they came. By default the number that half of the free memory can
-            hold, of 4,096 tokens each: 16 at most on a CPU, 64 elsewhere.
+        max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, first
+            come, first served. By default as many texts of 4,096 tokens as half of the free memory
+            holds, at most 16 on a CPU and 64 elsewhere.
         prefill_tokens (`int`, *optional*): The most tokens of prompts that run between two steps of
             the other texts. By default 128 on a CPU, 1024 elsewhere.
         prefix_tokens (`int`, *optional*, defaults to 4096): The most tokens of texts that have
-            ended whose keys and values are kept, for prompts that begin likewise (a system prompt,
-            the same document). 0 shares nothing, not with texts that are running either.
+            ended whose keys and values are kept, for prompts that begin with the same tokens (a
+            system prompt, a document). 0 shares nothing, not even with running texts.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As of `generate`;
             `"auto"` chooses the best nodes of all texts together.
 
     Raises:
         TypeError: If an option has the wrong type.
         ValueError: If an option has a value that it cannot have.
-        RuntimeError: If this package was not tried with the installed transformers.
+        RuntimeError: If this package is not tested with the installed transformers.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RunningBatch:
 
     @property
     def running(self) -> int:
-        """How many texts are decoded; one whose prompt is being read among them."""
+        """How many texts are decoded, including one whose prompt is being read."""
         return len(self._decoded) + (self._prefilling is not None)
 
     @property
@@ -122,29 +122,28 @@ class RunningBatch:
         """Puts a text at the end of the queue.
 
         Args:
-            seed (`int`, *optional*): Of its random numbers: it becomes the text that
-                `torch.manual_seed(seed)` and a call of its own would give. By default one that
-                torch draws.
+            seed (`int`, *optional*): The seed; the text equals that of `torch.manual_seed(seed)`
+                and a separate call. By default torch draws one.
             arguments: As of `generate`, for one prompt. Each text needs a drafter of its own;
                 `candidate_generator` is `"auto"` unless given.
 
         Returns:
-            [`RunningText`]: What becomes of it.
+            [`RunningText`]: The text, which grows with each step.
 
         Raises:
-            TypeError, ValueError: As of `generate`; also for several prompts, for a
-                given cache, and for a model that is split over several processes.
+            TypeError, ValueError: As `generate` does; also for several prompts, for a given cache,
+                and for a model that is split over several processes.
         """
-        given = next((n for n in CACHE_NAMES if arguments.get(n) is not None), None)
-        if given is not None:
-            raise ValueError(
-                f"`{given}` cannot be given for a text of a running batch: leave it out; "
-                "what the prompt has in common with other texts is found"
-            )
+        for name in CACHE_NAMES:
+            if arguments.get(name) is not None:
+                raise ValueError(
+                    f"`{name}` cannot be given for a text of a running batch: leave it out; "
+                    "prefixes that the prompt shares with other texts are found"
+                )
         if not Ranks.of(self._model).alone:
             raise RefusedCallError(
-                "A model that is split over several processes cannot decode a running batch: each "
-                "would let texts join at other times. Load it in one process, with `device_map`."
+                "A model that is split over several processes cannot decode a running batch: texts "
+                "would join at different times in each. Load it in one process, with `device_map`."
             )
         prepared = partial(prepare_text, seed=seed)
         text: Any = self._model.generate(**arguments, custom_generate=prepared)
@@ -197,37 +196,41 @@ class RunningBatch:
         with it; the others join once they have their first token."""
         ended: list[RunningText] = []
         left = self._prefill_tokens
-        while True:
-            if self._prefilling is None and self._waiting and self.running < self.max_rows:
-                self._prefilling = self._waiting.popleft()
-                with self._ended_by_errors(self._prefilling):
-                    self._prefilling.begin(
-                        self._prefixes,
-                        [cached for _, cached in self._cached()],
-                        self._prefill_tokens,
-                        self._max_draft_tokens,
-                    )
-            if (text := self._prefilling) is None:
-                break
-            size = text.unread
-            if text.in_pieces:
-                size = min(size, self._prefill_tokens)
-            if size > left < self._prefill_tokens:
-                break
-            left -= size
-            if self._read_piece(text, size):
-                ended.append(text)
+        try:
+            while (text := self._text_to_read()) is not None:
+                size = min(text.unread, self._prefill_tokens) if text.in_pieces else text.unread
+                if size > left < self._prefill_tokens:
+                    break
+                left -= size
+                if self._read_piece(text, size):
+                    ended.append(text)
+        except BaseException:
+            if (text := self._prefilling) is not None:  # whose prompt cannot be read
+                self._prefilling = None
+                text.end()
+            raise
         return ended
+
+    def _text_to_read(self) -> RunningText | None:
+        """The text whose prompt is being read, or the next one, if there is room for it."""
+        if self._prefilling is None and self._waiting and self.running < self.max_rows:
+            self._prefilling = self._waiting.popleft()
+            self._prefilling.begin(
+                self._prefixes,
+                [cached for _, cached in self._cached()],
+                self._prefill_tokens,
+                self._max_draft_tokens,
+            )
+        return self._prefilling
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
         """Runs the next `size` tokens of a prompt; returns whether the text has ended."""
-        with self._ended_by_errors(text):
-            interrupted = text.interrupted is not None and text.interrupted()
-            if not interrupted and size < text.unread:
-                text.read(size)
-                return False
-            if not interrupted:
-                text.prefill()
+        interrupted = text.interrupted is not None and text.interrupted()
+        if not interrupted and size < text.unread:
+            text.read(size)
+            return False
+        if not interrupted:
+            text.prefill()
         self._prefilling = None
         if interrupted or text.complete:
             text.end()
@@ -238,16 +241,6 @@ class RunningBatch:
             self._abandon([text])
             raise
         return False
-
-    @contextmanager
-    def _ended_by_errors(self, text: RunningText) -> Iterator[None]:
-        """Ends a text whose prompt cannot be read."""
-        try:
-            yield
-        except BaseException:
-            self._prefilling = None
-            text.end()
-            raise
 
     def _join(self, text: RunningText) -> None:
         """Lets a text that has its first token take part in the steps."""
@@ -304,22 +297,24 @@ def _end(texts: Sequence[RunningText]) -> None:
 
 def _default_rows(model: PreTrainedModel) -> int:
     """How many texts a running batch decodes at once, see [`RunningBatch`]."""
-    config, device = text_config(model), model.device
+    config = text_config(model)
+    device = model.device
     queries = _size(config, "num_attention_heads") or 1
     heads = _size(config, "num_key_value_heads") or queries
     head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
     layers = _size(config, "num_hidden_layers") or 32
-    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
+    token_bytes = 2 * layers * heads * head_dim * model.dtype.itemsize
     if device.type == "cuda":
-        free, most = torch.cuda.mem_get_info(device)[0], 64
+        free_bytes = torch.cuda.mem_get_info(device)[0]
     else:
-        free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
+        free_bytes = psutil.virtual_memory().available
     tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
-    return max(1, min(most, free // 2 // (tokens * token)))
+    max_rows = 16 if device.type == "cpu" else 64
+    return max(1, min(max_rows, free_bytes // 2 // (tokens * token_bytes)))
 
 
 def _size(config: Any, name: str) -> int | None:
-    """A size of a model; `None` where it has none, or layers differ in it (Gemma 4)."""
+    """A size of a model; `None` if it has none, or its layers differ (Gemma 4)."""
     try:
         value = getattr(config, name, None)
     except RuntimeError:

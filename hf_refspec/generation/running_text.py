@@ -1,11 +1,11 @@
-"""One text of a running batch: what `generate` has prepared for it, and what becomes of it."""
+"""One text of a running batch, from the arguments that `generate` has prepared to its end."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -15,11 +15,10 @@ from transformers import (
     StaticCache,
     StoppingCriteriaList,
 )
-from transformers.generation import CandidateGenerator
+from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.calls import drafter_call, remember_outputs
-from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling
+from ..drafting.calls import remember_outputs
+from ..drafting.drafter import Drafter
 from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
@@ -27,17 +26,15 @@ from ..verification.caches import find_cache, is_padded, new_cache
 from ..verification.choice import known_finding, select_verifier
 from ..verification.in_place import InPlaceEntries
 from ..verification.kinds import PLAIN, TREE
+from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
-from .default_drafter import drafter_of_call
+from .batch import rows_of
 from .loop import Loop
 from .plain import why_plain
 from .prefixes import CachedText, Prefixes, state_of
-from .row import Row, prompt_tokens
+from .request import Request
+from .row import Row
 from .step import Step
-from .validation import FURTHER_OUTPUTS, check_request, check_steps
-
-if TYPE_CHECKING:
-    from transformers.generation import BaseStreamer
 
 
 def prepare_text(
@@ -52,70 +49,62 @@ def prepare_text(
     **model_kwargs: Any,
 ) -> RunningText:
     """Takes over a call from `generate`, for a running batch to decode."""
-    check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
-    check_steps(model, model_kwargs, "candidate_generator")
+    request = Request(
+        model=model,
+        input_ids=input_ids,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        generation_config=generation_config,
+        candidate_generator=candidate_generator,
+        streamer=streamer,
+        model_kwargs=model_kwargs,
+    )
     if len(input_ids) != 1:
         raise ValueError(
             f"`input_ids` has {len(input_ids)} rows, but a text of a running batch has one: add "
             "each by itself"
         )
-    is_auto = candidate_generator is None or candidate_generator == "auto"
-    drafter = None if is_auto else as_drafter(candidate_generator)
-    if drafter is not None:
-        drafter.check(text_config(model).vocab_size, logits_processor)
-    kwargs = model_kwargs
-    if why_plain(model, 1, (), kwargs) is None:
-        kwargs = {name: value for name, value in kwargs.items() if name not in FURTHER_OUTPUTS}
-    row = Row(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-    verifier, joins = _verifier(model, generation_config, kwargs)
+    if request.drafter is not None:
+        request.drafter.check(text_config(model).vocab_size, logits_processor)
+    [row], _ = rows_of(request, Ranks())
+    verifier, joins = _verifier(request)
     if generation_config.do_sample:
         row.generator = torch.Generator(input_ids.device)
         row.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-    sampling = Sampling.of(generation_config)
-    return RunningText(row, drafter, sampling, streamer, verifier, joins)
+    return RunningText(request, row, verifier, joins)
 
 
 class RunningText:
-    """A text that waits, is decoded or has ended.
+    """A text that waits, is being decoded or has ended.
 
     Attributes:
         input_ids (`torch.Tensor` of shape `(1, n)`): The prompt.
-        finished (`bool`): Whether it has ended.
-        shared_tokens (`int`): How many tokens of the prompt another text had in common, so that
-            their keys and values were copied.
-        stats ([`DraftStats`]): Of this text. Passes that it shares with others are counted,
-            not timed.
+        finished (`bool`): Whether it has ended, for whatever reason.
+        shared_tokens (`int`): Tokens of the prompt whose keys and values were copied from another
+            text.
+        stats ([`DraftStats`]): Counts and times of this text. Passes that it shares with others are
+            counted, not timed.
         interrupted (`Callable`, *optional*): Asked before each piece of the prompt is read; the
             text ends if it returns `True`. Afterwards stopping criteria are asked.
     """
 
-    def __init__(
-        self,
-        row: Row,
-        drafter: Drafter | None,  # `None` is "auto"
-        sampling: Sampling | None,
-        streamer: BaseStreamer | None,
-        verifier: Verifier,
-        joins: bool,  # whether it shares its passes with others
-    ) -> None:
-        self.input_ids = row.ids
+    def __init__(self, request: Request, row: Row, verifier: Verifier, joins: bool) -> None:
+        self.input_ids = request.input_ids
         self.finished = False
         self.shared_tokens = 0
         self.stats = DraftStats()
         self.interrupted: Callable[[], bool] | None = None
         self.row = row
-        self.joins = joins
+        self.joins = joins  # whether it shares its passes with others
         self.verifier = verifier
-        # Whether its prompt is read in pieces, and may share them: the first one might be nothing
-        # but padding, and other positions give other keys and values.
+        # Whether its prompt is read in pieces, and may share them. The first piece must not be
+        # padding alone, and other positions would have other keys and values.
         kwargs = verifier.model_kwargs
         usual = torch.arange(row.ids.shape[1], device=row.ids.device)  # positions
         self.in_pieces = (
             joins and not is_padded(kwargs) and bool((kwargs["position_ids"] == usual).all())
         )
-        self._streamer = streamer
-        self._drafter = drafter
-        self._sampling = sampling
+        self._request: Request | None = request  # until it begins
         self._cached = 0  # tokens of the prompt that the cache holds
         self._model_state: tuple[Any, ...] = ()  # when it began
         self._session = ExitStack()  # from its first piece to its end
@@ -143,29 +132,27 @@ class RunningText:
         prefill_tokens: int,
         max_draft_tokens: int | Literal["auto"],
     ) -> None:
-        """Copies what the prompt has in common with other texts, and prepares to read the rest, in
-        pieces of up to `prefill_tokens`."""
+        """Copies the longest prefix that the prompt has in common with another text, and prepares
+        to read the rest, in pieces of up to `prefill_tokens`."""
+        assert self._request is not None
+        request = self._request
         verifier = self.verifier
-        model = verifier.model
-        vocab_size = text_config(model).vocab_size
-        drafter = self._session.enter_context(drafter_of_call(model, self._drafter))
-        prompts = prompt_tokens(self.input_ids, verifier.model_kwargs, vocab_size)
-        drafters = drafter_call(drafter, prompts, vocab_size, self._sampling)
-        [self.row.drafter] = self._session.enter_context(drafters)
-        self.stats = drafter.stats
-        if self._streamer is not None:
-            self._streamer.put(self.input_ids.cpu())
-            self._session.callback(self._streamer.end)
+        [self.row.drafter] = self._session.enter_context(request.drafters())
+        self.stats = self.row.drafter.stats
+        if request.streamer is not None:
+            request.streamer.put(self.input_ids.cpu())
+            self._session.callback(request.streamer.end)
         weakref.finalize(self, self._session.close)  # a text that is dropped ends too
         if self.in_pieces:
-            self._model_state = state_of(model)
+            self._model_state = state_of(request.model)
             ids = self.row.tail(len(self.row))
             entries, self._cached = prefixes.longest(ids, self._model_state, running)
             self.shared_tokens = self._cached
-            for layer, states in zip(verifier.entries.cache.layers, entries, strict=False):
-                layer.update(*states)
-            # The first piece is a prompt of its own. The length of its mask says that its ids hold
-            # what is cached as well.
+            layers = verifier.entries.cache.layers
+            for layer, (keys, values) in zip(layers, entries, strict=False):
+                layer.update(keys, values)
+            # The first piece is a prompt of its own; the length of its mask shows that its ids
+            # include the cached ones.
             kwargs = verifier.model_kwargs
             mask = kwargs.get("attention_mask")
             mask = torch.ones_like(self.input_ids) if mask is None else mask
@@ -174,6 +161,7 @@ class RunningText:
             verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
         nodes = max_draft_tokens if verifier.kind.takes_several_tokens else 0
         self._loop = Loop.over(verifier, Drafter(), self.stats, max_draft_tokens=nodes)
+        self._request = None
 
     def read(self, size: int) -> None:
         """Runs the next tokens of the prompt, but not the last one."""
@@ -193,8 +181,8 @@ class RunningText:
         self._loop.step([Step(self.row)])
 
     def cached(self, verifier: Verifier, index: int) -> CachedText | None:
-        """What others may share of it, as far as its row in a shared verifier is cached, until the
-        next text leaves or step runs."""
+        """The text as far as its row in a shared verifier is cached, for others to share; valid
+        until the next text leaves or step runs. `None` if they cannot."""
         if not self.in_pieces:
             return None
         assert isinstance(verifier.entries, InPlaceEntries)
@@ -210,6 +198,7 @@ class RunningText:
         remember_outputs(self.stats, [self.row.drafter], [self.row.output])
         loop = self._loop
         self._loop = None
+        self._request = None
         verifier = self.verifier
         del self.verifier  # it holds the prompt's cache, and the text may be kept
         try:
@@ -219,19 +208,20 @@ class RunningText:
                 verifier.entries.release()
 
 
-def _verifier(
-    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> tuple[Verifier, bool]:
+def _verifier(request: Request) -> tuple[Verifier, bool]:
     """The verifier that reads the prompt, and whether its text then joins the others."""
-    kwargs = model_kwargs
-    if why_plain(model, 1, (), kwargs) is not None:
+    model = request.model
+    config = request.generation_config
+    kwargs = request.pass_kwargs
+    if why_plain(request) is not None:
         return Verifier(PLAIN, model, config, kwargs), False
-    if isinstance(find_cache(model_kwargs), StaticCache):
+    joining = kwargs
+    if isinstance(find_cache(kwargs), StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
-        kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
-    if TREE.supports(model, kwargs) and known_finding(TREE, model, 2, kwargs).exact:
-        verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
+        joining = {**kwargs, cache_name(kwargs): new_cache(model)}
+    if TREE.supports(model, joining) and known_finding(TREE, model, 2, joining).exact:
+        verifier = select_verifier(model, "auto", 1, config, joining).verifier
         if verifier is not None and verifier.entries.joins:
             return verifier, True
-    verifier = select_verifier(model, "auto", 1, config, model_kwargs).verifier
-    return verifier or Verifier(PLAIN, model, config, model_kwargs), False
+    verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
+    return verifier or Verifier(PLAIN, model, config, kwargs), False

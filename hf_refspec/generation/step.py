@@ -7,35 +7,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessor,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
 from .row import Row, checked_tokens, choose_tokens, drawn
 
 _BLIND_TO_IDS = (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MinPLogitsWarper,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinPLogitsWarper,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
 )
 
 
@@ -46,9 +34,9 @@ class Step:
     Attributes:
         row ([`Row`]): The text.
         is_idle (`bool`): Whether it takes no part in the pass.
-        draft ([`DraftTree`]): What was drafted to follow it.
+        draft ([`DraftTree`]): The draft of what follows it.
         verified ([`DraftTree`]): The part of the draft that the pass verifies.
-        root (`int`): Where its logits begin among those of the pass: the ones after its last token.
+        root (`int`): The place of the logits after its last token among those of the pass.
         path (`list[int]`, *optional*): The nodes of `verified` that were accepted, from the root
             on; `None` before that, and if the row is idle.
     """
@@ -62,7 +50,7 @@ class Step:
 
     @property
     def places(self) -> range:
-        """Where its logits are among those of the pass: after the row, and after each node."""
+        """The places of its logits among those of the pass: after the row, and each node."""
         return range(self.root, self.root + 1 + len(self.verified))
 
     @property
@@ -75,14 +63,13 @@ def accept(steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | No
     """Each row takes the nodes of its verified tree that the target model chooses, and one token
     more.
 
-    Every row walks down its own draft, and they choose together: where logits processors need not
-    know the text (temperature, top-k, top-p), the next tokens of all rows that still walk are
-    chosen in one call; without processors the greedy choice is one call for all nodes, as are the
-    sampled tokens of a device that is not the CPU. Elsewhere the host waits once per accepted
-    depth.
+    Every row walks down its own draft, and they choose together: where logits processors do not
+    look at the text (temperature, top-k, top-p), one call chooses the next tokens of all rows that
+    still walk. Greedy tokens without processors are chosen at all nodes in one call, as are sampled
+    tokens on any device but a CPU. Otherwise the host waits once per accepted depth.
 
-    `logits` `(N, vocab_size)` are the target model's: from each step's `root` on, those after the
-    row so far and after each node of its tree; `choices` `(N,)` are their argmax where it is known.
+    `logits` `(N, vocab_size)` are those after each row (from its step's `root` on) and after each
+    node of its tree; `choices` `(N,)` are their argmax where it is known.
     """
     known = _known_tokens(steps, logits, choices)
     walks: list[tuple[Step, list[int], dict[tuple[int, int], int]]] = []
@@ -107,7 +94,7 @@ def accept(steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | No
 def _known_tokens(
     steps: Sequence[Step], logits: torch.Tensor, choices: np.ndarray | None
 ) -> dict[int, int]:
-    """By their place in the logits the tokens that no processor has to be asked about."""
+    """The tokens that no processor has to be asked about, by their place in the logits."""
     greedy = [step for step in steps if step.row.chooses_by_logits_alone()]
     known: dict[int, int] = {}
     if greedy:  # all nodes in one copy
@@ -122,15 +109,14 @@ def _known_tokens(
     return known
 
 
-def is_blind(processors: Sequence[LogitsProcessor]) -> bool:
+def is_blind(processors: Sequence[logits_process.LogitsProcessor]) -> bool:
     """Whether no logits processor looks at the text."""
     return all(type(processor) in _BLIND_TO_IDS for processor in processors)
 
 
 def _samples_blindly(row: Row) -> bool:
-    """Whether a row's tokens depend on its logits and random numbers that are drawn ahead alone."""
-    is_recorded = row.scores is not None or row.logits is not None
-    return row.noise is not None and is_blind(row.logits_processor) and not is_recorded
+    """Whether a row's tokens depend on nothing but logits and random numbers drawn ahead."""
+    return row.noise is not None and is_blind(row.logits_processor) and not row.is_recorded
 
 
 def _sampled_tokens(steps: Sequence[Step], logits: torch.Tensor) -> dict[int, int]:
@@ -151,9 +137,9 @@ def _sampled_tokens(steps: Sequence[Step], logits: torch.Tensor) -> dict[int, in
 def _choose(
     rows: Sequence[Row], logits: torch.Tensor, places: list[int], known: dict[int, int]
 ) -> list[int]:
-    """The next token of each row, by its logits at one of these places, if it is not `known`. Rows
-    choose in one call where none has logits processors or random numbers of its own, and no
-    processor looks at the text."""
+    """The next token of each row: the `known` one, or by its logits at its place. Rows choose in
+    one call if none has logits processors or random numbers of its own, and no processor looks at
+    the text."""
     if all(place in known for place in places):
         return [known[place] for place in places]
     first = rows[0]
@@ -163,8 +149,7 @@ def _choose(
         and all(
             row.generator is None
             and row.do_sample == first.do_sample
-            and row.scores is None
-            and row.logits is None
+            and not row.is_recorded
             and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
             for row in rows
         )

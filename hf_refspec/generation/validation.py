@@ -1,6 +1,6 @@
 """Refuses calls that cannot be lossless, before any forward pass, and says what to do instead.
 
-`caller` is what messages call the thing that was asked for: `candidate_generator`, `knn_lm`.
+`caller` is the name that messages use for the feature: `candidate_generator`, `knn_lm`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..verification.ranks import Ranks
 
 REPRODUCIBLE = _REPRODUCIBLE.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
-# Asks a forward pass for more than logits, which is for the caller alone.
+# Arguments that ask a forward pass for more than logits.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
-# Arguments of a forward pass that the text of the probe has as well, that only prefills have, or
-# that change no logits.
+# Arguments of a forward pass that a probe passes as well, that only prefills have, or that do not
+# change logits.
 _KNOWN = {
     *CACHE_NAMES,
     *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
@@ -44,8 +44,8 @@ _KNOWN = {
 
 
 def check_model(model: PreTrainedModel, caller: str) -> None:
-    """Refuses models that have no single decoder to verify with, or that decode in a loop that is
-    not transformers' own: what another does beside choosing tokens, this package cannot know."""
+    """Refuses models that have no single decoder to verify with, or whose decoding loop is not
+    transformers' own: this package cannot know what another loop does besides choosing tokens."""
     if is_pipeline_stage(model):
         raise RefusedCallError(
             f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
@@ -67,14 +67,14 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
 
 
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
-    does not know prepare them: they may differ from step to step. Transformers' own models pass
-    them on unchanged or fail the probe (Mllama, Idefics)."""
-    own = foreign_step(model)
+    """Refuses arguments of the forward pass that the probe lacks, if they are prepared by methods
+    from outside transformers: they may differ from step to step. Transformers' own models pass them
+    on unchanged or fail the probe (Mllama, Idefics)."""
+    method = foreign_step(model)
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
-    if own and others:
+    if method and others:
         raise RefusedCallError(
-            f"`{caller}` cannot be combined with `{others[0]}`: the `{own}` of "
+            f"`{caller}` cannot be combined with `{others[0]}`: the `{method}` of "
             f"{type(model).__name__} may change it at each step, and drafts skip steps. Leave one "
             "of them out."
         )
@@ -83,21 +83,22 @@ def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: st
 def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """The value that a call of `generate` gives to a field of its generation config: by keyword, in
     a generation config, or by the model's own; `None` where it is unset."""
-    configs = (kwargs.get("generation_config"), model.generation_config)
-    values = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
-    return next((value for value in values if value is not None), None)
+    value = kwargs.get(name)
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        value = getattr(config, name, None) if value is None else value
+    return value
 
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop; the
-    tokenizer, which it drops, shows whether the call's datastores are for this model."""
+    """Refuses arguments that `generate` would use or drop before the decoding loop. The tokenizer,
+    which it drops, shows whether the call's datastores are for this model."""
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
-    given, tokenizer = kwargs.get("candidate_generator"), kwargs.get("tokenizer")
-    if given != "auto":
-        from ..drafting.datastore_check import check_datastores  # which the default has none of
+    generator = kwargs.get("candidate_generator")
+    if generator != "auto":  # the default has no datastore
+        from ..drafting.datastore_check import check_datastores
 
-        check_datastores(given, model, tokenizer, memo_of(model))
+        check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:
@@ -155,19 +156,19 @@ def check_request(
     caller: str,
 ) -> None:
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them."""
-    refusals = (
-        _refusals_of_config(generation_config, input_ids, model_kwargs, caller),
+    for why in itertools.chain(
+        _refusals_of_config(generation_config, input_ids, model_kwargs),
         _refusals_of_cache(generation_config, find_cache(model_kwargs), caller),
-    )
-    for why in itertools.chain(*refusals):
+    ):
         raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
 
 
 def _refusals_of_config(
-    config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any], caller: str
+    config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
 ) -> Iterator[str]:
-    mode, rows = config.get_generation_mode().value, len(input_ids)
-    # First what the user's own words were: beams are a batch by now.
+    mode = config.get_generation_mode().value
+    rows = len(input_ids)
+    # Report the user's argument first; beams are already rows.
     if config.num_beams > 1:
         yield (
             f"`num_beams={config.num_beams}`: beam search keeps several texts, a draft continues "
@@ -245,9 +246,9 @@ def check_reproducible(
     if generation_config.cache_implementation is None:
         mask = model_kwargs.get("attention_mask")
         seen = mask_length(generation_config) if mask is None else mask.shape[1]
-        given = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
+        cached = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
         # Ended rows of a batch keep their last token in a slot behind the text.
-        needed = generation_config.max_length + given + (len(input_ids) > 1)
+        needed = generation_config.max_length + cached + (len(input_ids) > 1)
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:
             raise RefusedCallError(

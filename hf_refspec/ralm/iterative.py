@@ -30,6 +30,7 @@ from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.caches import find_cache
+from ..verification.model_memo import memo_of
 from .engine import check_ralm_call, generate_row
 from .iterative_text import IterativeText, Passages
 from .options import RalmSpeculation
@@ -122,7 +123,13 @@ def iterative_ralm(
         query_length=query_length,
         streamer=streamer,
     )
-    with drafter_call(drafter, [prompt], vocab_size, Sampling.of(generation_config)):
+    with drafter_call(
+        drafter,
+        [prompt],
+        vocab_size,
+        sampling=Sampling.of(generation_config),
+        memo=memo_of(model),
+    ):
         generate_row(text, row, retriever, speculation, 1, ralm_stats, streamer)
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)

@@ -41,14 +41,29 @@ def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
 
 
 def are_active() -> bool:
-    """Whether passes use the kernel: not where the CPU or torch's build lacks what it needs, until
-    it is compiled, or where the environment's `HF_REFSPEC_NARROW_PRODUCTS` is 0."""
-    return (
-        kernel.SUPPORTED
-        and _parallel is not None
-        and narrow_product.address is not None
-        and os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") != "0"
-    )
+    """Whether passes use the kernel."""
+    return _why_inactive() is None
+
+
+def why_unused(weight: Tensor) -> str | None:
+    """Why passes of a model with such weights do not use the kernel; `None` if they do."""
+    if not weight.is_cpu:
+        return f"the weights are on {weight.device}"
+    if weight.dtype not in DTYPES:
+        return f"torch multiplies {str(weight.dtype).removeprefix('torch.')} itself on this CPU"
+    return _why_inactive()
+
+
+def _why_inactive() -> str | None:
+    if os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") == "0":
+        return "`HF_REFSPEC_NARROW_PRODUCTS` is 0"
+    if not kernel.SUPPORTED:
+        return "the CPU lacks AVX2, or llvmlite is too old"
+    if _parallel is None:
+        return "torch was built without GNU's OpenMP"
+    if narrow_product.address is None:
+        return "it is not compiled yet"
+    return None
 
 
 class NarrowProducts(TorchFunctionMode):

@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.generation import speculate as speculation
 from hf_refspec.generation.loop import Loop
-from hf_refspec.generation.warmup import warmup
 from hf_refspec.transformers_names import CACHE_NAME
+from hf_refspec.warm_up import warmup
 
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model

@@ -11,7 +11,7 @@ from calls import GREEDY, PROMPT, Call, assert_lossless
 from drafters import Noise
 
 import hf_refspec as rs
-from hf_refspec.generation.default_drafter import drafter_of_call
+from hf_refspec.generation.request import default_drafters
 
 OPTIONS = {**GREEDY, "max_new_tokens": 48}
 
@@ -32,7 +32,7 @@ def test_ids_are_those_of_plain_decoding(model):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_second_call_has_learned_from_the_first(model, rows):
     call = Call(model, rows)
-    with drafter_of_call(model) as first:
+    with default_drafters(model).drafter() as first:
         pass
     mats = []
     for _ in range(2):
@@ -57,7 +57,8 @@ def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
         assert drafted.tolist() == call.plain.tolist()
         mats.append(each.stats.mat)
     assert mats[1] > 1.2 * mats[0]
-    with drafter_of_call(model) as default, rs.attach(model, blended(Noise())) as attachment:
+    pool = default_drafters(model)
+    with pool.drafter() as default, rs.attach(model, blended(Noise())) as attachment:
         learned = len(default.sources[1])
         model.generate(PROMPT, **OPTIONS)
         assert attachment.stats.tokens == 48 and len(default.sources[1]) > learned > 0
@@ -74,16 +75,16 @@ def test_calls_in_several_threads_share_what_they_learn(model):
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(model.generate, PROMPT, **options) for _ in range(4)]
     assert [call.result().tolist() for call in calls] == [plain.tolist()] * 4
-    with drafter_of_call(model) as one, drafter_of_call(model) as other:
+    with default_drafters(model).drafter() as one, default_drafters(model).drafter() as other:
         assert one is not other
         contexts = [len(each.sources[1]) for each in (one, other)]
     assert contexts[0] == contexts[1] > 0
 
 
 def test_a_drafter_goes_back_when_the_call_fails(model):
-    with pytest.raises(RuntimeError), drafter_of_call(model) as first:
+    with pytest.raises(RuntimeError), default_drafters(model).drafter() as first:
         raise RuntimeError
-    with drafter_of_call(model) as second:
+    with default_drafters(model).drafter() as second:
         assert second is first
 
 

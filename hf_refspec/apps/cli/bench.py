@@ -17,9 +17,8 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...extras import require
-from ...generation.check import check as checked
-from ...generation.warmup import warmup as warm_up
 from ...index.kernels import all_kernels, compile_all
+from ...model_check import check as checked
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import open_source
@@ -30,6 +29,7 @@ from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
 from ...transformers_names import keeps_state_in_modules
 from ...version import __version__
+from ...warm_up import warmup as warm_up
 from ..bench import measure
 from ..bench.prompts import Chat, read_chats, taking_turns
 from ..shared.comparison import PLAIN, Comparison, Methods, new_table

@@ -19,13 +19,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...drafting.blend import Blend
+from ...drafting.calls import DrafterPool
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
 from ...drafting.path_drafter import NO_PATH, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
-from ...generation.default_drafter import DrafterPool
 from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
 from ..shared.prompts import text_inputs

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
 
-from ...generation.warmup import warmup
 from ...text_config import context_length, text_config
+from ...warm_up import warmup
 
 # The arguments of `generate` that are a method's own, by the method's name.
 Methods: TypeAlias = Mapping[str, Mapping[str, Any]]

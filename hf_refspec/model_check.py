@@ -1,4 +1,4 @@
-"""How drafts of a model will be verified, and what they cost: [`check`]."""
+"""How drafts are verified with a model, and what they cost: [`check`]."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
-from ..drafting.compilation import drafting_kernels
-from ..drafting.observation import Observation
-from ..drafting.tree import DraftTree
-from ..text_config import context_length, text_config
-from ..verification.caches import new_cache
-from .warmup import AllWidths, WhenAllHaveRun
+from .drafting.compilation import drafting_kernels
+from .drafting.observation import Observation
+from .drafting.tree import DraftTree
+from .text_config import context_length, text_config
+from .verification.caches import new_cache
+from .verification.narrow_products import why_unused
+from .warm_up import AllWidths, WhenAllHaveRun
 
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 5  # of plain steps and passes of each size; their medians count
@@ -31,11 +32,13 @@ class ModelCheck:
 
     Attributes:
         model (`str`): The name of the model's class.
-        dtype, device (`str`): Of its weights.
-        cache (`str`): The cache that `generate` makes, with the kinds of its layers.
+        dtype, device (`str`): The dtype and device of its weights.
+        cache (`str`): The cache that `generate` creates, with the kinds of its layers.
         verification (`str`): `"tree"`, `"chain"`, or `"none"` where calls decode plainly.
-        rows (`str`): The same for a batch of two.
+        rows (`str`): The verification of a batch of two.
         reason (`str`, *optional*): Why calls decode plainly.
+        narrow_kernel (`str`): `"active"` if passes over 2 to 32 tokens run by the package's own
+            kernel, otherwise `"inactive"` and the reason.
         context (`int`): Tokens of the text that was timed.
         plain_seconds (`float`): The time of a plain step.
         relative_costs (`dict[int, float]`): By the number of tokens of a pass, its time in plain
@@ -49,13 +52,14 @@ class ModelCheck:
     verification: str
     rows: str
     reason: str | None
+    narrow_kernel: str
     context: int
     plain_seconds: float
     relative_costs: dict[int, float]
 
     @property
     def advice(self) -> str:
-        """The passes that `"auto"` will verify drafts by."""
+        """Which passes `"auto"` will run to verify drafts."""
         if self.reason is not None:
             return f"Calls decode plainly: {self.reason}."
         pays = []
@@ -63,8 +67,8 @@ class ModelCheck:
             sizes = [n for n, cost in self.relative_costs.items() if n > 1 and cost < mat]
             if sizes:
                 pays.append(f"up to {max(sizes)} tokens a pass where it expects a MAT of {mat}")
-        most = ", ".join(pays) or "hardly anything, for passes over several tokens cost too much"
-        return f'"auto" verifies {most}.'
+        verified = ", ".join(pays) or "almost nothing: passes over several tokens are too expensive"
+        return f'"auto" verifies {verified}.'
 
     def __str__(self) -> str:
         exact = {"tree": "exact", "chain": "not exact, chains are"}.get(self.verification, "-")
@@ -72,6 +76,7 @@ class ModelCheck:
             f"{self.model}, {self.dtype}, {self.device}",
             f"cache          {self.cache}",
             f"verification   {self.verification} (trees: {exact}); two rows: {self.rows}",
+            f"narrow kernel  {self.narrow_kernel}",
             f"plain step     {1000 * self.plain_seconds:.1f} ms at {self.context} tokens",
         ]
         if self.relative_costs:
@@ -81,7 +86,7 @@ class ModelCheck:
 
 
 def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
-    """Finds out what drafts of a model are verified by and what they cost, in about a minute.
+    """Finds out how drafts are verified with a model and what they cost, in about a minute.
 
     Args:
         model (`PreTrainedModel`): A decoder-only model.
@@ -94,38 +99,43 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         ValueError: If `context` is less than 8 or longer than the model can read, or the model has
             no single decoder.
     """
-    most = (context_length(model) or 2**31) - 2 * (len(PASS_TOKENS) + PASS_TOKENS[-1])
-    if not 8 <= context <= most:
-        raise ValueError(f"`context` must be 8 to {most} for this model, but is {context}.")
+    longest = (context_length(model) or 2**31) - 2 * (len(PASS_TOKENS) + PASS_TOKENS[-1])
+    if not 8 <= context <= longest:
+        raise ValueError(f"`context` must be 8 to {longest} for this model, but is {context}.")
     drafting_kernels.compile()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(text_config(model).vocab_size, (2, context), generator=generator)
     ids = ids.to(model.device)
-    two = _drafted(model, ids)
-    one, clock = _drafted(model, ids[:1]), _Clock()
+    two_rows = _drafted(model, ids)
+    one_row = _drafted(model, ids[:1])
+    clock = _Clock()
     seconds: dict[int, list[float]] = {n: [] for n in PASS_TOKENS}
     for _ in range(_ROUNDS):
         _generate(model, ids[:1], 4, stopping_criteria=[clock])
         clock.times.append(math.nan)  # between two calls
-        if one.stats.verification != "none":
+        if one_row.stats.verification != "none":
             for n, taken in _drafted(model, ids[:1]).seconds.items():
                 seconds.get(n, []).append(taken)
     steps = [later - earlier for earlier, later in pairwise(clock.times)]
     plain = median(step for step in steps if not math.isnan(step))
     costs = {n: median(taken) / plain for n, taken in seconds.items() if taken}
-    cache, parameter = new_cache(model), next(model.parameters())
-    kinds = Counter(type(layer).__name__ for layer in cache.layers)
+    cache = new_cache(model)
+    layers = Counter(type(layer).__name__ for layer in cache.layers)
+    counts = ", ".join(f"{count} {kind}" for kind, count in layers.items())
+    parameter = next(model.parameters())
+    unused = why_unused(parameter)
     return ModelCheck(
-        type(model).__name__,
-        str(parameter.dtype).removeprefix("torch."),
-        str(parameter.device),
-        f"{type(cache).__name__} ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})",
-        one.stats.verification,
-        two.stats.verification,
-        one.stats.reason,
-        context,
-        plain,
-        costs,
+        model=type(model).__name__,
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        device=str(parameter.device),
+        cache=f"{type(cache).__name__} ({counts})",
+        verification=one_row.stats.verification,
+        rows=two_rows.stats.verification,
+        reason=one_row.stats.reason,
+        narrow_kernel="active" if unused is None else f"inactive: {unused}",
+        context=context,
+        plain_seconds=plain,
+        relative_costs=costs,
     )
 
 
@@ -142,21 +152,22 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, **opti
 
 
 def _drafted(model: PreTrainedModel, ids: torch.Tensor) -> _EverySize:
-    drafter, most = _EverySize(PASS_TOKENS), PASS_TOKENS[-1] - 1
+    drafter = _EverySize(PASS_TOKENS)
+    max_nodes = PASS_TOKENS[-1] - 1
     _generate(
         model,
         ids,
-        2 * (len(PASS_TOKENS) + most),  # a draft ends where the text does
+        2 * (len(PASS_TOKENS) + max_nodes),  # a draft ends where the text does
         stopping_criteria=[WhenAllHaveRun(drafter)],
         candidate_generator=drafter,
-        max_draft_tokens=most,
+        max_draft_tokens=max_nodes,
     )
     return drafter
 
 
 class _EverySize(AllWidths):
-    """Drafts a path of as many tokens as each pass takes, and takes the time until it observes the
-    next token."""
+    """Drafts a path that fills each pass, and measures the time until it observes the next
+    token."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         super().begin(prompt_ids, vocab_size)
@@ -174,7 +185,7 @@ class _EverySize(AllWidths):
 
 
 class _Clock(StoppingCriteria):
-    """Notes when each token came, and ends nothing."""
+    """Notes the time of each token, and ends nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
-from ..drafting.compilation import drafting_kernels
-from ..drafting.drafter import Drafter
-from ..drafting.tree import ROOT, DraftTree
-from ..verification.slots import WIDTHS
+from .check_count import check_count
+from .drafting.compilation import drafting_kernels
+from .drafting.drafter import Drafter
+from .drafting.tree import ROOT, DraftTree
+from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
 _SHORTEST = 63
@@ -32,8 +33,8 @@ def warmup(
     compiles nothing.
 
     Args:
-        model (`PreTrainedModel`, *optional*): Whose passes are compiled, as `generate` would with
-            `cache_implementation="static"`. By default none.
+        model (`PreTrainedModel`, *optional*): The model whose passes are compiled, as `generate`
+            would with `cache_implementation="static"`. By default none.
         max_length (`int`, *optional*, defaults to 2048): The longest text of later calls, prompt
             and new tokens together. A call with the same `max_length`, or with `max_cache_len` set
             to it, has a cache of the same length.
@@ -42,15 +43,15 @@ def warmup(
             `verification="reproducible"`.
 
     Raises:
-        ValueError: If `max_length` or `rows` is less than 1, or as `generate` does.
+        TypeError: If `max_length` or `rows` is not an int.
+        ValueError: If either is less than 1, or as `generate` does.
     """
-    for name, value in (("max_length", max_length), ("rows", rows)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, but is {value}.")
+    check_count("max_length", max_length)
+    check_count("rows", rows)
     drafting_kernels.compile()
     if model is None:
         return
-    # With CUDA graphs the third pass of each width is the first that is as fast as all later ones.
+    # With CUDA graphs the third pass of each width is the first to run at full speed.
     drafter = AllWidths(WIDTHS if model.device.type != "cuda" else 3 * WIDTHS)
     others = {name: value for name, value in options.items() if name != "max_new_tokens"}
     model.generate(
@@ -67,7 +68,7 @@ def warmup(
 
 
 class AllWidths(Drafter):
-    """Drafts as many nodes as each width takes, one after another, side by side at the root."""
+    """Drafts siblings at the root that fill a pass of each width, one width after another."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         self.widths = widths

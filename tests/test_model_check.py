@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from architectures import small
 
 import hf_refspec as rs
-from hf_refspec.generation.check import PASS_TOKENS
+from hf_refspec.index import narrow_product as kernel
+from hf_refspec.model_check import PASS_TOKENS
 
 
 def test_a_model_that_verifies_trees(llama):
@@ -19,6 +21,25 @@ def test_a_model_that_verifies_trees(llama):
     assert found.cache == "DynamicCache (2 DynamicLayer)" and found.cache in table
     assert all(f"{n:16d}   {found.relative_costs[n]:.2f}" in table for n in PASS_TOKENS)
     assert '"auto" verifies' in table
+
+
+@pytest.mark.parametrize(
+    ("switch", "dtype", "narrow_kernel"),
+    [
+        ("0", torch.float32, "inactive: `HF_REFSPEC_NARROW_PRODUCTS` is 0"),
+        ("1", torch.float16, "inactive: torch multiplies float16 itself on this CPU"),
+        ("1", torch.float32, "active"),
+    ],
+)
+def test_the_table_says_whether_the_kernel_for_narrow_products_is_active(
+    switch, dtype, narrow_kernel, fresh_llama, monkeypatch
+):
+    if narrow_kernel == "active" and not kernel.SUPPORTED:
+        pytest.skip("the CPU lacks what the kernel needs")
+    monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", switch)
+    found = rs.check(fresh_llama.to(dtype), context=16)
+    assert found.narrow_kernel == narrow_kernel
+    assert f"\nnarrow kernel  {narrow_kernel}\n" in str(found)
 
 
 def test_a_model_that_verifies_chains_alone():
