@@ -1,6 +1,6 @@
-"""A conversation that is remembered: questions that come again are drafted nearly whole.
+"""A conversation that is remembered: answers to repeated questions are drafted nearly whole.
 
-python examples/chat_session.py    # twice: the second time begins with the first's answers
+python examples/chat_session.py    # run it twice: the second run drafts the first one's answers
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds a datastore of code, drafts from it, and makes a compact form for the Hub.
+"""Builds a datastore of code, drafts from it, and writes its compact form for the Hub.
 
 python examples/datastore.py [FOLDER]      # of .py files; by default Python's json package
 """

@@ -1,6 +1,6 @@
-"""GRPO with drafted rollouts, and without: the same completions, the same weights bit by bit.
+"""GRPO with drafted rollouts and with plain ones: equal completions, and weights equal bit by bit.
 
-The model learns to answer sums with the bare number; the reward can be checked. Needs `pip install
+The model learns to answer sums with the bare number, which a rule can reward. It needs `pip install
 trl`; 24 steps with four rollouts of each of two prompts take a few minutes on a CPU.
 
 python examples/grpo.py --steps 24
@@ -99,7 +99,7 @@ class RolloutCallback(TrainerCallback):
     def _counts(self) -> dict[str, float]:
         """All calls so far."""
         stats = self._attachment.stats
-        passes = sum(stats.accepted_lengths)  # of each row
+        passes = sum(stats.accepted_lengths)  # over one row each
         counts = {"tokens": stats.tokens, "passes": passes, "seconds": stats.seconds}
         return counts | {source.name: source.first for source in stats.sources}
 

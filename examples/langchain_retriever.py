@@ -63,7 +63,7 @@ class LangChainRetriever:
 def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(rs.default_model(), dtype="float32")
     tok = AutoTokenizer.from_pretrained(rs.default_model())
-    # In earnest: embeddings that mean something, and search_kwargs={"k": 20} for speculation.
+    # For real use: embeddings that mean something, and search_kwargs={"k": 20} for speculation.
     store = InMemoryVectorStore.from_texts(TEXTS, DeterministicFakeEmbedding(size=16))
     retriever = LangChainRetriever(store.as_retriever(), tok)
     inputs = tok("The tides of the sea are caused by", return_tensors="pt")

@@ -56,7 +56,7 @@ class MilvusRetriever:
 
 
 def letters(texts: list[str]) -> np.ndarray:
-    """Stands for a model of sentence-transformers: how often each letter occurs."""
+    """Stands in for a model of sentence-transformers: counts how often each letter occurs."""
     counts = [[text.lower().count(chr(97 + i)) for i in range(26)] for text in texts]
     return np.array(counts, np.float32)
 

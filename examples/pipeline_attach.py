@@ -1,4 +1,4 @@
-"""Speeds up code that calls generate() somewhere inside: here a pipeline.
+"""Speeds up code that calls generate() internally, here a pipeline.
 
 python examples/pipeline_attach.py
 """
