@@ -69,7 +69,7 @@ ROOMS = {
     "store": {"index"},
     "retrieval": {"index", "store"},
     "drafting": {"index", "store"},
-    "verification": {"drafting"},
+    "verification": {"index", "drafting"},
     "generation": {"index", "drafting", "verification"},
     "ralm": {"drafting", "generation", "retrieval", "store", "verification"},
 }

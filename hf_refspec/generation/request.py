@@ -63,11 +63,8 @@ class Request:
     @cached_property
     def pass_kwargs(self) -> dict[str, Any]:
         """`model_kwargs` for passes over drafts, which return nothing but logits."""
-        return {
-            name: value
-            for name, value in self.model_kwargs.items()
-            if name not in FURTHER_OUTPUTS or value
-        }
+        kwargs = self.model_kwargs.items()
+        return {name: value for name, value in kwargs if name not in FURTHER_OUTPUTS or value}
 
     @property
     def pads(self) -> bool:
