@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,7 @@ from .step import Step, accept
 class Loop:
     """The forward passes of one call, each over a draft for every row."""
 
+    pads: ClassVar[bool] = True  # whether passes are padded to sizes that take less time
     verifier: Verifier  # runs the target model
     budget: Budget  # how many nodes are drafted, and which are verified
     limits: DraftLimits  # how far drafts may go
@@ -190,14 +192,12 @@ class Loop:
         # The last token of an idle row must not run: the model may have no position for it.
         seen = [AllButLast(step.row.seen) if step.is_idle else step.row.seen for step in steps]
         drafts = [step.verified for step in steps]
+        padded_size = self.budget.padded_size if self.pads else int
         with self.noting_failures():
-            result = self.verifier.forward(seen, drafts, self._padded_size, records)
+            result = self.verifier.forward(seen, drafts, padded_size, records)
         for step, root in zip(steps, result.roots, strict=True):
             step.root = root
         return result
-
-    def _padded_size(self, tokens: int) -> int:
-        return self.budget.padded_size(tokens)
 
     def _keep(self, steps: Sequence[Step]) -> None:
         with self.noting_failures():
@@ -284,10 +284,7 @@ class RankedLoop(Loop):
     """Decodes the same text in all `ranks`: the first one decides on drafts and tokens."""
 
     ranks: Ranks = field(default_factory=Ranks)
-
-    def _padded_size(self, tokens: int) -> int:
-        """Passes are not padded: each rank has measured other costs."""
-        return tokens
+    pads: ClassVar[bool] = False  # each rank has measured other costs
 
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
         return self.ranks.agree(super()._prompt_fraction(rows))  # the output layer may be split
