@@ -23,7 +23,7 @@ loaded = lambda *names: [name for name in sys.modules if name.startswith(names)]
 rooms = "hf_refspec.ralm", "hf_refspec.index", "hf_refspec.store", "hf_refspec.retrieval"
 print(loaded("numba", *rooms))
 import hf_refspec.generation.speculate
-print(loaded("hf_refspec.store"), len(loaded("hf_refspec")) <= 69)
+print(loaded("hf_refspec.store"), len(loaded("hf_refspec")) <= 68)
 import hf_refspec.retrieval.dense, hf_refspec.retrieval.bm25, hf_refspec.ralm.iterative
 print(loaded("faiss", "bm25s", "sentence_transformers", "datasets"))
 """

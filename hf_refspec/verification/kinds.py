@@ -53,7 +53,7 @@ class Kind:
     """A kind of verifier.
 
     Attributes:
-        name (`str`): As `verification=` and the statistics name it.
+        name (`str`): As `DraftStats.verification` names it; some are values of `verification=` too.
         layout (`Callable`): One forward pass: `(model, pass, entries, inputs) -> PassResult`.
         entries (`Callable`): What keeps keys and values of a call: `(model, generation_config,
             model_kwargs) -> Entries`.
@@ -64,7 +64,8 @@ class Kind:
         takes_several_tokens (`bool`): Whether a pass may run several tokens behind the cached ones.
         drops_rows (`bool`): Whether rows can leave.
         same_bits (`bool`): Whether logits are the same bit by bit with drafts and without.
-        widths (`tuple[int, ...]`, *optional*): The tokens of a row that a pass is padded to.
+        widths (`tuple[int, ...]`, *optional*): The tokens of a row that a pass is padded to, where
+            the cache has room.
     """
 
     name: str

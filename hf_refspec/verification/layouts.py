@@ -2,7 +2,7 @@
 
 | layout | tokens | mask | entries |
 | --- | --- | --- | --- |
-| [`in_order`] | one row's path, `(1, S)` | the model's own causal mask | any |
+| [`in_order`] | one row's path, `(1, S)` | the model's own causal mask | cropped, running state |
 | [`packed`] | all rows one behind another, `(1, N)` | each row's own tree | in place, many blocks |
 | [`side_by_side`] | each row by itself, `(R, S)` | the same, 4D | in place, one block |
 | [`padded`] | the same, to one of a few widths | the same, 4D | slots of a static cache |

@@ -160,9 +160,10 @@ class PassResult:
     """What a forward pass returned.
 
     Attributes:
-        logits (`torch.Tensor` of shape `(N, vocab_size)`): Those of all rows.
+        logits (`torch.Tensor` of shape `(N, vocab_size)`): Those of all rows, from the first root
+            on: pending tokens before it are left out.
         roots (`list[int]`): For each row the index of the logits after its last token; those after
-            each node of its draft follow.
+            each node of its draft follow. Without meaning where a row has no token in the pass.
         pass_tokens (`int`): The tokens that ran, of all rows and with their padding.
         is_step (`bool`): Whether its time says what a step costs: nothing ran but the last token of
             each row and its draft, and nothing was compiled.

@@ -97,7 +97,7 @@ def probe(
         passes += finding.passes
         if exact == needed or seed + 1 - exact == 2 or not finding.same_bits:
             break
-    return replace(finding, passes=passes)
+    return replace(finding, exact=exact >= needed, passes=passes)
 
 
 def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any) -> Finding:

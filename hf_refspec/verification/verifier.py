@@ -61,8 +61,9 @@ class Verifier:
         padded_size: Callable[[int], int] = int,
         records: bool = False,
     ) -> PassResult:
-        """One forward pass over the pending tokens of each of R rows, the same in each pass, and
-        its draft, without nodes in the first pass; see [`Pass`]."""
+        """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
+        The first pass, the prefill, has no drafts, and later ones have its rows, but for those that
+        [`select`] drops and [`join`] adds."""
         if self.entries.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=rows[0].ids, use_cache=False, return_dict=True)
             return PassResult(outputs.logits[0, -1:], [0], len(rows[0]))
@@ -152,7 +153,8 @@ class Verifier:
         self.inputs.join(other.inputs)
 
     def begin_again(self, row: TokenSequence) -> None:
-        """Forgets the cache: the next pass is a prefill of the row as it is now."""
+        """Replaces the cache by an empty one, without padding or what else the call gave: the next
+        pass is a prefill of the row as it is now."""
         if self.entries.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
@@ -171,7 +173,7 @@ class Verifier:
         of_row = torch.arange(count)  # the prompt of each row
         shared = None
         if count > 1 and self.entries.joins:
-            shared = _shared_prompts(input_ids, kwargs.get("attention_mask"))
+            shared = _shared_prompts(input_ids, kwargs)
         if shared is not None:  # a prompt that several rows have runs once
             first, of_row = shared
             for name in ("attention_mask", "position_ids"):
@@ -190,17 +192,22 @@ class Verifier:
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         if shared is not None:
             logits = logits[of_row.to(logits.device)]
-        return PassResult(logits, [*range(count)], count * length, prompts=prompts, states=states)
+        roots = [*range(count)]
+        return PassResult(logits, roots, input_ids.numel(), prompts=prompts, states=states)
 
 
 def _shared_prompts(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    input_ids: torch.Tensor, model_kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The rows `(m,)` that stand for the different ones among prompts `(R, n)`, on the host, and
-    for each row the index of its prompt among these; `None` if all differ."""
-    prompts = input_ids
-    if attention_mask is not None:
-        prompts = torch.cat([input_ids, attention_mask], dim=1)
+    for each row the index of its prompt among these; `None` if all differ. Prompts are the same if
+    their ids, mask and positions are."""
+    parts = [input_ids]
+    for name in ("attention_mask", "position_ids"):
+        if (value := model_kwargs.get(name)) is not None:
+            per_row = value.movedim(-2, 0).flatten(1)  # some models have several positions a token
+            parts.append(per_row.expand(len(input_ids), -1))
+    prompts = torch.cat(parts, dim=1)
     found, of_row = prompts.unique(dim=0, return_inverse=True)
     if len(found) == len(prompts):
         return None

@@ -50,6 +50,14 @@ def test_what_rows_cannot_have_is_refused(call, message):
         call.generate(**REFUSED[message], candidate_generator=Noise())
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_of_one_prompt_with_positions_of_their_own_have_each_their_text(llama, step):
+    ids = torch.arange(5, 25)[None].repeat(2, 1)
+    positions = torch.stack([torch.arange(20), step * torch.arange(20) + 7])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": positions}
+    assert_lossless(llama, Noise(), inputs)
+
+
 @pytest.mark.parametrize(("pads", "prompts"), [(False, 2), (True, 3)])
 def test_a_prompt_that_several_rows_have_is_run_once(call, pads, prompts):
     """Rows of one prompt that are padded differently have two, for their positions differ."""
