@@ -128,6 +128,16 @@ def test_queries_and_passages_are_encoded_as_the_model_has_it(tmp_path, tokenize
     np.testing.assert_array_equal(query, -bag_of_words(["tree"])[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_encoder_may_return_tensors_of_any_type(tmp_path, tokenizer, dtype):
+    def encoder(texts):
+        return torch.from_numpy(bag_of_words(texts)).to(dtype)
+
+    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base", progress=False)
+    expected = torch.from_numpy(bag_of_words(TEXTS)).to(dtype).float().numpy()
+    np.testing.assert_array_equal(base.embeddings, expected)
+
+
 def test_an_encoder_can_be_named(tmp_path, tokenizer):
     modules = pytest.importorskip("sentence_transformers.models")
     from sentence_transformers import SentenceTransformer
