@@ -6,7 +6,6 @@ determines all of it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import traceback
@@ -68,9 +67,17 @@ class Case:
         outcomes: list[Outcome] = []
         # The number determines the seconds on which the budget, and so the drafts, depend.
         seconds = iter(random.Random(self.number).random, None)
-        loop = functools.partial(Loop, clock=itertools.accumulate(seconds).__next__)
+        clock = itertools.accumulate(seconds).__next__
+
+        class Timed(Loop):
+            @classmethod
+            def over(cls, *args: Any, **options: Any) -> Loop:
+                loop = super().over(*args, **options)
+                loop.clock = clock
+                return loop
+
         try:
-            with mock.patch.object(speculation, "Loop", loop):
+            with mock.patch.object(speculation, "Loop", Timed):
                 while len(outcomes) < self.calls:
                     outcomes.append(self.step())
                     if outcomes[-1].name not in (EQUAL, REFUSED):
