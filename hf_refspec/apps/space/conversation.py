@@ -82,7 +82,7 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
             logger.info("Building a datastore of the %s, once (seconds) ...", about.corpus)
-            options: dict[str, Any] = {"corpus": about.corpus, "license": about.license}
+            options: dict[str, Any] = {"corpus_name": about.corpus, "license": about.license}
             options |= {"max_tokens": _STDLIB_TOKENS, "progress": False}
             Datastore.build(python_stdlib(), tokenizer, folder, **options)
         full = Datastore(folder, form="full")
