@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.loading import load
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 FOLDER = Path(__file__).parent
@@ -45,7 +45,8 @@ class Recorder(rs.Blend):
 
 def record() -> tuple[list, rs.Drafter]:
     """The steps of a call, and how to write its tokens."""
-    model, tok = load(device_map="cpu")
+    model = load_model(device_map="cpu")
+    tok = load_tokenizer()
     drafter = Recorder([rs.ReferenceCopy(), rs.TokenRecycling()])
     prompt = chat_inputs(tok, [user(PROMPT)])
     options = {"do_sample": False, "max_new_tokens": 96, "max_draft_tokens": NODES}
