@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import DynamicCache, DynamicLayer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..text_config import context_length, text_config
-from ..transformers_names import CACHE_NAME, supports_logits_to_keep
+from .assistant_text import AssistantText
 from .calibration import Calibration
 from .drafter import Sampling
 from .observation import Observation
 from .path_drafter import PathDrafter
 from .payoff import Payoff
-from .token_ids import Reference, common_length, to_ids
+from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
@@ -64,7 +63,7 @@ class DraftModel(PathDrafter):
 
     costly = True
     _tree: DraftTree  # all that the assistant has drafted, verified or not
-    _text: _AssistantText | None
+    _text: AssistantText | None
     _sampling: Sampling | None  # `None` if the call is greedy
 
     def __init__(
@@ -79,7 +78,7 @@ class DraftModel(PathDrafter):
         name = type(assistant).__name__
         if assistant.config.is_encoder_decoder or not assistant.can_generate():
             raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
-        text = _AssistantText(assistant)
+        text = AssistantText(assistant)
         reason: Exception | None = None
         try:
             text.read(np.zeros(2, dtype=np.int64), 1)
@@ -123,7 +122,7 @@ class DraftModel(PathDrafter):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
         self._ids = prompt_ids
-        self._text = _AssistantText(self.assistant, self._vocabulary)
+        self._text = AssistantText(self.assistant, self._vocabulary)
         self._vocab_size = vocab_size
         if (sampling := self.call.sampling) is not None and sampling.top_k != 1:
             self._sampling = sampling
@@ -310,68 +309,6 @@ class _Path:
         end = known[-1] if known else ROOT
         prob = float(self._known.probs[end]) if known else 1.0
         return max(prob, 1e-9), np.flatnonzero(self._known.parents == end)
-
-
-class _AssistantText:
-    """A text as an assistant reads it, with a key-value cache of its own.
-
-    A pass first removes rejected tokens from the cache, and reads the tokens that are not there. It
-    computes the logits of a `vocabulary` alone, ids in increasing order, if there is one."""
-
-    pass_tokens = 0  # the number of tokens that the last pass read
-
-    def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
-        self._assistant, self._vocabulary = assistant, vocabulary
-        if vocabulary is not None:
-            layer = assistant.get_output_embeddings()
-            ids = torch.from_numpy(vocabulary).to(layer.weight.device)
-            bias = None if layer.bias is None else layer.bias.detach()[ids]
-            self._output_layer = layer.weight.detach()[ids], bias
-        # Without a configuration it keeps all positions, even those past a sliding window, so that
-        # it can always go back.
-        self._cache = DynamicCache()
-        self._read = np.empty(0, dtype=np.int64)  # what the cache holds
-
-    @torch.no_grad()
-    def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
-        """The logits `(1, count, vocab_size)` after each of the last `count` > 0 ids of a text,
-        int64 of shape `(n,)`."""
-        kept = min(common_length(self._read, ids), len(ids) - count)
-        if kept < len(self._read):
-            self._cache.crop(kept - len(self._read))
-        self._read = ids
-        self.pass_tokens = len(ids) - kept
-        assistant = self._assistant
-        last: dict[str, int] = {}
-        if self._vocabulary is None and supports_logits_to_keep(assistant):
-            last = {"logits_to_keep": count}
-        model = assistant if self._vocabulary is None else assistant.base_model
-        new_ids = torch.from_numpy(ids[kept:])[None]
-        device = assistant.device
-        if device.type == "meta":  # offloaded: its hooks move what it reads
-            device = new_ids.device
-        # Dropout must not use up the random numbers of a call that samples.
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
-            output = model(
-                input_ids=new_ids.to(device, non_blocking=True),
-                attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),
-                **{CACHE_NAME: self._cache},
-                use_cache=True,
-                return_dict=True,
-                **last,
-            )
-        if self._vocabulary is not None:
-            states = output.last_hidden_state[:, -count:].to(self._output_layer[0].device)
-            return nn.functional.linear(states, *self._output_layer)
-        logits: torch.Tensor = output.logits[:, -count:]
-        return logits
-
-    def keeps_keys(self) -> bool:
-        """Whether the model has put the keys of each token into the cache, and nothing else."""
-        layers = self._cache.layers
-        attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-        return attends and self._cache.get_seq_length() == len(self._read)
 
 
 def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -27,6 +27,7 @@ from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
 from ..store.build.source import open_source
+from ..store.build.windows import check_build
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
@@ -172,11 +173,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
-            TypeError: If a document is ids.
+            TypeError: If the tokenizer or the model is none, or a document is ids.
             ValueError: If the documents have no text, an argument is invalid, or the model's hidden
                 states are not finite.
             FileExistsError: If there is something at `path`.
         """
+        check_build(documents, tokenizer, model)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
         if max_entries is not None:

@@ -127,33 +127,31 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds a datastore in a new folder and opens it.
 
         Args:
-            documents: A `datasets` dataset, map-style or streaming; a DataFrame or Series of pandas
-                or polars; a file of texts or rows (.jsonl, .json, .csv, .parquet, each with .gz
-                too), a folder, or a list of both; an iterable of texts, rows (dicts) or lists of
-                ids; or a dict of texts or lists of ids by their names, see [`~Datastore.add`].
+            documents: A `datasets` dataset; a DataFrame or Series; a file of texts or rows (.jsonl,
+                .json, .csv, .parquet, also with .gz), a folder, or a list of both; an iterable of
+                texts, rows or lists of ids; or a dict of these by name, see [`~Datastore.add`].
             tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
-            path (`str` or `Path`): The folder to make.
+            path (`str` or `Path`): The new folder.
             form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): The form to keep.
             max_bytes (`int`, *optional*): The most bytes of the compact form.
-            column (`str`, *optional*): Of rows. By default that of the chats, `"text"`,
-                `"content"`, or `"prompt"` with `"completion"`.
+            column (`str`, *optional*): Of rows; by default chats, `"text"`, `"content"`, or both
+                `"prompt"` and `"completion"`.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
             max_tokens (`int`, *optional*): Stop after the document that reaches this number.
             shard_tokens (`int`, *optional*, defaults to 32,000,000): Tokens of a shard; building
                 takes about 12 bytes of memory for each.
             num_proc (`int`, *optional*): Threads or Ray tasks; by default one a usable core.
-            deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of
-                documents, and documents that are in the datastore already.
-            engine (`"local"` or `"ray"`, *optional*, defaults to `"local"`): With `"ray"` a Ray
-                cluster tokenises and sorts.
+            deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions, also of
+                documents that are in the datastore already.
+            engine (`"local"` or `"ray"`, *optional*, defaults to `"local"`): Who tokenises, sorts.
             license (`str`, *optional*): The documents' licence, by default the dataset's.
             corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
             TypeError: If `tokenizer` is no tokenizer, or `path` no path.
-            ValueError: If the documents have no token, one of them is no document, or an option is
-                out of its bounds or for the other form.
+            ValueError: If the documents have no token, one is invalid, or an option is out of its
+                bounds or for the other form.
             FileExistsError: If there is something at `path`.
             DatastoreError, OSError: If another process is building it, or it cannot be written.
         """
@@ -332,13 +330,7 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
-        options = CompactOptions(
-            published=published,
-            max_ngram=max_ngram,
-            ngrams_per_order=ngrams_per_order,
-            max_bytes=max_bytes,
-            progress=progress,
-        )
+        options = CompactOptions(published, max_ngram, ngrams_per_order, max_bytes, progress)
         if path is not None:
             with new_folder(Path(path)) as folder:
                 self._write_compact(folder, options)

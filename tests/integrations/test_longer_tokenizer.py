@@ -93,6 +93,14 @@ def test_a_removed_document_decides_no_more(generated, longer, tmp_path):
     assert generated(candidate_generator=store) == generated()
 
 
+@pytest.mark.parametrize("kind", [rs.TokenRecycling, rs.KnnDatastore])
+def test_builds_name_the_order_of_their_arguments(kind, byte_llama, longer, tmp_path):
+    message = r"build takes \(documents, tokenizer, model\), but was given \(LlamaForCausalLM, "
+    with pytest.raises(TypeError, match=message):
+        options = {} if kind is rs.TokenRecycling else {"path": tmp_path / "knn"}
+        kind.build(byte_llama, longer, TEXTS, **options)
+
+
 def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
     byte_llama, longer, tmp_path
 ):
@@ -100,9 +108,9 @@ def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
     with pytest.raises(ValueError, match=message):
         rs.TokenRecycling.build(FOREIGN, longer, byte_llama, **QUIET)
     with pytest.raises(ValueError, match=message):
-        rs.KnnDatastore.build(byte_llama, longer, FOREIGN, tmp_path / "knn", **QUIET)
+        rs.KnnDatastore.build(FOREIGN, longer, byte_llama, tmp_path / "knn", **QUIET)
     assert not [*tmp_path.iterdir()]
-    knn = rs.KnnDatastore.build(byte_llama, longer, TEXTS, tmp_path / "knn", **QUIET)
+    knn = rs.KnnDatastore.build(TEXTS, longer, byte_llama, tmp_path / "knn", **QUIET)
     inputs = longer("the cat", return_tensors="pt", return_token_type_ids=False)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     byte_llama.generate(**inputs, **options, custom_generate=rs.knn_lm, knn_datastore=knn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,13 @@ from ...text_config import context_length, text_config
 
 _LONGEST = 1024
 _BATCH_TOKENS = 8192
+
+
+def check_build(documents: Any, tokenizer: Any, model: Any) -> None:
+    """Refuses arguments of a build that runs a model over texts in another order."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not isinstance(model, PreTrainedModel):
+        kinds = ", ".join(type(value).__name__ for value in (documents, tokenizer, model))
+        raise TypeError(f"build takes (documents, tokenizer, model), but was given ({kinds})")
 
 
 @dataclass(frozen=True)
