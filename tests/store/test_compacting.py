@@ -72,7 +72,6 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_pat
         with pytest.raises(ValueError, match="needs the full form, but only the compact one"):
             use()
     for options, message in (
-        ({"mode": "crest"}, "mode must be one of"),
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
         ({"max_ngram": 9}, "max_ngram must be from 1 to 8, but is 9"),
         ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1, but is 0"),
