@@ -77,7 +77,7 @@ CASES = [
     Case("eager attention, three rows", rows=3, attention="eager"),
     Case("gpt2", model_type="gpt2"),
     Case("mistral, three rows", rows=3, model_type="mistral"),
-    Case("gemma2, three rows", rows=3, model_type="gemma2"),
+    Case("gemma2, three rows", rows=3, model_type="gemma2", attention="eager"),
     Case("deepseek_v3, three rows", rows=3, model_type="deepseek_v3"),
 ]
 RARE = 0.1  # blocks that grow, rows that leave
@@ -163,7 +163,8 @@ def test_nothing_of_the_size_of_the_vocabulary_crosses(case, kind):
     assert measured(case, kind).largest < VOCABULARY
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+# With GPT-2 transformers looks for padding in the input ids of each step.
+@pytest.mark.parametrize("case", [case for case in CASES if case.model_type != "gpt2"], ids=str)
 def test_plain_decoding_waits_once_a_token_and_uploads_nothing(case):
     plain = measured(case, PLAIN)
     assert (plain.waits, plain.uploads) == (1, 0)

@@ -13,6 +13,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ _NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
 
 _parallel: Any = None
 with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's interface
-    _parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    _parallel = ctypes.CDLL(getattr(find_spec("torch._C"), "origin", None)).GOMP_parallel
 
 
 def narrow_products() -> AbstractContextManager[NarrowProducts | None]:

@@ -99,7 +99,7 @@ def test_threads_compile_one_at_a_time(own, graphs):
 
 @pytest.mark.parametrize("wrong", [{"max_length": 0}, {"rows": 0}])
 def test_warmup_names_what_is_wrong(llama, wrong):
-    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1, but is 0"):
         rs.warmup(llama, **wrong)
 
 

@@ -242,8 +242,8 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_arguments_with_which_drafts_could_change_the_text(llama, reason):
-    call, drafter, texts = Call(llama, rows=4, do_sample=True), Noise(), []
+def test_arguments_with_which_drafts_could_change_the_text(fresh_llama, reason):
+    call, drafter, texts = Call(fresh_llama, rows=4, do_sample=True), Noise(), []
     for drafting in ({}, {"candidate_generator": drafter}):
         torch.manual_seed(0)
         texts.append(call.generate(**REASONS[reason], **drafting).tolist())
@@ -251,8 +251,8 @@ def test_arguments_with_which_drafts_could_change_the_text(llama, reason):
     assert reason in drafter.stats.reason
 
 
-def test_attentions_that_are_not_returned_still_reach_the_model(models_by_type):
-    model, asked = models_by_type("falcon"), []
+def test_attentions_that_are_not_returned_still_reach_the_model():
+    model, asked = small("falcon"), []  # its recording hooks are never removed
 
     def record(_, args, kwargs):
         asked.append(kwargs.get("output_attentions"))
