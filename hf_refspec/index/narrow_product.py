@@ -47,7 +47,10 @@ TASK_LENGTH = 10
 _VARIANTS = [(tokens, True) for tokens in range(1, TOKENS + 1)] + [(TOKENS, False)]
 _N_VARIANTS = len(_VARIANTS)
 
-_i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_i16 = ir.IntType(16)
+_i32 = ir.IntType(32)
+_i64 = ir.IntType(64)
+_f32 = ir.FloatType()
 _sums = ir.VectorType(_f32, LANES)
 _bits = ir.VectorType(_i32, LANES)
 _pointer = ir.IntType(8).as_pointer()
@@ -213,12 +216,10 @@ def narrow_product(task):
     """Takes part in the task at an address, see `NEXT_ROW`; several threads run it at once."""
     words = carray(task, TASK_LENGTH, int64)
     size = 2 if words[BFLOAT16] else 4
-    bias_step, inner, outer, n_tokens = (
-        words[BIAS_STEP],
-        words[INNER],
-        words[OUTER],
-        words[N_TOKENS],
-    )
+    bias_step = words[BIAS_STEP]
+    inner = words[INNER]
+    outer = words[OUTER]
+    n_tokens = words[N_TOKENS]
     row_bytes = inner * size
     first = _N_VARIANTS if words[BFLOAT16] else 0
     row = _claim_rows(task)

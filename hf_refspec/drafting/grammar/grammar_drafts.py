@@ -31,7 +31,9 @@ logger = logging.getLogger("hf_refspec")
 
 # The largest choice that is drafted, if each of its tokens has at least `_LEAST_PROB`; all of them
 # together are estimated at `_ALL`.
-_CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
+_CHOICES = 6
+_LEAST_PROB = 0.1
+_ALL = 0.9
 # The number of tokens that ended earlier free parts of texts and are tried as the end of a free
 # part, and the estimate of all of them together after each of its tokens.
 _ENDS, _END_PROB = 3, 0.7
@@ -116,7 +118,7 @@ class GrammarDrafts(PathDrafter):
         # Free tokens behind which others were forced, with their counts.
         ends = _ENDS_OF_JSON if isinstance(value, dict) else ()
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ends]
-        self._ends = Counter(each[0] for each in ids if len(each) == 1)
+        self._ends = Counter(end[0] for end in ids if len(end) == 1)
 
     def processor(self) -> GrammarProcessor:
         """The logits processor that constrains, for one call after another."""
