@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..store.names import is_here, is_only_cached
 
@@ -71,7 +70,7 @@ class TextEncoder:
                 f"encoder failed on {len(texts)} texts, the first being {texts[0][:80]!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if isinstance(returned, torch.Tensor):  # numpy knows no bfloat16
+        if type(returned).__module__.startswith("torch"):  # numpy knows no bfloat16
             returned = returned.float().numpy(force=True)
         try:
             vectors = np.ascontiguousarray(returned, dtype=np.float32)

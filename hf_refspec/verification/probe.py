@@ -86,8 +86,6 @@ def probe(
     device = call_device(model, model_kwargs)
     ranks = Ranks.of(model)
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2
-    if kind.same_bits:
-        needed = _TEXTS  # and the first that differs decides
     exact = passes = 0
     for seed in range(_TEXTS):
         text = (min(rows, 2), model_kwargs, boundary, config, seed)
@@ -95,9 +93,10 @@ def probe(
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
-        if exact == needed or seed + 1 - exact == 2 or not finding.same_bits:
+        is_decided = exact == needed and not kind.same_bits  # bits are compared in all texts
+        if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
-    return replace(finding, exact=exact >= needed, passes=passes)
+    return replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
 
 
 def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any) -> Finding:
