@@ -249,7 +249,10 @@ class Bench:
     """The stages, in the order in which they are worth their time."""
 
     def __init__(self, report: Report, model: Any, texts: Texts, end: float) -> None:
-        self._report, self._model, self._texts, self._end = report, model, texts, end
+        self._report = report
+        self._model = model
+        self._texts = texts
+        self._end = end
         longest = max(len(text.prompt_ids) for some in texts.values() for text in some)
         self._static = static_options(longest + NEW_TOKENS + max(WIDTHS), model.device.type)
         self._comparisons: dict[tuple[str, str], Comparison] = {}

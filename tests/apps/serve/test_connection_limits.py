@@ -55,7 +55,9 @@ def test_half_a_head_is_not_waited_for_however_it_drips(speller, tokenizer, befo
 def test_of_too_many_half_requests_the_oldest_are_given_up(speller, tokenizer, monkeypatch):
     """By this clock, no time passes before all of them are there."""
     body = HALF + b": 1\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
-    connections, looks, waited = [], [], 0.0
+    connections = []
+    looks = []
+    waited = 0.0
 
     def clock() -> float:
         looks.append(True)
