@@ -95,7 +95,6 @@ class ForcedLlama(LlamaForCausalLM):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -104,7 +103,6 @@ class ForcedLlama(LlamaForCausalLM):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             logits_to_keep=logits_to_keep,
             **{**kwargs, "return_dict": True},
         )
@@ -115,10 +113,10 @@ class ForcedLlama(LlamaForCausalLM):
         on_text = self.text[places] == input_ids[:, -kept:]
         following = self.text[(places + 1).clamp(max=self.MOST_TOKENS - 1)]
         bonus = self.STRENGTH * (on_text & (following >= 0))
-        logits = logits.scatter_add(
+        outputs.logits = logits.scatter_add(
             2, following.clamp(min=0)[..., None], bonus[..., None].to(logits.dtype)
         )
-        return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
+        return outputs
 
 
 def static_options(length: int, device: str) -> dict[str, Any]:
