@@ -15,9 +15,10 @@ from calls import RANDOM_PROMPT as PROMPT
 from calls import Alternating, ListStreamer, padded_prompts
 from datastores import write_store
 from devices import DEVICE, needs_device
-from drafters import Prophet, Prophets
+from drafters import Noise, Prophet, Prophets
 from knn_texts import CORPUS
 from knn_texts import generate as knn_generate
+from torch.backends import cuda
 from transformers import DynamicCache
 
 import hf_refspec as rs
@@ -247,6 +248,20 @@ def test_layers_offloaded_to_the_host(llama, rows, on_host):
     for options in ({}, {"do_sample": True, "top_k": 0}):
         assert assert_same(model, inputs(rows), **options).mat > 2
     assert generate(model, inputs(rows)).tolist() == plain.tolist()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_passes_attend_without_cudnn_which_builds_a_plan_for_each_of_their_shapes(verification):
+    model = small("llama").to(DEVICE)
+    enabled = []
+    model.register_forward_pre_hook(lambda *_: enabled.append(cuda.cudnn_sdp_enabled()))
+    for _ in range(2):  # the first call probes the model
+        enabled.clear()
+        generate(model, inputs(), candidate_generator=Noise(), verification=verification)
+    prompt, *passes = enabled
+    assert prompt and len(passes) > 2 and not any(passes)
+    assert cuda.cudnn_sdp_enabled()
 
 
 def test_weights_in_bfloat16_take_drafts_of_every_kind(byte_model, tokenizer):

@@ -21,7 +21,6 @@ arguments that know rows by their number stand side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,14 +28,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..transformers_names import cache_name, has_compiled_call
+from ..transformers_names import cache_name
 from .attention import PackedAttention, PackedMask, UnpackableError
 from .caches import find_cache
+from .eager_kernels import eager_kernels
 from .entries import Entries
 from .in_place import InPlaceEntries, RowEntries, Running, seen_entries
 from .inputs import MaskedInputs, OrderedInputs
 from .model_memo import memo_of
-from .narrow_products import narrow_products
 from .passes import Pass, PassResult, uploaded
 from .prompt_logits import last_token, records_prompt
 from .slots import SlottedEntries
@@ -61,7 +60,7 @@ def in_order(
     model_inputs = inputs.of_pass(input_ids, now.size)
     if "logits_to_keep" in model_inputs:
         model_inputs["logits_to_keep"] = 1 + len(draft)
-    with nullcontext() if has_compiled_call(model) else narrow_products():
+    with eager_kernels(model):
         outputs = model(**model_inputs, return_dict=True)
     cache = find_cache(outputs)
     if cache is not None and cache is not entries.cache:
@@ -217,7 +216,7 @@ def _run(
     states: list[torch.Tensor] = []
     if records and records_prompt(model, model_inputs):
         model_inputs["logits_to_keep"] = last_token(states)
-    with nullcontext() if has_compiled_call(model) else narrow_products():
+    with eager_kernels(model):
         logits = model(**model_inputs, return_dict=True).logits
     return logits, states
 
