@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -62,8 +63,9 @@ ABOUT = """Measures on one GPU, and ends in time with the figures that it has.
 In this order: the tests of what holds on a GPU; a random Llama of the shape of Llama 3.1 8B in
 bfloat16 writes recorded answers (questions about documents, code, chat), plainly, with prompt
 look-up, with "auto" and with 64 nodes, two texts of each; the milliseconds of a pass over 1, 8, 16,
-32 and 64 tokens; both compiled over a static cache; sampling, and four rows of one text; then
-further texts while time is left. Each figure is written to report.md as soon as it is there.
+32 and 64 tokens; the same passes compiled over a static cache, then a text of each; sampling, and
+four rows of one text; then further texts while time is left. Each figure is written to report.md as
+soon as it is there.
 
 It needs no network: a Python (PYTHON, default python3) whose torch sees the GPU, with this
 package's dependencies and pytest, and the data files, llama2-tokenizer among them. `--device cpu
@@ -263,8 +265,9 @@ class Bench:
                 for number in range(FIRST_TEXTS)
             ),
             lambda: self.passes("eager"),
-            lambda: self.texts("compiled", lambda: compiled_methods(self._static), 0),
+            # First the passes, which compile all widths: a text should wait for none.
             lambda: self.passes("compiled", **self._static),
+            lambda: self.texts("compiled", lambda: compiled_methods(self._static), 0),
             lambda: self.texts("sampled", sampling_methods, 0),
             lambda: self.texts("four rows", batch_methods, 0, ROWS),
         ]
@@ -297,9 +300,12 @@ class Bench:
                 for _ in range(2 if about == "compiled" else 1):
                     comparison.call(name, inputs, **options)
             except Exception as error:  # a compiler's or driver's, say: the others still count
-                line = str(error).strip().partition("\n")[0]
-                self._report.write(f"{about}, {name}", f"{type(error).__name__}: {line}")
+                self._note(f"{about}, {name}", error)
                 del comparison.methods[name], comparison.calls[name]
+
+    def _note(self, section: str, error: Exception) -> None:
+        line = str(error).strip().partition("\n")[0]
+        self._report.write(section, f"{type(error).__name__}: {line}")
 
     def _ask(
         self, about: str, suite: str, comparison: Comparison, inputs: Any, options: Any, rows: int
@@ -324,7 +330,11 @@ class Bench:
         for width in WIDTHS:
             if perf_counter() > self._end:
                 return
-            milliseconds = pass_milliseconds(self._model, text, width, **options)
+            try:
+                milliseconds = pass_milliseconds(self._model, text, width, **options)
+            except Exception as error:
+                self._note(f"a pass, {about}, {width} tokens", error)
+                return
             cells.append([str(width), f"{milliseconds:.2f}"])
             rows = table(["tokens", "milliseconds"], cells)
             self._report.write(f"a pass, {about}", rows, f"{width} tokens {milliseconds:.2f} ms")
@@ -334,6 +344,8 @@ def run_tests(report: Report, device: str, seconds: float) -> None:
     """The tests of what holds on a GPU, or as many as the time allows."""
     command = [sys.executable, "-m", "pytest", "-rf", "-p", "no:cacheprovider", "--tb=short"]
     command += [str(TESTS_FOLDER / test) for test in TESTS]
+    if find_spec("xdist"):  # torch compiles in several processes
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
     environment = {**os.environ, "HF_REFSPEC_DEVICE": device}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=TESTS_FOLDER.parent, env=environment, **pipes) as run:
@@ -400,8 +412,8 @@ def main(arguments: list[str] | None = None) -> int:
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # raises as ctrl-C does
     try:
         signal.setitimer(signal.ITIMER_REAL, args.seconds)
+        rs.warmup()  # before the processes of the tests, which would each compile the kernels
         run_tests(report, args.device, min(TEST_SECONDS, args.seconds / 3))
-        rs.warmup()
         new_bench(report, args, texts, end).run()
     except KeyboardInterrupt:
         report.write("stopped", f"after {args.seconds + perf_counter() - end:.0f} seconds")
