@@ -3,14 +3,16 @@ for calls in several threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
+from .call_options import Call, Sampling
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, owned
+from .drafter import Drafter
 from .observation import Observation
 from .stats import DraftStats
 from .token_recycling import TokenRecycling
@@ -61,6 +63,21 @@ class AwaitingKernels(Drafter):
             self.drafter.end()
         # They hold the call's budget and random numbers.
         self.drafter.call.speed = self.drafter.call.noise = None
+
+
+@contextmanager
+def owned(drafter: Drafter) -> Iterator[None]:
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
+    with ExitStack() as stack:
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
+            if not lock.acquire(blocking=False):
+                raise RuntimeError(
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
+                    "thread, or fork() it"
+                )
+            stack.callback(lock.release)
+        yield
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
-from .drafter import Call, Drafter, checked_draft, owned
+from .call_options import Call
+from .calls import owned
+from .drafter import Blend, Drafter, checked_draft
 from .observation import Observation
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
@@ -85,7 +87,7 @@ class AssistedDrafts(CandidateGenerator):
     sets no budget."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        self.drafter = as_drafter(drafter)
         self._call: Call | None = None  # of the present text
         self._ids = np.empty(0, dtype=np.int64)  # the present text so far
 
@@ -119,18 +121,32 @@ class AssistedDrafts(CandidateGenerator):
         """Does nothing: `get_candidates` sees which tokens were accepted."""
 
 
-def as_drafter(generator: Any) -> Drafter:
-    """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
-    drafter = as_source(generator)
-    if drafter is None:
-        raise TypeError(
-            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {shown_with_remedy(generator)}."
-        )
-    return drafter
+def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
+    """The drafter for a call's `candidate_generator`: of `"auto"`, a datastore or a transformers
+    `CandidateGenerator` as well, also inside of a [`Blend`]. Raises a TypeError for anything else,
+    which names the argument by its `role`."""
+    if isinstance(value, Blend) and not all(isinstance(part, Drafter) for part in value.sources):
+        value.set_sources([as_drafter(part, f"a source of {role}") for part in value.sources])
+    if isinstance(value, Drafter):
+        return value
+    if isinstance(value, str) and value == "auto":
+        copy, recycling = default_sources()
+        recycling.kept_at_model = True
+        return Blend([copy, recycling, SiblingCopy()])
+    if isinstance(value, CandidateGenerator):
+        return CandidateChain(value)
+    from ..store.datastore import Datastore  # loaded only where a store is given
+    from .datastore_drafts import DatastoreDrafts
+
+    if isinstance(value, Datastore):
+        return DatastoreDrafts(value)
+    raise TypeError(
+        f'{role} must be "auto", a drafter of hf_refspec or a transformers `CandidateGenerator`, '
+        f"but is {_shown_with_remedy(value)}."
+    )
 
 
-def shown_with_remedy(value: Any) -> str:
+def _shown_with_remedy(value: Any) -> str:
     """Describes an argument that is not a drafter, and how to draft from it, for a message."""
     is_name = isinstance(value, str | os.PathLike | type)
     remedies: dict[Any, str] = {
@@ -142,19 +158,3 @@ def shown_with_remedy(value: Any) -> str:
     remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
     hint = did_you_mean(value, ["auto"]) if isinstance(value, str) else ""
     return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
-
-
-def as_source(value: Any) -> Drafter | None:
-    """The drafter for `"auto"`, a datastore or a `CandidateGenerator`; `None` for anything else."""
-    if isinstance(value, Drafter):
-        return value
-    if isinstance(value, str) and value == "auto":
-        copy, recycling = default_sources()
-        recycling.kept_at_model = True
-        return copy | recycling | SiblingCopy()
-    if isinstance(value, CandidateGenerator):
-        return CandidateChain(value)
-    from ..store.datastore import Datastore  # loaded only where a store is given
-    from .datastore_drafts import DatastoreDrafts
-
-    return DatastoreDrafts(value) if isinstance(value, Datastore) else None

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
-from .drafter import Sampling
+from .call_options import Sampling
+from .drafter import PathDrafter
 from .observation import Observation
-from .path_drafter import PathDrafter
 from .payoff import Payoff
 from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens

@@ -15,11 +15,10 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ...did_you_mean import did_you_mean
-from ...drafting.blend import Blend
 from ...drafting.candidates import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import Blend, Drafter
 from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.session_drafts import SessionDrafts

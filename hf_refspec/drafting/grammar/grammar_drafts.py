@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..drafter import NO_PATH, PathDrafter
 from ..observation import Observation
-from ..path_drafter import NO_PATH, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
     CompiledGrammar,
