@@ -77,7 +77,7 @@ ROOMS = {
 
 
 def imported_by(file: Path) -> set[str]:
-    """The modules of this package that a file imports, but for type hints, without its name: `store.files`."""
+    """The modules of this package that a file imports, but for hints alone: `store.files`."""
     package = file.relative_to(PACKAGE).parts[:-1]
     modules = set()
     nodes = list(ast.walk(ast.parse(file.read_text())))
