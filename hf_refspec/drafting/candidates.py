@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from itertools import takewhile
 from typing import Any
@@ -20,6 +21,8 @@ from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
+
+logger = logging.getLogger("hf_refspec")
 
 # Assisted decoding names no vocabulary (any id of an int32 may be a token), and no budget.
 _ANY_VOCABULARY = 2**31 - 1
@@ -67,7 +70,8 @@ class CandidateChain(Drafter):
         return self._drafted
 
     def observe(self, observation: Observation) -> None:
-        tokens, logits = observation.tokens, observation.logits
+        tokens = observation.tokens
+        logits = observation.logits
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
         if self._drafted is not None and logits is not None:
             # As if its T candidates had been verified alone: logits (1, 1 + T, vocab_size), and how
@@ -158,3 +162,37 @@ def _shown_with_remedy(value: Any) -> str:
     remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
     hint = did_you_mean(value, ["auto"]) if isinstance(value, str) else ""
     return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
+
+
+def check_datastores(
+    generator: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
+) -> None:
+    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
+    tokenizer than the call's; if the call has none, than the one that is stored with the model on
+    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
+    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
+    sources = generator.sources if isinstance(generator, Drafter) else [generator]
+    stores = [getattr(source, "store", source) for source in sources]
+    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
+        return
+    from ..store.datastore import Datastore
+    from ..store.files import DatastoreError
+    from ..store.names import local_tokenizer
+    from ..store.stored_tokenizer import public_name
+
+    known = tokenizer if getattr(tokenizer, "is_fast", False) else None
+    for store in stores:
+        if not isinstance(store, Datastore):
+            continue
+        key = ("datastore", store.config.fingerprint, known is None)
+        if key in memo:
+            continue
+        memo[key] = True
+        compared = known
+        if known is None and store.config.tokenizer != public_name(model):
+            compared = local_tokenizer(getattr(model, "name_or_path", ""))
+        try:
+            if compared is not None:
+                store.check_tokenizer(compared)
+        except DatastoreError as error:
+            logger.warning("hardly any draft of this datastore will be accepted: %s", error)
