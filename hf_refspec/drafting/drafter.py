@@ -23,7 +23,7 @@ NO_PATH = np.empty(0, dtype=np.int64)
 # The most nodes at which other sources continue a draft, the least probability of such a node, and
 # the most nodes that each source may add there. More of either takes more time at each draft.
 _CONTINUED_NODES = 4
-_LEAST_PROB = 0.1
+_LEAST_CONTINUED_PROB = 0.1
 _ADDED_NODES = 16
 
 
@@ -72,7 +72,7 @@ class Drafter:
         of the target's vocabulary; `processors` are the call's logits processors, where known."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
+        """Starts a call. If the kernels are not ready yet, it comes after the first token or later
         in the call, and `observe` then receives the tokens emitted before.
 
         Args:
@@ -360,5 +360,5 @@ class Blend(Drafter):
 def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     """The most probable of these nodes, as far as they are probable enough to be continued."""
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
-    best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
+    best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
     return best

@@ -90,9 +90,7 @@ def test_what_does_not_draft_is_refused(other):
         lambda: Fixed() | other,
         lambda: other | Fixed(),
     ):
-        with pytest.raises(
-            TypeError, match='a source of `candidate_generator` must be "auto"'
-        ):
+        with pytest.raises(TypeError, match='a source of `candidate_generator` must be "auto"'):
             as_drafter(blended())
 
 

@@ -26,7 +26,7 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
-from ..shared.comparison import PLAIN, Comparison
+from ..shared.comparison import UNDRAFTED, Comparison
 from ..shared.prompts import tokens_left
 from .prompts import Chat
 
@@ -98,7 +98,7 @@ def measure(
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)
-    if not comparison.calls[PLAIN]:
+    if not comparison.calls[UNDRAFTED]:
         raise ValueError("nothing was measured: no prompt fits into the model's context")
 
 
