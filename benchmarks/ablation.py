@@ -22,7 +22,7 @@ from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.ngram_counts import common_ngrams
 from hf_refspec.index.rest_trie import rest_tree
 from hf_refspec.store.compact import CONTINUATION_LENGTH, PLACES_READ
-from hf_refspec.store.names import load_tokenizer
+from hf_refspec.store.names import named_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
 MEGABYTES = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--tokenizer", help="default: the one that the datastore carries")
     options = parser.parse_args(arguments)
     store = rs.Datastore(options.store, form="full")
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
+    tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
     if options.questions is None:
         recorded = humaneval(options.data, tokenizer)
     else:

@@ -20,7 +20,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 import hf_refspec as rs
 from hf_refspec.apps.bench.prompts import Chat
 from hf_refspec.apps.cli.arguments import add_model, draft_budget, positive
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods
 from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{nodes} draft tokens": {"candidate_generator": drafter, "max_draft_tokens": nodes}
             for nodes, drafter in zip(args.nodes, drafters, strict=True)
         }
-        return {PLAIN: {}, **drafted}
+        return {UNDRAFTED: {}, **drafted}
 
     status = 0
     for rows in args.rows:
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         for category, batch in batches(questions, tokenizer, rows).items():
             comparison.ask(batch.to(model.device))
             last = {name: calls[-1].seconds for name, calls in comparison.calls.items()}
-            faster = (f"{name} {last[PLAIN] / each:.2f}x" for name, each in last.items())
+            faster = (f"{name} {last[UNDRAFTED] / each:.2f}x" for name, each in last.items())
             print(f"{rows} rows, {category}:", ", ".join(faster), flush=True)
         print(f"{rows} rows, all categories; MAT is of all rows together:")
         status |= comparison.report(Terminal())

@@ -13,14 +13,14 @@ import numpy as np
 
 import hf_refspec as rs
 from hf_refspec.store.build.presets import python_stdlib
-from hf_refspec.store.names import load_tokenizer
+from hf_refspec.store.names import named_tokenizer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adds", type=int, default=200, help="of one new document each")
     adds = parser.parse_args().adds
-    tokenizer = load_tokenizer(rs.default_model())
+    tokenizer = named_tokenizer(rs.default_model())
     files = [path.read_text(errors="replace") for path in python_stdlib()]
     ids = np.array(tokenizer(files[100])["input_ids"])
     with tempfile.TemporaryDirectory() as folder:

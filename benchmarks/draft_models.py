@@ -29,15 +29,15 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from hf_refspec.apps.bench.prompts import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods, new_table
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, figure_table
 from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
-from hf_refspec.drafting.blend import Blend
+from hf_refspec.drafting.call_options import Sampling
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import default_sources
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.drafting.drafter import Sampling
+from hf_refspec.drafting.drafter import Blend
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.generation.column_noise import ColumnNoise
 from hf_refspec.text_config import text_config
@@ -94,7 +94,7 @@ def acceptance(comparison: Comparison, drafter: DraftModel, temperature: float) 
     model, counts, tokens = comparison.model, np.zeros(4), 0
     vocab_size, sampling = text_config(model).vocab_size, Sampling(temperature)
     for seed, (prompt, call) in enumerate(
-        zip(comparison.prompts, comparison.calls[PLAIN], strict=True)
+        zip(comparison.prompts, comparison.calls[UNDRAFTED], strict=True)
     ):
         ids = torch.tensor([prompt + call.ids], device=model.device)
         target, own = (
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {
-            PLAIN: {},
+            UNDRAFTED: {},
             "look-up": {"candidate_generator": Blend(default_sources())},
         }
         for name, drafter in drafters.items():
@@ -156,7 +156,9 @@ def main(arguments: list[str] | None = None) -> int:
     for chat in chats:
         comparison.ask(chat_inputs(tokenizer, chat.until(0, [])).to(model.device))
     if args.temperature is not None:
-        table = new_table("first token accepted", "likeliest", "rejection", "drafted", "any of 4")
+        table = figure_table(
+            "first token accepted", "likeliest", "rejection", "drafted", "any of 4"
+        )
         for name, drafter in drafters.items():
             table.add_row(name, *acceptance(comparison, drafter, args.temperature))
         Terminal().print(table)

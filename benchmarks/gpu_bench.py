@@ -39,7 +39,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
 from hf_refspec.apps.bench.prompts import taking_turns
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, rate
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, rate
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import default_sources
 
@@ -135,7 +135,7 @@ def static_options(length: int, device: str) -> dict[str, Any]:
 def eager_methods() -> Methods:
     """Plain decoding first, and each method with a new drafter."""
     return {
-        PLAIN: {},
+        UNDRAFTED: {},
         LOOK_UP: {"prompt_lookup_num_tokens": LOOK_UP_TOKENS},
         "auto": drafting("auto"),
         "64 nodes": drafting(64),
@@ -310,7 +310,7 @@ class Bench:
     def _ask(
         self, about: str, suite: str, comparison: Comparison, inputs: Any, options: Any, rows: int
     ) -> None:
-        if PLAIN not in comparison.methods:
+        if UNDRAFTED not in comparison.methods:
             return
         comparison.ask(inputs, **options)
         last = (f"{name} {rate(calls[-1:]):.1f}" for name, calls in comparison.calls.items())
@@ -318,7 +318,7 @@ class Bench:
         cells = []
         for (of, of_suite), each in self._comparisons.items():
             for name, calls in each.calls.items() if of == about and each.prompts else ():
-                faster = rate(calls) / rate(each.calls[PLAIN])
+                faster = rate(calls) / rate(each.calls[UNDRAFTED])
                 figures = f"{rate(calls):.1f}", f"{faster:.2f}x", f"{each.mat(name) / rows:.2f}"
                 cells.append([of_suite, name, *figures, f"{each.equal(name)} of {len(calls)}"])
         self._report.write(f"recorded answers, {about}", table(COLUMNS, cells), figure)

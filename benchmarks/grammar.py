@@ -21,7 +21,7 @@ from suites import json_lines, table
 
 import hf_refspec as rs
 from hf_refspec.apps.cli.arguments import positive
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
@@ -58,7 +58,7 @@ def measure(model: Any, tokenizer: Any, name: str, args: argparse.Namespace) -> 
             name: {"candidate_generator": blend, "max_draft_tokens": args.nodes}
             for name, blend in blends.items()
         }
-        return {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": 10}, **drafted}
+        return {UNDRAFTED: {}, LOOKUP: {"prompt_lookup_num_tokens": 10}, **drafted}
 
     comparison = Comparison(
         model,
@@ -72,7 +72,7 @@ def measure(model: Any, tokenizer: Any, name: str, args: argparse.Namespace) -> 
         comparison.ask(prompt_of(schema, text, tokenizer).to(model.device))
     if model.dtype == torch.float32:
         for method in (DEFAULT, GRAMMAR):
-            if comparison.equal(method) < len(comparison.calls[PLAIN]):
+            if comparison.equal(method) < len(comparison.calls[UNDRAFTED]):
                 raise SystemExit(f"{name}: {method} gave other ids")
     return [
         [

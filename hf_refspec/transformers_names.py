@@ -72,7 +72,7 @@ def decoder_output(
     return GenerateDecoderOnlyOutput(**output, **{CACHE_NAME: cache})
 
 
-def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
+def transformers_loop(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
     """transformers' own decoding loop, with the arguments that `generate` gives a callable."""
     return type(model)._sample(model, input_ids, **arguments)
 

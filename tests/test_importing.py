@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -76,11 +77,15 @@ ROOMS = {
 
 
 def imported_by(file: Path) -> set[str]:
-    """The modules of this package that a file imports, without its name: `store.files`."""
+    """The modules of this package that a file imports, but for hints alone: `store.files`."""
     package = file.relative_to(PACKAGE).parts[:-1]
     modules = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    branches = [node for node in nodes if isinstance(node, ast.If)]
+    for_hints = [node for node in branches if "TYPE_CHECKING" in ast.dump(node.test)]
+    hints = {id(part) for node in for_hints for part in ast.walk(node)}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in hints:
             module = [*package[: len(package) + 1 - node.level], node.module or node.names[0].name]
             modules.add(".".join(module))
     return modules
@@ -94,6 +99,14 @@ def test_rooms_of_the_library_import_one_way(room):
     for file in files:
         rooms = {module.partition(".")[0] for module in imported_by(file)}
         assert not rooms & others, file
+
+
+def test_no_modules_import_one_another_in_a_circle_not_even_inside_of_functions():
+    imports = {}
+    for file in PACKAGE.rglob("*.py"):
+        name = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+        imports[name] = imported_by(file)
+    TopologicalSorter(imports).prepare()  # which raises a CycleError
 
 
 def test_an_application_imports_the_library_and_what_is_shared_but_no_other():

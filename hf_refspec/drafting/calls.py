@@ -1,25 +1,26 @@
-"""The drafters of one call, from `begin` to `end`; a stand-in for those that must wait, and a pool
-for calls in several threads."""
+"""The drafters of one call, from `begin` to `end`, and a pool for calls in several threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
+from .call_options import Call, Sampling
 from .compilation import drafting_kernels
-from .drafter import Call, Drafter, Sampling, owned
+from .drafter import Drafter
 from .observation import Observation
 from .stats import DraftStats
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
 
 
-class AwaitingKernels(Drafter):
-    """Stands in for a drafter, which begins as soon as the kernels are loaded; until then it drafts
-    nothing."""
+class LateDrafter(Drafter):
+    """Stands in for a drafter, which begins once the kernels are ready, and drafts nothing
+    until then."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
@@ -29,7 +30,7 @@ class AwaitingKernels(Drafter):
         self.calibration = drafter.calibration
         self.observed_top_k = drafter.observed_top_k
         self.prompt_fraction = drafter.prompt_fraction
-        self.has_begun = False
+        self.begun = False
         self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
         self._missed: list[np.ndarray] = []  # the tokens that were emitted before it began
@@ -39,16 +40,16 @@ class AwaitingKernels(Drafter):
         return self.drafter.sources
 
     def begin_if_ready(self) -> bool:
-        """Begins once the kernels are loaded; returns whether the drafter has begun."""
-        if not self.has_begun and drafting_kernels.ready():
-            self.has_begun = True
+        """Begins once the kernels are ready; returns whether the drafter has begun."""
+        if not self.begun and drafting_kernels.ready():
+            self.begun = True
             self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
                 self.drafter.observe(Observation(np.concatenate(self._missed)))
-        return self.has_begun
+        return self.begun
 
     def draft(self, budget: int) -> DraftTree:
-        return self.drafter.draft(budget) if self.has_begun else DraftTree.empty()
+        return self.drafter.draft(budget) if self.begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
         if self.begin_if_ready():
@@ -57,10 +58,25 @@ class AwaitingKernels(Drafter):
             self._missed.append(observation.tokens)
 
     def end(self) -> None:
-        if self.has_begun:
+        if self.begun:
             self.drafter.end()
         # They hold the call's budget and random numbers.
         self.drafter.call.speed = self.drafter.call.noise = None
+
+
+@contextmanager
+def owned(drafter: Drafter) -> Iterator[None]:
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
+    with ExitStack() as stack:
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
+            if not lock.acquire(blocking=False):
+                raise RuntimeError(
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
+                    "thread, or fork() it"
+                )
+            stack.callback(lock.release)
+        yield
 
 
 @contextmanager
@@ -73,7 +89,7 @@ def drafter_call(
     memo: MutableMapping[Any, Any] | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`. Yields the drafter of each
-    row: this one and forks of it, or an [`AwaitingKernels`] for each.
+    row: this one and forks of it, or a [`LateDrafter`] for each.
 
     Args:
         prompts: The prompt of each row, int64 of shape `(n,)`.
@@ -93,11 +109,11 @@ def drafter_call(
         for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
             row_drafter.stats = DraftStats()
             row_drafter.call = Call(sampling)
-            awaiting = AwaitingKernels(row_drafter, prompt_ids, vocab_size)
-            ends.callback(awaiting.end)
-            # Loading them takes half a second, which the first token should not wait for.
-            begins_now = drafting_kernels.loaded and awaiting.begin_if_ready()
-            rows.append(row_drafter if begins_now else awaiting)
+            late = LateDrafter(row_drafter, prompt_ids, vocab_size)
+            ends.callback(late.end)
+            # The first token should not wait the half second that the cache takes.
+            begins_now = drafting_kernels.compiled and late.begin_if_ready()
+            rows.append(row_drafter if begins_now else late)
         yield rows
         for fork in drafters[1:]:
             drafter.stats += DraftStats(sources=fork.stats.sources)

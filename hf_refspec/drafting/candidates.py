@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from itertools import takewhile
 from typing import Any
@@ -12,12 +13,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
-from .drafter import Call, Drafter, checked_draft, owned
+from .call_options import Call
+from .calls import owned
+from .drafter import Blend, Drafter, checked_draft
 from .observation import Observation
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
+
+logger = logging.getLogger("hf_refspec")
 
 # Assisted decoding names no vocabulary (any id of an int32 may be a token), and no budget.
 _ANY_VOCABULARY = 2**31 - 1
@@ -65,7 +70,8 @@ class CandidateChain(Drafter):
         return self._drafted
 
     def observe(self, observation: Observation) -> None:
-        tokens, logits = observation.tokens, observation.logits
+        tokens = observation.tokens
+        logits = observation.logits
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
         if self._drafted is not None and logits is not None:
             # As if its T candidates had been verified alone: logits (1, 1 + T, vocab_size), and how
@@ -85,7 +91,7 @@ class AssistedDrafts(CandidateGenerator):
     sets no budget."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        self.drafter = as_drafter(drafter)
         self._call: Call | None = None  # of the present text
         self._ids = np.empty(0, dtype=np.int64)  # the present text so far
 
@@ -119,18 +125,32 @@ class AssistedDrafts(CandidateGenerator):
         """Does nothing: `get_candidates` sees which tokens were accepted."""
 
 
-def as_drafter(generator: Any) -> Drafter:
-    """The drafter for a call's `candidate_generator`; refuses anything that cannot draft."""
-    drafter = as_source(generator)
-    if drafter is None:
-        raise TypeError(
-            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {shown_with_remedy(generator)}."
-        )
-    return drafter
+def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
+    """The drafter for a call's `candidate_generator`: of `"auto"`, a datastore or a transformers
+    `CandidateGenerator` as well, also inside of a [`Blend`]. Raises a TypeError for anything else,
+    which names the argument by its `role`."""
+    if isinstance(value, Blend) and not all(isinstance(part, Drafter) for part in value.sources):
+        value.set_sources([as_drafter(part, f"a source of {role}") for part in value.sources])
+    if isinstance(value, Drafter):
+        return value
+    if isinstance(value, str) and value == "auto":
+        copy, recycling = default_sources()
+        recycling.kept_at_model = True
+        return Blend([copy, recycling, SiblingCopy()])
+    if isinstance(value, CandidateGenerator):
+        return CandidateChain(value)
+    from ..store.datastore import Datastore  # loaded only where a store is given
+    from .datastore_drafts import DatastoreDrafts
+
+    if isinstance(value, Datastore):
+        return DatastoreDrafts(value)
+    raise TypeError(
+        f'{role} must be "auto", a drafter of hf_refspec or a transformers `CandidateGenerator`, '
+        f"but is {_shown_with_remedy(value)}."
+    )
 
 
-def shown_with_remedy(value: Any) -> str:
+def _shown_with_remedy(value: Any) -> str:
     """Describes an argument that is not a drafter, and how to draft from it, for a message."""
     is_name = isinstance(value, str | os.PathLike | type)
     remedies: dict[Any, str] = {
@@ -144,17 +164,35 @@ def shown_with_remedy(value: Any) -> str:
     return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
 
 
-def as_source(value: Any) -> Drafter | None:
-    """The drafter for `"auto"`, a datastore or a `CandidateGenerator`; `None` for anything else."""
-    if isinstance(value, Drafter):
-        return value
-    if isinstance(value, str) and value == "auto":
-        copy, recycling = default_sources()
-        recycling.kept_at_model = True
-        return copy | recycling | SiblingCopy()
-    if isinstance(value, CandidateGenerator):
-        return CandidateChain(value)
-    from ..store.datastore import Datastore  # loaded only where a store is given
-    from .datastore_drafts import DatastoreDrafts
+def check_datastores(
+    generator: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
+) -> None:
+    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
+    tokenizer than the call's; if the call has none, than the one that is stored with the model on
+    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
+    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
+    sources = generator.sources if isinstance(generator, Drafter) else [generator]
+    stores = [getattr(source, "store", source) for source in sources]
+    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
+        return
+    from ..store.datastore import Datastore
+    from ..store.files import DatastoreError
+    from ..store.names import local_tokenizer
+    from ..store.stored_tokenizer import public_name
 
-    return DatastoreDrafts(value) if isinstance(value, Datastore) else None
+    known = tokenizer if getattr(tokenizer, "is_fast", False) else None
+    for store in stores:
+        if not isinstance(store, Datastore):
+            continue
+        key = ("datastore", store.config.fingerprint, known is None)
+        if key in memo:
+            continue
+        memo[key] = True
+        compared = known
+        if known is None and store.config.tokenizer != public_name(model):
+            compared = local_tokenizer(getattr(model, "name_or_path", ""))
+        try:
+            if compared is not None:
+                store.check_tokenizer(compared)
+        except DatastoreError as error:
+            logger.warning("hardly any draft of this datastore will be accepted: %s", error)

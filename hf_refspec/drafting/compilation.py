@@ -1,13 +1,13 @@
 """The kernels that draft: compiled ahead of time, or in the background.
 
-Compiling all of them takes half a minute of a core, once for each installation; numba's cache then
-has them, and each process loads them in half a second.
+Compiling all of them takes half a minute of a core, once for each installation; from numba's cache
+it takes each later process half a second.
 
-- `drafting_kernels.compile()` waits until they are there: `warmup()`, `check()`, the commands.
-- `drafting_kernels.ready()` never waits for a compiler. Each call of `generate` asks it after its
-  tokens, and drafts once it is true. Where the cache lacks kernels, it starts another process that
-  compiles them, and the call decodes plainly meanwhile. A thread could not do it: numba's compiler
-  holds the interpreter's lock, which every operation of the model needs.
+- `drafting_kernels.compile()` waits until they are compiled: `warmup()`, `check()`, the commands.
+- `drafting_kernels.ready()` never waits for more than the cache. Each call of `generate` asks it
+  after its tokens, and drafts once it is true. Where the cache lacks kernels, it starts another
+  process that compiles them, and the call decodes plainly meanwhile. A thread could not do it:
+  numba's compiler holds the interpreter's lock, which every operation of the model needs.
 - A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
 """
 
@@ -55,13 +55,13 @@ class DraftingKernels:
     """The kernels that draft, in this process."""
 
     def __init__(self) -> None:
-        self.loaded = False
-        self._loading = threading.Lock()
+        self.compiled = False  # as far as `ready` and `compile` know
+        self._compiling = threading.Lock()
         self._compilation: subprocess.Popen[bytes] | None = None
         self._idle_since = math.inf
 
     def compile(self) -> None:
-        """Loads all, and compiles those that numba's cache lacks: half a minute, once."""
+        """Compiles all of them: half a minute, once."""
         names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
         for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
             import_module(name)
@@ -70,23 +70,23 @@ class DraftingKernels:
         except NotCachedError:
             logger.warning("Compiling hf_refspec's kernels, once (half a minute) ...")
             compile_all(_imported())
-        self.loaded = True
+        self.compiled = True
 
     def ready(self) -> bool:
-        """Whether the kernels of all modules that are imported by now are loaded. Loads them from
-        numba's cache, in half a second; if it lacks any, another process compiles all."""
-        if self.loaded:
+        """Whether the kernels of all modules that are imported by now are compiled. Compiles them
+        if numba's cache has them, in half a second; otherwise another process compiles all."""
+        if self.compiled:
             compile_all(_imported())  # of what was imported since
             return True
-        if not self._loading.acquire(blocking=False):  # another thread loads them
+        if not self._compiling.acquire(blocking=False):  # another thread does it
             return False
         try:
             if self._compilation is None:
                 compile_all(_imported(), cached_only=True)
-                self.loaded = True
+                self.compiled = True
             elif (status := self._compilation.poll()) is None:
                 if monotonic() - self._idle_since > IDLE_SECONDS:
-                    self._compilation.kill()  # the next one loads what it has compiled
+                    self._compilation.kill()  # the next one takes over what it has compiled
                     # It may take as long to end, which no call should wait for.
                     threading.Thread(target=self._compilation.wait, daemon=True).start()
                     self._idle_since = math.inf
@@ -105,8 +105,8 @@ class DraftingKernels:
             if self._compilation is None:
                 self.compile()
         finally:
-            self._loading.release()
-        return self.loaded
+            self._compiling.release()
+        return self.compiled
 
 
 drafting_kernels = DraftingKernels()
@@ -114,7 +114,7 @@ drafting_kernels = DraftingKernels()
 
 def compile_in_background(idle: bool) -> None:
     """Compiles all, in the other process. If several idle ones start together, one compiles; the
-    others wait, and then load what it compiled."""
+    others wait for it, and then find all in the cache."""
     with FileLock(tree_depths.cache_path / "hf_refspec.lock") if idle else nullcontext():
         drafting_kernels.compile()
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
-from .drafter import Sampling
+from .call_options import Sampling
+from .drafter import PathDrafter
 from .observation import Observation
-from .path_drafter import PathDrafter
 from .payoff import Payoff
 from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens
@@ -89,7 +89,8 @@ class DraftModel(PathDrafter):
                 f"assistant is a {name}, which cannot go back in its text: it does not keep just "
                 "the keys and values of each token. Use one with attention alone."
             ) from reason
-        self.assistant, self.padded = assistant, padded
+        self.assistant = assistant
+        self.padded = padded
         self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
         self._outcomes = Calibration()  # of all that it drafted, verified or not

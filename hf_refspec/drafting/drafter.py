@@ -1,76 +1,30 @@
-"""The contract of everything that drafts: begin, draft, observe, fork, end."""
+"""The contract of everything that drafts (begin, draft, observe, fork, end), and what `|` makes of
+several drafters: one that merges their trees."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from transformers import GenerationConfig
 
 from .calibration import PRIOR_EXPONENT, Calibration
+from .call_options import Call
 from .observation import Observation
-from .stats import DraftStats
-from .tree import DraftTree
+from .stats import DraftStats, SourceStats
+from .tree import DraftTree, behind_path, merged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Speed: TypeAlias = Callable[[np.ndarray, float], float]
-Noise: TypeAlias = Callable[[int], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The options of a sampled call by which a drafter estimates what is drawn. Other options, such
-    as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
-
-    Attributes:
-        temperature (`float`): What logits are divided by.
-        top_k (`int`): How many of the most probable tokens may be drawn; 0 for all.
-        top_p (`float`): The probability up to which the most probable tokens may be drawn.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    @classmethod
-    def of(cls, config: GenerationConfig) -> Sampling | None:
-        """The options of a call; `None` if it is greedy."""
-        if not config.do_sample:
-            return None
-        temperature = 1.0 if config.temperature is None else config.temperature
-        top_p = 1.0 if config.top_p is None else config.top_p
-        return cls(float(temperature), int(config.top_k or 0), float(top_p))
-
-
-@dataclass
-class Call:
-    """The options of a call of `generate` that its drafters need.
-
-    Attributes:
-        sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
-        chain (`bool`): Whether it verifies a single path. The best path of a draft is verified
-            then; a drafter may do better by growing one path from the start.
-        speed (callable, *optional*): Returns the expected tokens per second of the best pass over
-            nodes with given estimates (`np.ndarray`, float32), drafted in given seconds; for a
-            drafter that takes much time. `None` where the call names the number of nodes.
-        noise (callable, *optional*): The random numbers `(vocab_size,)` of each token behind the
-            text, counted from 0: of a sampled call, which chooses the argmax of its probabilities
-            divided by them.
-    """
-
-    sampling: Sampling | None = None
-    chain: bool = False
-    speed: Speed | None = None
-    noise: Noise | None = None
+NO_PATH = np.empty(0, dtype=np.int64)
+# The most nodes at which other sources continue a draft, the least probability of such a node, and
+# the most nodes that each source may add there. More of either takes more time at each draft.
+_CONTINUED_NODES = 4
+_LEAST_CONTINUED_PROB = 0.1
+_ADDED_NODES = 16
 
 
 class Drafter:
@@ -118,7 +72,7 @@ class Drafter:
         of the target's vocabulary; `processors` are the call's logits processors, where known."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        """Starts a call. If the kernels are not loaded yet, it comes after the first token or later
+        """Starts a call. If the kernels are not ready yet, it comes after the first token or later
         in the call, and `observe` then receives the tokens emitted before.
 
         Args:
@@ -159,10 +113,10 @@ class Drafter:
 
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
-        return _blend(self, other)
+        return Blend([self, other])
 
     def __ror__(self, other: Any) -> Drafter:
-        return _blend(other, self)
+        return Blend([other, self])
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
@@ -194,22 +148,217 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
     return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
 
 
-def _blend(first: Any, second: Any) -> Drafter:
-    from .blend import Blend  # builds on this module
+class PathDrafter(Drafter):
+    """A drafter that can also draft behind a path of tokens, not only behind the text.
 
-    return Blend([first, second])
+    Attributes:
+        costly (`bool`): Whether it runs a model to draft, and so drafts after the others.
+        prunes (`bool`): Whether it knows what cannot follow, and so prunes and continues the
+            others' trees.
+        known ([`DraftTree`]): The drafts of the other sources, for one that is costly.
+    """
+
+    costly: bool = False
+    prunes: bool = False
+    known: DraftTree = DraftTree.empty()
+
+    def draft(self, budget: int) -> DraftTree:
+        return self.continue_path(NO_PATH, budget)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        """Drafts what may follow the text and a path that another source has drafted, at most
+        `budget` nodes. Called between `draft` and `observe`; drafts nothing by default.
+
+        Args:
+            path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
+        """
+        return DraftTree.empty()
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """Removes the nodes that cannot follow the text and a path from another source's tree.
+        Called between `draft` and `observe` if it `prunes`; removes nothing by default.
+
+        Args:
+            tree ([`DraftTree`]): The other source's draft behind the path.
+            path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
+        """
+        return tree
 
 
-@contextmanager
-def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
-    with ExitStack() as stack:
-        for used in dict.fromkeys([drafter, *drafter.sources]):
-            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
-            if not lock.acquire(blocking=False):
-                raise RuntimeError(
-                    f"this {type(used).__name__} is in use by another call; make one drafter per "
-                    "thread, or fork() it"
-                )
-            stack.callback(lock.release)
-        yield
+class _Draft(NamedTuple):
+    """The draft of one source behind another's path, or behind the text."""
+
+    source: int  # its number
+    path: np.ndarray
+    tree: DraftTree
+
+
+class Blend(Drafter):
+    """Drafts from several sources at once: their trees merged, the most probable nodes kept.
+
+    `a | b | c` is the same as `Blend([a, b, c])`.
+
+    Args:
+        drafters (sequence of [`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`): The
+            sources; those of a blend among them count one by one. What is not a drafter yet becomes
+            one when a call begins: `"auto"` its sources, and a datastore `DatastoreDrafts(store)`.
+            A source that runs a model ([`DraftModel`]) drafts last: it goes on where the others are
+            no longer sure, and they go on from what it drafted.
+
+    Raises:
+        ValueError: if there are none, or one is there twice. A call raises a TypeError if something
+            else is among them.
+    """
+
+    def __init__(self, drafters: Sequence[Any]) -> None:
+        self.set_sources(drafters)
+
+    def set_sources(self, drafters: Sequence[Any]) -> None:
+        """Drafts from these from now on, see the class."""
+        sources: list[Any] = []
+        for drafter in drafters:
+            sources += drafter.sources if isinstance(drafter, Drafter) else [drafter]
+        if not sources:
+            raise ValueError("drafters is empty; give at least one")
+        if len(set(map(id, sources))) < len(sources):
+            raise ValueError("drafters has the same drafter twice; make another one")
+        self._sources = sources
+        ready = [source for source in sources if isinstance(source, Drafter)]
+        self.observed_top_k = max((drafter.observed_top_k for drafter in ready), default=0)
+        self.prompt_fraction = max((drafter.prompt_fraction for drafter in ready), default=0.0)
+        costly = [isinstance(source, PathDrafter) and source.costly for source in sources]
+        if any(costly):
+            # A model's estimates are sounder than look-up's: the prior is for the latter alone.
+            self._calibrations = [Calibration(0.0 if runs else PRIOR_EXPONENT) for runs in costly]
+            self.calibration = Calibration()
+        else:
+            self._calibrations = [Calibration() for _ in sources]
+
+    @property
+    def sources(self) -> list[Drafter]:
+        return self._sources
+
+    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
+        for source in self.sources:
+            source.check(vocab_size, processors)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.sources))
+
+    def fork(self) -> Blend:
+        fork = Blend([drafter.fork() for drafter in self.sources])
+        fork.calibration = self.calibration
+        fork._calibrations = self._calibrations
+        return fork
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.sources]
+        self._drafts: list[_Draft] = []
+        for drafter in self.sources:
+            drafter.call = self.call
+            drafter.begin(prompt_ids, vocab_size)
+        # By their numbers; whether a source prunes may differ from call to call.
+        path_drafters = {
+            number: source
+            for number, source in enumerate(self.sources)
+            if isinstance(source, PathDrafter)
+        }
+        self._costly = {i: source for i, source in path_drafters.items() if source.costly}
+        self._cheap = {i: source for i, source in path_drafters.items() if not source.costly}
+        self._pruners = {i: source for i, source in path_drafters.items() if source.prunes}
+
+    def draft(self, budget: int) -> DraftTree:
+        estimates = self._estimates(budget)
+        if self.call.chain:
+            return merged(estimates, sum(map(len, estimates))).best_chain().truncated(budget)
+        return merged(estimates, budget)
+
+    def observe(self, observation: Observation) -> None:
+        if not observation.of_prompt:
+            self._record(observation.tokens)
+        for drafter in self.sources:
+            if not observation.of_prompt or drafter.prompt_fraction > 0:
+                drafter.observe(observation)
+
+    def _record(self, tokens: np.ndarray) -> None:
+        """Counts which emitted tokens each source had drafted, and corrects its estimates."""
+        known: set[int] = set()  # accepted tokens that an earlier source had drafted
+        for i, source in enumerate(self.stats.sources):
+            foreseen: set[int] = set()
+            for draft in self._drafts:
+                if draft.source != i:
+                    continue
+                depth = len(draft.path)
+                source.drafted += len(draft.tree)
+                if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
+                    reached = self._calibrations[i].record(draft.tree, tokens[depth:])
+                    foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
+            source.accepted += len(foreseen)
+            source.first += len(foreseen - known)
+            known |= foreseen
+        self._drafts = []
+
+    def end(self) -> None:
+        for drafter in self.sources:
+            drafter.end()
+
+    def _estimates(self, budget: int) -> list[DraftTree]:
+        """Each source's draft, with corrected estimates: first those of the cheap sources, then
+        those of the costly ones, which know the earlier drafts and whose paths the cheap ones
+        continue."""
+        self._drafts = []
+        estimates = [DraftTree.empty()]
+        for i in sorted(range(len(self.sources)), key=self._costly.__contains__):
+            if i in self._costly:
+                self._costly[i].known = merged(estimates, budget)
+            tree = checked_draft(self.sources[i], budget, self._vocab_size)
+            estimates.append(self._estimate(i, tree))
+            if i in self._costly:
+                tree = estimates[-1]
+                leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
+                for node in _best_nodes(tree, leaves):
+                    estimates += self._continued(tree, node, self._cheap, budget)
+        if self._pruners:
+            tree = merged(estimates, budget)
+            nodes = np.arange(len(tree))
+            leaves = np.setdiff1d(nodes, tree.parents)
+            trees = {draft.source: draft.tree for draft in self._drafts if len(draft.path) == 0}
+            for node in dict.fromkeys(_best_nodes(tree, leaves) + _best_nodes(tree, nodes)):
+                path = tree.path(node).tolist()
+                # A pruner's own tree may go on from there already.
+                pruners = {
+                    i: source
+                    for i, source in self._pruners.items()
+                    if len(trees[i].along(path)) < len(path)
+                }
+                estimates += self._continued(tree, node, pruners, budget)
+        return estimates
+
+    def _estimate(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """A source's tree behind a path, with corrected estimates, and without the nodes that other
+        sources know cannot follow."""
+        for i, pruner in self._pruners.items():
+            if i != source:
+                tree = pruner.prune(tree, path)
+        self._drafts.append(_Draft(source, path, tree))
+        return self._calibrations[source].calibrated(tree)
+
+    def _continued(
+        self, tree: DraftTree, node: int, sources: Mapping[int, PathDrafter], budget: int
+    ) -> list[DraftTree]:
+        """The estimates of some sources for what follows a node of a tree."""
+        path = tree.path(node)
+        continued = []
+        for i, source in sources.items():
+            drafted = source.continue_path(path, min(budget, _ADDED_NODES))
+            estimate = self._estimate(i, drafted.checked(self._vocab_size), path)
+            continued.append(behind_path(path, float(tree.probs[node]), estimate))
+        return continued
+
+
+def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
+    """The most probable of these nodes, as far as they are probable enough to be continued."""
+    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
+    best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
+    return best

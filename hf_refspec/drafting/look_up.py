@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from .drafter import PathDrafter
 from .observation import Observation
-from .path_drafter import PathDrafter
 from .tree import DraftTree
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from .drafter import Speed
+from .call_options import Speed
 
 
 @dataclass(frozen=True)

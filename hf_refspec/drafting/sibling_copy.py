@@ -71,7 +71,8 @@ class SiblingCopy(LookUp):
 
     def fork(self) -> SiblingCopy:
         fork = type(self)()
-        fork._groups, fork.calibration = self._groups, self.calibration
+        fork._groups = self._groups
+        fork.calibration = self.calibration
         return fork
 
     def end(self) -> None:

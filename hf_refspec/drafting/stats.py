@@ -37,8 +37,12 @@ class SourceStats:
 
     def __add__(self, other: SourceStats) -> SourceStats:
         """The counts of two calls of the same blend."""
-        drafted, accepted = self.drafted + other.drafted, self.accepted + other.accepted
-        return SourceStats(self.name, drafted, accepted, self.first + other.first)
+        return SourceStats(
+            self.name,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            first=self.first + other.first,
+        )
 
 
 @dataclass(repr=False)

@@ -31,7 +31,7 @@ def references_to_ids(
             f"but is a {type(references).__name__}"
         )
     else:
-        texts = {f"references[{i}]": each for i, each in enumerate(references)}
+        texts = {f"references[{i}]": text for i, text in enumerate(references)}
     for name, text in texts.items():
         if isinstance(text, str) and os.path.isfile(text):
             logger.warning(
@@ -69,7 +69,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
     return ids
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_is_tokenizer(tokenizer: Any) -> None:
     """Raises a TypeError for anything but a tokenizer, such as the name of one."""
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(

@@ -154,21 +154,23 @@ class TokenRecycling(LookUp):
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:
-        tokens, verified = observation.tokens, observation.verified
-        top_tokens, top_probs = observation.top_tokens, observation.top_probs
+        tokens = observation.tokens
+        verified = observation.verified
+        best_tokens = observation.top_tokens
+        best_probs = observation.top_probs
         if observation.of_prompt:
-            assert top_tokens is not None and top_probs is not None
-            known = len(tokens) - len(top_tokens)
-            self._table.learn_text(tokens[:-1], known, top_tokens, top_probs)
+            assert best_tokens is not None and best_probs is not None
+            known = len(tokens) - len(best_tokens)
+            self._table.learn_text(tokens[:-1], known, best_tokens, best_probs)
             return
         self._runners_up = _NOTHING
-        if top_tokens is not None and top_probs is not None:
+        if best_tokens is not None and best_probs is not None:
             self._table.learn(
-                self._context, verified.tokens, verified.parents, top_tokens, top_probs
+                self._context, verified.tokens, verified.parents, best_tokens, best_probs
             )
             # The node after which the target chose the last token.
             last = [ROOT, *verified.along(tokens[:-1].tolist())][-1]
-            self._runners_up = top_tokens[1 + last], top_probs[1 + last]
+            self._runners_up = best_tokens[1 + last], best_probs[1 + last]
         super().observe(observation)
         self._table.count(tokens)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..drafting.drafter import Drafter, Speed
+from ..drafting.call_options import Speed
+from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
 from ..verification.verifier import Verifier
 from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs

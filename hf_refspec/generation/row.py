@@ -24,7 +24,8 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from ..drafting.drafter import Drafter, Noise
+from ..drafting.call_options import Noise
+from ..drafting.drafter import Drafter
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise

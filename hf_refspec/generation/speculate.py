@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import AwaitingKernels, remember_outputs
+from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
 from ..drafting.stats import DraftStats
@@ -273,7 +273,7 @@ def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> str:
     """Why a call that could have verified drafts has verified none."""
     if loop.budget.max_nodes == 0:
         return "`max_draft_tokens=0`"
-    if all(isinstance(drafter, AwaitingKernels) and not drafter.has_begun for drafter in drafters):
+    if all(isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters):
         return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
     if (finding := loop.limits.refused) is not None:
         inexact = f"drafts were found inexact at the length of the text ({finding})"

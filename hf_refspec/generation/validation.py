@@ -96,7 +96,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
         raise RefusedCallError(why)
     generator = kwargs.get("candidate_generator")
     if generator != "auto":  # the default has no datastore
-        from ..drafting.datastore_check import check_datastores
+        from ..drafting.candidates import check_datastores  # loaded only where something drafts
 
         check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
 

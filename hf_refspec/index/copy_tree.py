@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .best_first import divide, grower, no_tree, uncounted
-from .draft_tree import TREE
+from .draft_tree import TREE_TYPE
 from .kernels import kernel
 from .token_buffer import LinkedText, common_suffix, latest_of
 
@@ -50,7 +50,7 @@ class _Matches(NamedTuple):
     number: np.ndarray  # int64 of shape (1,), how many matches there are so far
 
 
-@kernel(f"Tuple(({TREE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
+@kernel(f"Tuple(({TREE_TYPE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
 def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     """Grows a draft tree from all places in a text that agree with the last tokens of a context,
     best node first; returns it with the new anchor.

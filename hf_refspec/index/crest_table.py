@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .draft_tree import TREE, TreeArrays
+from .draft_tree import TREE_TYPE, TreeArrays
 from .kernels import kernel, kernel_type
 
 # A parent is one byte; this one is the root.
@@ -163,7 +163,7 @@ def _find(table, ngram):
     return -1
 
 
-_LOOK_UP = TREE + "(NgramTable_{}, int32[::1], int64, int64)"
+_LOOK_UP = TREE_TYPE + "(NgramTable_{}, int32[::1], int64, int64)"
 
 
 @kernel(_LOOK_UP.format("uint16"), _LOOK_UP.format("uint32"))

@@ -13,7 +13,7 @@ from .kernels import kernel
 
 # Tokens (int64), parents (int32) and probabilities (float32), each of shape (T,), and as numba's.
 TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
+TREE_TYPE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 # Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
 # the same token, a probability outside of [0, 1] or larger than its parent's.
@@ -95,7 +95,7 @@ class _Merged(NamedTuple):
     prob: np.ndarray  # float32
 
 
-@kernel(f"{TREE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
+@kernel(f"{TREE_TYPE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
 def merge_trees(sizes, tokens, parents, probs, budget):
     """Merges draft trees by token path and keeps the most probable nodes, best node first. The
     trees of `sizes` nodes stand one after another, each with its own indices as parents.

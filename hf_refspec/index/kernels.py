@@ -1,9 +1,10 @@
 """Kernels: plain loops over plain arrays, each compiled once by numba.
 
-They have no type hints: their numba signatures state the types of their arguments, and name the
-tuples of arrays that `kernel_type` has defined. numba caches compiled code beside the kernel's file
-and compiles it again when that file changes. After a change in another file whose functions a
-kernel calls, remove the `__pycache__`.
+A kernel is compiled once its machine code is in this process, whether numba made it or its cache
+had it. The cache is beside the kernel's file, and is made again when that file changes: after a
+change in another file whose functions a kernel calls, remove the `__pycache__`. Kernels have no
+type hints: their numba signatures state the types of their arguments, and name the tuples of arrays
+that `kernel_type` has defined.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Kernel:
         if self._compiled is None:
             if self.interpreted:
                 return self.python(*arguments)
-            self.prepare()
+            self.compile()
         return self._compiled(*arguments)
 
-    def prepare(self) -> None:
+    def compile(self) -> None:
         """Compiles all kernels of the same file, which are needed together; warns if numba's cache
         lacked them."""
         if self._compiled is not None:
@@ -78,25 +79,24 @@ class Kernel:
         """The folder that numba's cache has for it. Raises a RuntimeError if none is writable."""
         return Path(njit(cache=True)(self.python).stats.cache_path)
 
-    def compile(self, cached_only: bool = False) -> bool:
-        """Compiles it or loads it from numba's cache; returns whether it had to be compiled. Raises
-        a `NotCachedError` instead of compiling it if `cached_only`."""
+    def _compile(self, cached_only: bool) -> bool:
+        """Compiles it alone; returns whether numba's cache lacked it."""
         if self._compiled is not None:
             return False
         try:
-            compiled = self._compile(njit(cache=True, nogil=True)(self.python), cached_only)
+            compiled = self._compiled_by(njit(cache=True, nogil=True)(self.python), cached_only)
         except (RuntimeError, OSError):  # no folder for the cache is writable
-            compiled = self._compile(njit(nogil=True)(self.python), cached_only)
+            compiled = self._compiled_by(njit(nogil=True)(self.python), cached_only)
         compiled.disable_compile()
         self._compiled = compiled
         return not compiled.stats.cache_hits
 
-    def _compile(self, function: Any, cached_only: bool) -> Any:
-        refusal = event.install_listener("numba:compile", _Refusal(function))
+    def _compiled_by(self, dispatcher: Any, cached_only: bool) -> Any:
+        refusal = event.install_listener("numba:compile", _Refusal(dispatcher))
         with refusal if cached_only else nullcontext():
             for signature in self._signatures:
-                function.compile(eval(signature, _types))
-        return function
+                dispatcher.compile(eval(signature, _types))
+        return dispatcher
 
 
 class NotCachedError(Exception):
@@ -142,6 +142,7 @@ def all_kernels() -> list[Kernel]:
 
 
 def compile_all(kernels: list[Kernel], cached_only: bool = False) -> int:
-    """Compiles or loads kernels, see [`Kernel.compile`]; returns how many had to be compiled."""
+    """Compiles kernels; returns how many numba's cache lacked. If `cached_only`, raises a
+    `NotCachedError` at the first of them instead."""
     with _compile_lock:
-        return sum([kernel.compile(cached_only) for kernel in kernels])
+        return sum([kernel._compile(cached_only) for kernel in kernels])

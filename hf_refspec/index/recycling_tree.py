@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .best_first import divide, grower, uncounted
-from .draft_tree import TREE
+from .draft_tree import TREE_TYPE
 from .kernels import kernel, kernel_type
 from .recycling import MOST_CONTEXT, Table, find
 
@@ -67,7 +67,7 @@ class _Known(NamedTuple):
 
 
 @kernel(
-    f"{TREE}(Table, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
+    f"{TREE_TYPE}(Table, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
     "float32[::1], Pooling, int64, boolean)"
 )
 def recycling_tree(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .best_first import divide, grower, uncounted
-from .draft_tree import TREE, TreeArrays
+from .draft_tree import TREE_TYPE, TreeArrays
 from .kernels import kernel
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
 
@@ -79,7 +79,7 @@ def rest_tree(
     return cut_to_choices(*tree, budget)
 
 
-@kernel(f"{TREE}(int64[::1], int32[::1], float32[::1], int64)")
+@kernel(f"{TREE_TYPE}(int64[::1], int32[::1], float32[::1], int64)")
 def cut_to_choices(tokens, parents, probs, choices):
     """Drops the nodes whose paths have the most distinct tokens, of these the least frequent first,
     until the distinct tokens of all paths add up to at most `choices`."""
@@ -186,7 +186,7 @@ class _Orders(NamedTuple):
     numbers: np.ndarray  # int64 of shape (orders,)
 
 
-@kernel(f"{TREE}(Continuations, int64, float64, int64)")
+@kernel(f"{TREE_TYPE}(Continuations, int64, float64, int64)")
 def grow_trie(read, order_count, pseudo_count, budget):
     """Grows a draft tree from what followed matches of several lengths (orders, 0 the longest),
     best node first.

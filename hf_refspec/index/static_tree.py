@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .draft_tree import TREE
+from .draft_tree import TREE_TYPE
 from .kernels import kernel
 from .recycling import MOST_CONTEXT, find
 
@@ -27,7 +27,7 @@ _CHILDREN = np.array([count for level in CHILDREN for count in level], dtype=np.
 _RATIO = 0.45
 
 
-@kernel(f"{TREE}(Table, int64, int64)")
+@kernel(f"{TREE_TYPE}(Table, int64, int64)")
 def static_tree(table, last, budget):
     """The tree of a table of single tokens below the last token, breadth first: its first `budget`
     nodes."""

@@ -20,9 +20,11 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
+from ..drafting.call_options import Sampling
 from ..drafting.calls import drafter_call, remember_outputs
+from ..drafting.candidates import as_drafter
 from ..drafting.compilation import drafting_kernels
-from ..drafting.drafter import Drafter, Sampling
+from ..drafting.drafter import Drafter
 from ..drafting.observation import Observation
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
@@ -98,6 +100,7 @@ def iterative_ralm(
     drafts = drafter is not None and drafting_kernels.ready()
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
+    drafter = as_drafter(drafter, "`drafter`")
     check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "iterative_ralm")
     _check_prepared(model_kwargs)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)

@@ -103,7 +103,7 @@ class SparseRetriever:
         self._weights = np.ascontiguousarray(postings["data"], np.float32)
         self._passages = np.ascontiguousarray(postings["indices"], np.int32)
         self._bounds = np.ascontiguousarray(postings["indptr"], np.int64)
-        bm25_search.prepare()
+        bm25_search.compile()
 
     def encode(self, token_ids: np.ndarray) -> SparseQuery:
         """Counts the last tokens of a text (int64 of shape `(n,)`)."""

@@ -27,7 +27,7 @@ class FlatIndex(VectorIndex):
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, lengths, metric)
-        scan.prepare()
+        scan.compile()
 
     @property
     def search_threads(self) -> int:  # type: ignore[override]

@@ -88,7 +88,7 @@ class VectorIndex(ABC):
         self.vectors = vectors
         self.metric = metric
         self._longest = float(lengths.max()) ** 0.5
-        score_rows.prepare()
+        score_rows.compile()
 
     @abstractmethod
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:

@@ -114,7 +114,7 @@ def model_source(
     return {"pretrained_model_name_or_path": name, "local_files_only": local_files_only}
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def named_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub, and never code that comes with it."""
     source = model_source(name, "tokenizer", _TOKENIZER)
     from transformers import AutoTokenizer  # takes seconds, after a wrong name has been refused

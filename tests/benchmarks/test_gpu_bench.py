@@ -23,7 +23,7 @@ from gpu_bench import (
 from suites import RecordedAnswer, random_model
 
 from hf_refspec.apps.bench.measure import LOOK_UP
-from hf_refspec.apps.shared.comparison import PLAIN, decode
+from hf_refspec.apps.shared.comparison import UNDRAFTED, decode
 
 # Static caches as on a GPU, but not compiled: that takes minutes on a CPU.
 STATIC = {"cache_implementation": "static", "max_cache_len": 192 + NEW_TOKENS}
@@ -58,7 +58,7 @@ def test_all_methods_write_the_text_that_is_forced(llama, methods, rows):
             continue
         call = decode(llama, inputs, **options, **given, do_sample=False)
         assert call.ids == text.answer_ids * rows, name
-        assert call.passes == 22 if name == PLAIN else call.passes < 22 * rows, name
+        assert call.passes == 22 if name == UNDRAFTED else call.passes < 22 * rows, name
 
 
 def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
@@ -125,7 +125,7 @@ def test_a_run_writes_all_figures_in_their_order(small_run, capsys):
         "recorded answers, four rows",
     ]
     assert re.search("^FAILED .*test_that_fails.*\n1 failed, 1 passed", report, re.M)
-    for method in (PLAIN, LOOK_UP, "auto", "64 nodes"):
+    for method in (UNDRAFTED, LOOK_UP, "auto", "64 nodes"):
         assert re.search(rf"^\| rag \| {method} \| .*\| 3 of 3 \|$", report, re.M)
     assert capsys.readouterr().out.count("recorded answers, eager: rag, tokens/s: plain") == 3
     assert small_run()[0] == 2  # the folder is there

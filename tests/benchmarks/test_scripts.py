@@ -66,7 +66,7 @@ def test_grammar_has_a_row_for_every_method(model, printed_rows):
     chosen = ["--schemas", "enums", "tools", "--dtype", "float32", "--limit", "1", "--nodes", "8"]
     assert grammar.main(["--model", "model", *chosen, "--max-new-tokens", "40"]) == 0
     rows = printed_rows()[1:]
-    methods = [grammar.PLAIN, grammar.LOOKUP, grammar.DEFAULT, grammar.GRAMMAR]
+    methods = [grammar.UNDRAFTED, grammar.LOOKUP, grammar.DEFAULT, grammar.GRAMMAR]
     assert [row[1] for row in rows] == 2 * methods
     assert {row[4] for row in rows} == {"1 of 1"}
 

@@ -9,6 +9,7 @@ from drafters import Fixed
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.candidates import as_drafter
 from hf_refspec.drafting.observation import Observation
 
 VOCAB_SIZE = 10
@@ -89,8 +90,8 @@ def test_what_does_not_draft_is_refused(other):
         lambda: Fixed() | other,
         lambda: other | Fixed(),
     ):
-        with pytest.raises(TypeError, match='drafters must be drafters or "auto", but has'):
-            blended()
+        with pytest.raises(TypeError, match='a source of `candidate_generator` must be "auto"'):
+            as_drafter(blended())
 
 
 def test_no_source_and_the_same_source_twice_are_refused():

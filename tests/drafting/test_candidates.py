@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
+from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain, as_drafter
 from hf_refspec.drafting.tree import DraftTree
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
@@ -101,7 +101,7 @@ def test_what_drafts_from_hidden_states_is_refused_in_a_blend_too():
     generator = Scripted(None)
     generator.requires_model_outputs = True
     with pytest.raises(ValueError, match="is a Scripted, which drafts from the target model's"):
-        rs.ReferenceCopy() | generator
+        as_drafter(rs.ReferenceCopy() | generator)
 
 
 # --- transformers' own assisted decoding

@@ -30,7 +30,7 @@ options = {"candidate_generator": drafter, "max_draft_tokens": 8}
 FIRST = """
 assert generate(**options) == plain
 assert drafter.stats.forward_passes == 40, drafter.stats
-assert drafter.stats.drafted == 0 and not drafting_kernels.loaded
+assert drafter.stats.drafted == 0 and not drafting_kernels.compiled
 def wait_until(condition):  # while a process compiles, however long that takes
     while True:
         compiles = drafting_kernels._compilation.poll() is None
@@ -60,7 +60,7 @@ assert generate(**options) == plain
 assert drafter.stats.forward_passes < 40, drafter.stats
 """
 SECOND = """
-assert not drafting_kernels.loaded
+assert not drafting_kernels.compiled
 assert generate(**options) == plain
 assert drafter.stats.forward_passes < 40, drafter.stats
 first = drafter.stats.drafted, drafter.stats.accepted
@@ -98,9 +98,9 @@ def test_what_another_process_could_not_compile_is_compiled_by_the_call(caplog):
     assert "NUMBA_CACHE_DIR" in caplog.text
 
 
-def test_one_thread_loads_and_others_do_not_wait_for_it():
+def test_one_thread_compiles_and_others_do_not_wait_for_it():
     waiting = DraftingKernels()
-    with waiting._loading:
+    with waiting._compiling:
         assert not waiting.ready()
     assert waiting.ready()
 
@@ -108,7 +108,7 @@ def test_one_thread_loads_and_others_do_not_wait_for_it():
 def test_the_kernels_of_retrievers_are_no_part_of_it(monkeypatch):
     compiled = []
     monkeypatch.setattr(
-        kernels.Kernel, "compile", lambda each, cached_only: compiled.append(each) or False
+        kernels.Kernel, "_compile", lambda each, cached_only: compiled.append(each) or False
     )
     DraftingKernels().compile()
     assert set(compiled) == {each for each in kernels.all_kernels() if each.drafts}

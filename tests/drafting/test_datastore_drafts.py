@@ -161,7 +161,7 @@ def test_a_datastore_is_taken_as_what_drafts_from_it(llama, store):
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     prompt = torch.tensor([[1, 2, 3]])
     plain = llama.generate(prompt, **options)
-    for given in (store, ReferenceCopy() | store, store | ReferenceCopy()):
+    blend = store | ReferenceCopy()
+    for given in (store, ReferenceCopy() | store, blend):
         assert torch.equal(llama.generate(prompt, candidate_generator=given, **options), plain)
-    sources = [type(each) for each in (store | ReferenceCopy()).sources]
-    assert sources == [DatastoreDrafts, ReferenceCopy]
+    assert [type(source) for source in blend.sources] == [DatastoreDrafts, ReferenceCopy]

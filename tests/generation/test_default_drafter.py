@@ -48,14 +48,14 @@ def test_a_second_call_has_learned_from_the_first(model, rows):
 )
 def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
     drafter = blended(Noise())
-    names = {type(source).__name__ for source in drafter.sources}
-    assert names == {"ReferenceCopy", "TokenRecycling", "SiblingCopy", "Noise"}
     call = Call(model, 1)
     mats = []
     for each in (drafter, blended(Noise())):
         drafted = call.generate(candidate_generator=each, max_draft_tokens=16)
         assert drafted.tolist() == call.plain.tolist()
         mats.append(each.stats.mat)
+    names = {type(source).__name__ for source in drafter.sources}
+    assert names == {"ReferenceCopy", "TokenRecycling", "SiblingCopy", "Noise"}
     assert mats[1] > 1.2 * mats[0]
     pool = default_drafters(model)
     with pool.drafter() as default, rs.attach(model, blended(Noise())) as attachment:
@@ -64,9 +64,9 @@ def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
         assert attachment.stats.tokens == 48 and len(default.sources[1]) > learned > 0
 
 
-def test_a_misspelt_auto_in_a_blend_is_told():
+def test_a_misspelt_auto_in_a_blend_is_told(model):
     with pytest.raises(TypeError, match=r"'Auto' \(did you mean 'auto'\?\)"):
-        _ = "Auto" | rs.ReferenceCopy()
+        model.generate(PROMPT, candidate_generator="Auto" | rs.ReferenceCopy(), **OPTIONS)
 
 
 def test_calls_in_several_threads_share_what_they_learn(model):

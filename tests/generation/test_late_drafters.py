@@ -1,4 +1,4 @@
-"""Calls that begin before the kernels are loaded: the same ids, drafted once they are."""
+"""Calls that begin before the kernels are compiled: the same ids, drafted once they are."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TYPES = ["llama", "gemma2", "openai-gpt", "cpmant", "mpt", "rwkv"]
 
 @pytest.fixture
 def unloaded(monkeypatch):
-    """The next call loads the kernels after its first token."""
-    monkeypatch.setattr(drafting_kernels, "loaded", False)
+    """The next call compiles the kernels after its first token."""
+    monkeypatch.setattr(drafting_kernels, "compiled", False)
 
 
 @pytest.fixture(params=[0, 8, None], ids=["after the first token", "in the middle", "never"])
 def late(request, unloaded, monkeypatch):
-    """Kernels that are loaded when a call asks for them once more than this, or not at all."""
+    """Kernels that are ready when a call asks for them once more than this, or not at all."""
     asked, ready = itertools.count(), DraftingKernels.ready
 
     def ready_later(kernels):
@@ -62,7 +62,7 @@ def test_ids_are_those_of_plain_decoding_in_every_call(models_by_type, kind, row
 def test_a_late_beginning_drafts_what_an_early_one_does(models_by_type, unloaded):
     model = copy.deepcopy(models_by_type("llama"))
     late = drafted(model)[1].stats
-    assert drafting_kernels.loaded
+    assert drafting_kernels.compiled
     early = drafted(model)[1].stats
     assert (late.drafted, late.accepted) == (early.drafted, early.accepted)
     assert late.drafted > 0

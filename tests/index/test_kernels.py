@@ -35,11 +35,11 @@ def test_an_interpreted_kernel_is_run_by_python_until_it_is_compiled(monkeypatch
     assert tree_depths._compiled is None
 
 
-def test_what_is_only_loaded_is_not_compiled(uncompiled):
+def test_what_the_cache_lacks_can_be_refused_instead_of_compiled(uncompiled):
     with pytest.raises(kernels.NotCachedError):
-        uncompiled.compile(cached_only=True)
-    assert uncompiled.compile()
-    assert not uncompiled.compile(cached_only=True)  # it is there
+        kernels.compile_all([uncompiled], cached_only=True)
+    assert kernels.compile_all([uncompiled]) == 1
+    assert kernels.compile_all([uncompiled], cached_only=True) == 0  # it is there
 
 
 def test_the_call_that_waits_for_the_compiler_says_so_once(caplog, uncompiled):
@@ -70,7 +70,7 @@ def test_kernels_work_where_no_cache_folder_can_be_written(tmp_path):
         (tmp_path / occupied).touch()
     program = (
         "import lonely, numpy as np\n"
-        "assert lonely.doubled.compile()\n"
+        "assert lonely.compile_all([lonely.doubled]) == 1\n"
         "print(lonely.doubled(np.array([1, 2], np.int32)).tolist())"
     )
     home = str(tmp_path / "home")

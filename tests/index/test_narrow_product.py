@@ -46,7 +46,7 @@ def run(x, weight, bias, bfloat16=False, n_threads=1):
     task[kernel.OUTER], task[kernel.INNER] = operands[0].shape
     task[kernel.N_TOKENS] = len(x)
     task[kernel.BFLOAT16] = bfloat16
-    narrow_product.prepare()
+    narrow_product.compile()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(narrow_product.address)
     threads = [
         threading.Thread(target=function, args=(ctypes.addressof(task),)) for _ in range(n_threads)

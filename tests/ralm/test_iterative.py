@@ -147,6 +147,9 @@ def test_a_drafter_saves_forward_passes(models_by_type, retriever):
     ids = generate(model, retriever, drafter=drafter, **options)
     assert ids.tolist() == generate(model, retriever, **options).tolist()
     assert drafter.stats.forward_passes < drafter.stats.tokens
+    blend = drafter | "auto"
+    assert generate(model, retriever, drafter=blend, **options).tolist() == ids.tolist()
+    assert [source.name for source in blend.stats.sources][:2] == ["WholeSpans", "ReferenceCopy"]
 
 
 def test_padding_is_not_seen(llama, retriever):

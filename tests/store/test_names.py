@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from hf_refspec.store import names
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.names import ask_hub, is_here, load_tokenizer, model_source
+from hf_refspec.store.names import ask_hub, is_here, model_source, named_tokenizer
 
 REPO = "owner/model"
 
@@ -38,7 +38,7 @@ def tokenizer_folder(tmp_path, tokenizer) -> Path:
     ],
 )
 def test_what_can_only_be_a_path_is_refused_without_asking_the_hub(name, hub):
-    for load in (load_tokenizer, model_source, Datastore.from_pretrained):
+    for load in (named_tokenizer, model_source, Datastore.from_pretrained):
         with pytest.raises(FileNotFoundError, match="does not exist; name a folder, or a Hub id"):
             load(name)
     assert hub.requests == []
@@ -55,7 +55,7 @@ def test_a_folder_is_taken_whatever_it_is_called(tmp_path, monkeypatch, tokenize
     Path("org/a.json/config.json").write_text("{}")
     source = model_source("org/a.json")
     assert source == {"pretrained_model_name_or_path": "org/a.json", "local_files_only": False}
-    assert load_tokenizer("org/a.json").get_vocab() == tokenizer.get_vocab()
+    assert named_tokenizer("org/a.json").get_vocab() == tokenizer.get_vocab()
 
 
 def test_a_folder_says_what_it_lacks(tmp_path):
@@ -63,7 +63,7 @@ def test_a_folder_says_what_it_lacks(tmp_path):
         model_source(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(FileNotFoundError, match=r"of a tokenizer: it has no tokenizer.json"):
-        load_tokenizer(str(tmp_path))
+        named_tokenizer(str(tmp_path))
     with pytest.raises(NotADirectoryError, match="is a file; name the folder of a model"):
         model_source(str(tmp_path / "config.json"))
 
@@ -72,21 +72,21 @@ def test_a_tokenizer_of_the_hub_is_loaded_and_then_taken_from_the_cache(
     hub, tokenizer_folder, tokenizer, monkeypatch
 ):
     published(hub, tokenizer_folder)
-    assert load_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
+    assert named_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
     point_to("http://127.0.0.1:9", monkeypatch)
-    assert load_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
+    assert named_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert load_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
+    assert named_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
 
 
 def test_a_name_that_is_not_cached_is_one_error_where_the_hub_is_gone(hub, monkeypatch):
     point_to("http://127.0.0.1:9", monkeypatch)
     message = rf"'{REPO}' is no folder here and not in the Hub's cache.* reached: "
     with pytest.raises(OSError, match=message + r"http://127\.0\.0\.1:9 does not answer"):
-        load_tokenizer(REPO)
+        named_tokenizer(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=message + "HF_HUB_OFFLINE is set"):
-        load_tokenizer(REPO)
+        named_tokenizer(REPO)
     with pytest.raises(OSError, match=r"'owner/model'.*not downloaded: .* set 'HF_HUB_OFFLINE=0'"):
         Datastore.from_pretrained(REPO)
 
@@ -99,9 +99,9 @@ def test_a_private_or_gated_repo_and_one_that_is_none_get_an_answer(
     for name in (REPO, "owner/none"):
         message = rf"neither a folder '{name}' nor a tokenizer of this .* {hub.endpoint}/{name} is"
         with pytest.raises(OSError, match=message):
-            load_tokenizer(name)
+            named_tokenizer(name)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert load_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
+    assert named_tokenizer(REPO).get_vocab() == tokenizer.get_vocab()
 
 
 def test_code_that_comes_with_a_tokenizer_is_never_run(tmp_path):
@@ -113,7 +113,7 @@ def test_code_that_comes_with_a_tokenizer_is_never_run(tmp_path):
     ran = tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
     with pytest.raises(ValueError, match="cannot be loaded"):
-        load_tokenizer(str(folder))
+        named_tokenizer(str(folder))
     assert not ran.exists()
 
 

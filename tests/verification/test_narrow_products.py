@@ -20,7 +20,7 @@ INNER, OUTER = 64, 50
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    narrow_product.prepare()
+    narrow_product.compile()
     monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
     with torch.no_grad():
         yield

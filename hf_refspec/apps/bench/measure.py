@@ -15,11 +15,10 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ...did_you_mean import did_you_mean
-from ...drafting.blend import Blend
 from ...drafting.candidates import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import Blend, Drafter
 from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.session_drafts import SessionDrafts
@@ -27,7 +26,7 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
-from ..shared.comparison import PLAIN, Comparison
+from ..shared.comparison import UNDRAFTED, Comparison
 from ..shared.prompts import tokens_left
 from .prompts import Chat
 
@@ -99,7 +98,7 @@ def measure(
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)
-    if not comparison.calls[PLAIN]:
+    if not comparison.calls[UNDRAFTED]:
         raise ValueError("nothing was measured: no prompt fits into the model's context")
 
 

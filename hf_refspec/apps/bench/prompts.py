@@ -81,8 +81,8 @@ def taking_turns(chats: list[Chat]) -> list[Chat]:
 
 
 def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
-    turns = _as_list(row[column])
-    answers = _as_list(next((row[name] for name in ANSWERS if row.get(name)), None))
+    turns = _turns_of(row[column])
+    answers = _turns_of(next((row[name] for name in ANSWERS if row.get(name)), None))
     opening = ""
     chat = None if all(isinstance(turn, str) for turn in turns) else messages_of(turns)
     if chat is not None:
@@ -105,7 +105,7 @@ def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
     return Chat(turns, answers, opening, str(row.get("category") or ""))
 
 
-def _as_list(value: Any) -> list[Any]:
+def _turns_of(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     return value if isinstance(value, list) else []

@@ -17,11 +17,10 @@ from jinja2 import TemplateError
 from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
-from ...drafting.blend import Blend
 from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import Blend, Drafter
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...smollm2 import HUB_ID

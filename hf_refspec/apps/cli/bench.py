@@ -32,7 +32,7 @@ from ...version import __version__
 from ...warm_up import warmup as warm_up
 from ..bench import measure
 from ..bench.prompts import Chat, read_chats, taking_turns
-from ..shared.comparison import PLAIN, Comparison, Methods, new_table
+from ..shared.comparison import UNDRAFTED, Comparison, Methods, figure_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .arguments import add_model, draft_budget, positive
@@ -116,7 +116,7 @@ def _compared(
     print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
 
     def methods() -> Methods:
-        found: dict[str, dict[str, Any]] = {PLAIN: {}}
+        found: dict[str, dict[str, Any]] = {UNDRAFTED: {}}
         if with_look_up and not keeps_state_in_modules(model):  # transformers has none for these
             found[measure.LOOK_UP] = {"prompt_lookup_num_tokens": measure.LOOK_UP_TOKENS}
         for label, (new, budget) in drafted.items():
@@ -142,7 +142,7 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         raise ValueError(f"--replay {args.replay} has no recorded answers")
     console.print(f"{len(answers)} recorded answers in the tokens of {name_for_people(args.model)}")
     vocabulary = vocabulary_size(tokenizer)
-    table = new_table("MAT, draft tokens:", *budgets)
+    table = figure_table("MAT, draft tokens:", *budgets)
     for name in names:
         new = measure.drafter_named(name, tokenizer)
         mats = [measure.replay(answers, new(), vocabulary, budget).mat for budget in budgets]
@@ -211,7 +211,7 @@ def evaluate(args: Namespace) -> int:
 
 def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int) -> None:
     """Writes look-up's MAT over plain decoding's answers into a datastore."""
-    ids = [call.ids for call in comparison.calls[PLAIN]]
+    ids = [call.ids for call in comparison.calls[UNDRAFTED]]
     answers = list(zip(comparison.prompts, ids, strict=True))
     nodes = REPLAYED[-1]
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.candidates import default_sources
 from ..shared import prompts
-from ..shared.comparison import PLAIN, Comparison, Methods, first_difference, rate, speedup
+from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.scenes import BUILT_IN_SCENES, Scene, scenes_of_file
@@ -43,7 +43,7 @@ def demo(args: Namespace) -> int:
     model = load_model(args.model, args.device_map, torch.float32)
 
     def methods() -> Methods:
-        return {PLAIN: {}, DRAFTED: {"candidate_generator": LiveDrafts(default_sources())}}
+        return {UNDRAFTED: {}, DRAFTED: {"candidate_generator": LiveDrafts(default_sources())}}
 
     comparison = Comparison(model, methods, max_new_tokens=args.max_new_tokens, do_sample=False)
     with waiting("warming up"):
@@ -86,8 +86,8 @@ def show(
         drafter.listener = None
         stream.end()
         with waiting("the same without drafts"):
-            plain = comparison.call(PLAIN, inputs)
-        comparison.record({PLAIN: plain, DRAFTED: drafted})
+            plain = comparison.call(UNDRAFTED, inputs)
+        comparison.record({UNDRAFTED: plain, DRAFTED: drafted})
         console.print(legend(drafter.stats))
         place = first_difference(plain.ids, drafted.ids)
         verdict = "ids identical" if place is None else f"IDS DIFFER from position {place}"

@@ -19,7 +19,7 @@ from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.folder_config import FolderConfig
-from ...store.names import load_tokenizer
+from ...store.names import named_tokenizer
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
@@ -46,7 +46,7 @@ def build(args: Namespace) -> None:
 
         args.tokenizer = default_model()
     options = {**about, **_options(args), "shard_tokens": args.shard_tokens}
-    _print_info(Datastore.build(documents, load_tokenizer(args.tokenizer), args.out, **options))
+    _print_info(Datastore.build(documents, named_tokenizer(args.tokenizer), args.out, **options))
 
 
 def add_extend(parser: ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def add_retokenize(parser: ArgumentParser) -> None:
 
 def retokenize(args: Namespace) -> None:
     store = Datastore.from_pretrained(args.store, form="full")
-    _print_info(store.retokenize(load_tokenizer(args.tokenizer), args.out))
+    _print_info(store.retokenize(named_tokenizer(args.tokenizer), args.out))
 
 
 def add_compact(parser: ArgumentParser) -> None:

@@ -18,11 +18,9 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from ...drafting.blend import Blend
 from ...drafting.calls import DrafterPool
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import NO_PATH, Blend, Drafter, PathDrafter
 from ...drafting.observation import Observation
-from ...drafting.path_drafter import NO_PATH, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree

@@ -21,7 +21,7 @@ from ...warm_up import warmup
 
 # The arguments of `generate` that are a method's own, by the method's name.
 Methods: TypeAlias = Mapping[str, Mapping[str, Any]]
-PLAIN = "plain"
+UNDRAFTED = "plain"
 FEWEST_PROMPTS = 5  # with fewer their spread is unknown
 LEAST_GAIN = 1.02
 _WARM_UP_LENGTH = 200  # of the prompt, which repeats
@@ -65,7 +65,7 @@ def decode(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Dec
     return Decoded(ids, seconds, passes)
 
 
-def new_table(names: str, *figures: object) -> Table:
+def figure_table(names: str, *figures: object) -> Table:
     """A table with a column of names, and columns of figures."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column(names, overflow="fold")
@@ -191,7 +191,7 @@ class Comparison:
 
     def table(self) -> Table:
         """A row for each method."""
-        table = new_table("method", "seconds", "tokens/s", "speed-up", "MAT", "equal texts")
+        table = figure_table("method", "seconds", "tokens/s", "speed-up", "MAT", "equal texts")
         for name, calls in self.calls.items():
             table.add_row(
                 name,

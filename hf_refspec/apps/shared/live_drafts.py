@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.blend import Blend
-from ...drafting.drafter import Drafter
+from ...drafting.drafter import Blend, Drafter
 from ...drafting.observation import Observation
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree

@@ -16,8 +16,7 @@ from transformers import (
 )
 
 from ...smollm2 import default_model
-from ...store.names import HUB_ID, model_source
-from ...store.names import load_tokenizer as load_named_tokenizer
+from ...store.names import HUB_ID, model_source, named_tokenizer
 from ...store.printable import one_line
 from ...store.stored_tokenizer import public_name
 
@@ -29,7 +28,7 @@ def name_for_people(name: str | None) -> str:
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub; without a name the default model's."""
-    return load_named_tokenizer(name or default_model())
+    return named_tokenizer(name or default_model())
 
 
 def load_config(name: str | None, source: dict[str, Any] | None = None) -> PretrainedConfig:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..drafter import NO_PATH, PathDrafter
 from ..observation import Observation
-from ..path_drafter import NO_PATH, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
     CompiledGrammar,
@@ -36,7 +36,8 @@ _LEAST_PROB = 0.1
 _ALL = 0.9
 # The number of tokens that ended earlier free parts of texts and are tried as the end of a free
 # part, and the estimate of all of them together after each of its tokens.
-_ENDS, _END_PROB = 3, 0.7
+_ENDS = 3
+_END_PROB = 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
@@ -89,18 +90,18 @@ class GrammarDrafts(PathDrafter):
         lark: str | None = None,
         tools: Any = None,
     ) -> None:
-        given = {"json_schema": json_schema, "regex": regex, "lark": lark, "tools": tools}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) != 1:
+        arguments = {"json_schema": json_schema, "regex": regex, "lark": lark, "tools": tools}
+        grammars = {name: value for name, value in arguments.items() if value is not None}
+        if len(grammars) != 1:
             raise TypeError(
                 "give exactly one of json_schema, regex, lark and tools, "
-                f"but {' and '.join(given) or 'none'} was given"
+                f"but {' and '.join(grammars) or 'none'} was given"
             )
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise TypeError(
                 f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
             )
-        [(name, value)] = given.items()
+        [(name, value)] = grammars.items()
         library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
@@ -152,13 +153,16 @@ class GrammarDrafts(PathDrafter):
         if matcher is None:
             return tree
         allowed = np.zeros(len(tree), np.bool_)
-        states, forced = {ROOT: matcher}, dict[int, list[int]]()  # behind each allowed node
+        # Behind each allowed node.
+        states = {ROOT: matcher}
+        forced: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             if self.stops():
                 break
             if parent not in states:
                 continue
-            state, token = states[parent], int(tree.tokens[node])
+            state = states[parent]
+            token = int(tree.tokens[node])
             if parent not in forced:
                 forced[parent] = state.compute_ff_tokens()[:1]
             if token == self._grammar.eos_id:
@@ -196,16 +200,18 @@ class GrammarDrafts(PathDrafter):
                 parent = len(nodes) - 1
             if len(nodes) + len(states) > budget or state.is_stopped():
                 continue
-            choices, all_prob = self._choices(state), _ALL
+            choices = self._choices(state)
+            all_prob = _ALL
             if not choices and inside and parent == ROOT:
-                choices, all_prob = self._ending(state), _END_PROB
-            each_prob = prob * all_prob / max(len(choices), 1)
-            if each_prob < _LEAST_PROB:
+                choices = self._ending(state)
+                all_prob = _END_PROB
+            choice_prob = prob * all_prob / max(len(choices), 1)
+            if choice_prob < _LEAST_PROB:
                 continue
             for token in choices[: budget - len(nodes)]:
-                nodes.append((token, parent, each_prob))
+                nodes.append((token, parent, choice_prob))
                 if token != self._grammar.eos_id:
-                    states.append((_behind(state, token), len(nodes) - 1, each_prob))
+                    states.append((_behind(state, token), len(nodes) - 1, choice_prob))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
@@ -243,7 +249,8 @@ class GrammarDrafts(PathDrafter):
             if not self._matcher.try_consume_tokens([token]):
                 self._matcher = None
                 return
-            self._inside, forced = not forced, _ends_here(self._matcher)
+            self._inside = not forced
+            forced = _ends_here(self._matcher)
             if self._inside and forced:
                 self._ends[token] += 1
 

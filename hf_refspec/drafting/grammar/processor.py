@@ -162,9 +162,11 @@ class GrammarProcessor(LogitsProcessor):
             if not before.prompt_length < len(ids) <= known + 1:
                 continue
             if (before.ids[: len(ids) - 1] == ids[:-1]).all():
-                matcher, read = before.matcher.deep_copy(), known
+                matcher = before.matcher.deep_copy()
+                read = known
                 if len(ids) <= known:  # back to an earlier point of its output
-                    matcher, read = self._grammar.start(), before.prompt_length
+                    matcher = self._grammar.start()
+                    read = before.prompt_length
                 matcher.try_consume_tokens(ids[read:].tolist())
                 return _Text(ids, before.prompt_length, matcher)
         return _Text(ids, len(ids), self._grammar.start())

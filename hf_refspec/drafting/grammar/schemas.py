@@ -13,13 +13,13 @@ _NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "prop
 VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
-def as_schema(given: Any) -> dict[str, Any]:
+def as_schema(schema: Any) -> dict[str, Any]:
     """The schema of a `json_schema` argument: a dict itself, or a pydantic model's."""
-    if hasattr(given, "model_json_schema"):
-        given = given.model_json_schema()
-    if not isinstance(given, dict):
-        raise TypeError(f"json_schema must be a dict or a pydantic model class, but is {given!r}")
-    return given
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, dict):
+        raise TypeError(f"json_schema must be a dict or a pydantic model class, but is {schema!r}")
+    return schema
 
 
 def call_schema(tools: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..look_up import LookUp
 from ..observation import Observation
-from ..token_ids import Reference, check_tokenizer, to_ids
+from ..token_ids import Reference, check_is_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
 
@@ -85,7 +85,7 @@ class SessionDrafts(LookUp):
             raise ValueError(f"max_tokens must be at most {MOST_TOKENS}, but is {max_tokens}")
         if top_k != 0:
             check_count("top_k", top_k)
-        check_tokenizer(tokenizer)
+        check_is_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
         database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
@@ -99,7 +99,8 @@ class SessionDrafts(LookUp):
         return True  # not an empty container
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        largest_id, path = self._memory.view.largest_id, self._memory.path
+        largest_id = self._memory.view.largest_id
+        path = self._memory.path
         if largest_id >= vocab_size:
             raise (ValueError if path is None else DatastoreError)(
                 f"{path or 'the cache'} remembers the id {largest_id}, outside of the target "
@@ -112,7 +113,8 @@ class SessionDrafts(LookUp):
         self.check(vocab_size)
         super().begin(prompt_ids, vocab_size)
         # Sessions that are added during the call are not checked against the vocabulary.
-        self._prompt, self._view = prompt_ids, view
+        self._prompt = prompt_ids
+        self._view = view
         outputs = view.similar_outputs(prompt_ids, self.top_k) if self.top_k > 0 else []
         if outputs:
             references = TokenBuffer()
@@ -141,7 +143,8 @@ class SessionDrafts(LookUp):
         return [("sessions", [view.text.tokens[forgotten:]])]
 
     def end(self) -> None:
-        prompt, output = self._prompt, self._output
+        prompt = self._prompt
+        output = self._output
         self._forget_call()
         if prompt is not None and output:
             self._memory.add(prompt, np.concatenate(output))

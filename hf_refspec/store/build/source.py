@@ -25,7 +25,7 @@ from .rows import ROWS, check_names, kind_of, read_content, read_rows
 
 Document: TypeAlias = str | np.ndarray
 # A row, its columns that are a document, and its name for people.
-Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
+_Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
 
 logger = logging.getLogger("hf_refspec")
 
@@ -68,7 +68,7 @@ def open_source(
     neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
     `places`, as they are read, where they are from: a public path, and the row if it has some."""
 
-    def of_rows(rows: Iterable[Row], places: list[str] | None = None) -> Iterator[Document]:
+    def of_rows(rows: Iterable[_Row], places: list[str] | None = None) -> Iterator[Document]:
         return _checked(_read_rows(rows, tokenizer), vocab_size, places)
 
     kind = type(documents).__name__
@@ -211,7 +211,7 @@ def _is_visible(file: Path) -> bool:
     return not any(part.startswith(".") for part in file.parts)
 
 
-def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
+def _file_rows(files: list[_File], column: str | None) -> Iterator[_Row]:
     """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
     damaged: list[Path] = []
     for path, public, is_named in files:
@@ -304,7 +304,7 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
     return ids.astype(np.min_scalar_type(vocab_size))
 
 
-def _dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
+def _dataset_rows(dataset: Any, column: str | None) -> Iterator[_Row]:
     """The rows of a dataset; their columns are chosen by the first ones, and alone decoded."""
     rows = dataset
     if dataset.features is not None:  # values such as images take time to decode
@@ -335,7 +335,7 @@ def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
 
 def _mapping_rows(
     rows: Iterable[Mapping[str, Any]], column: str | None, kind: str | None = None
-) -> Iterator[Row]:
+) -> Iterator[_Row]:
     """Rows that are not from a file, which may differ in their columns."""
     for number, row in enumerate(rows):
         place = f"document {number}"
@@ -350,7 +350,7 @@ def _chosen(names: list[str], sample: list[Any]) -> list[str]:
 
 
 def _read_rows(
-    rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase
+    rows: Iterable[_Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[Any, str]]:
     """The documents of rows, and their names. Chats are rendered by the tokenizer's chat template.
     Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's

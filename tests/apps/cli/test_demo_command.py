@@ -9,14 +9,14 @@ from transformers import LlamaForCausalLM
 from hf_refspec import ReferenceCopy
 from hf_refspec.apps.cli.demo import DRAFTED, show
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.comparison import PLAIN, Comparison
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison
 from hf_refspec.apps.shared.live_drafts import LiveDrafts, Terminal
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
 
 
 def shown(model, tokenizer, scenes, max_new_tokens, **terminal):
     """Shows scenes; returns the drafted calls and what was printed."""
-    methods = {PLAIN: {}, DRAFTED: {"candidate_generator": LiveDrafts([ReferenceCopy()])}}
+    methods = {UNDRAFTED: {}, DRAFTED: {"candidate_generator": LiveDrafts([ReferenceCopy()])}}
     options = {"max_new_tokens": max_new_tokens, "do_sample": False}
     comparison, printed = Comparison(model, lambda: methods, **options), io.StringIO()
     for scene in scenes:

@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 
 import hf_refspec as rs
 from hf_refspec.apps.shared.comparison import (
-    PLAIN,
+    UNDRAFTED,
     Comparison,
     Decoded,
     Gain,
@@ -80,7 +80,7 @@ def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_
 
     def methods():
         made.append(rs.ReferenceCopy() | rs.TokenRecycling())
-        return {PLAIN: {}, "drafted": {"candidate_generator": made[-1], "max_draft_tokens": 8}}
+        return {UNDRAFTED: {}, "drafted": {"candidate_generator": made[-1], "max_draft_tokens": 8}}
 
     one = BatchEncoding({name: each[:1] for name, each in inputs.items()})
     compared = Comparison(byte_llama, methods, do_sample=True, max_new_tokens=12)
@@ -88,9 +88,11 @@ def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_
     assert len(made) == 2 and compared.methods["drafted"]["candidate_generator"] is made[0]
     for _ in range(2):
         compared.ask(one)
-    first, second = compared.calls[PLAIN]
+    first, second = compared.calls[UNDRAFTED]
     assert first.ids != second.ids  # another seed for each prompt
-    assert compared.equal("drafted") == 2 and compared.mat(PLAIN) == 1 <= compared.mat("drafted")
+    assert compared.equal("drafted") == 2 and compared.mat(UNDRAFTED) == 1 <= compared.mat(
+        "drafted"
+    )
     printed = io.StringIO()
     assert compared.report(Terminal(file=printed)) == 0
     assert "tokens a pass, which takes" in printed.getvalue()
