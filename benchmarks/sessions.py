@@ -43,13 +43,15 @@ LLMA = partial(rs.ReferenceCopy, published=True, copy_length=18)
 
 
 class SuffixDecoding(rs.Drafter):
-    """ArcticInference's suffix decoding with its defaults: drafts a path, or with `tree` a tree,
-    from the present text or from all earlier answers."""
+    """ArcticInference's suffix decoding, which drafts from the present text or from all earlier
+    answers. `factor` is the most draft tokens for each token that matches."""
 
-    def __init__(self, tree: bool = False) -> None:
+    def __init__(self, factor: float = 1.0) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        self.cache, self.tree, self.call_number = SuffixDecodingCache(), tree, 0
+        self.cache = SuffixDecodingCache()
+        self.factor = factor
+        self.call_number = 0
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.call_number += 1
@@ -63,10 +65,9 @@ class SuffixDecoding(rs.Drafter):
 
     def draft(self, budget: int) -> rs.DraftTree:
         draft = self.cache.speculate(
-            self.call_number, self.text, max_spec_tokens=budget, use_tree_spec=self.tree
+            self.call_number, self.text, max_spec_tokens=budget, max_spec_factor=self.factor
         )
-        tokens, parents = np.array(draft.token_ids, np.int64), np.array(draft.parents, np.int32)
-        return rs.DraftTree(tokens, parents, np.array(draft.probs, np.float32))
+        return rs.DraftTree.chain(draft.token_ids, draft.probs)
 
     def end(self) -> None:
         self.cache.stop_request(self.call_number)
@@ -77,7 +78,7 @@ KEPT: dict[str, Callable[[], rs.Drafter]] = {
     "with cache": lambda: rs.ReferenceCopy() | rs.SessionDrafts(),
 }
 if find_spec("arctic_inference"):
-    KEPT |= {"SuffixDecoding": SuffixDecoding, "its tree": partial(SuffixDecoding, tree=True)}
+    KEPT |= {"SuffixDecoding": SuffixDecoding, "factor 4": partial(SuffixDecoding, 4.0)}
 COLUMNS = ["look-up, 10", "LLMA, prompt", "LLMA, sessions"]
 COLUMNS += [f"{name}, {nodes}" for nodes in (18, 64) for name in KEPT]
 

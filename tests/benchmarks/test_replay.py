@@ -70,10 +70,9 @@ def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, 
     assert questions == "2" and of_prompt < of_sessions and alone < blended
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_suffix_decoding_drafts_from_the_prompt_and_from_earlier_answers(tree):
+def test_suffix_decoding_drafts_from_the_prompt_and_from_earlier_answers():
     pytest.importorskip("arctic_inference", reason="arctic-inference is not installed")
-    drafter, text = sessions.SuffixDecoding(tree), list(range(100, 140))
+    drafter, text = sessions.SuffixDecoding(), list(range(100, 140))
     assert replay([([1, 2, 3], text)], drafter, 500, 64).mat == 1.0
     assert replay([([4, 5], text)], drafter, 500, 64).mat > 4.0
     assert replay([([*text[::-1], 7], text[::-1])], drafter, 500, 64).mat > 4.0
