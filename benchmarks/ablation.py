@@ -1,5 +1,5 @@
-"""MAT and drafting time against the size of a datastore, for both forms, and CREST's n-grams of one
-length alone: REST's Table 4, CREST's Table 2 and the figures of its accepted length.
+"""MAT and drafting time against the size of a datastore, for both forms: REST's Table 4, CREST's
+Table 2 and the figures of its accepted length.
 
 python benchmarks/ablation.py STORE --data HumanEval.jsonl.gz
 python benchmarks/ablation.py STORE --data model_answer.jsonl --questions spec_bench_questions.jsonl
@@ -19,42 +19,15 @@ from transformers import PreTrainedTokenizerBase
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.index.ngram_counts import common_ngrams
-from hf_refspec.index.rest_trie import rest_tree
-from hf_refspec.store.compact import CONTINUATION_LENGTH, PLACES_READ
 from hf_refspec.store.names import named_tokenizer
 
 FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the corpus
 MEGABYTES = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
-LONGEST = (1, 2, 3, 4, 5)  # CREST's longest n-gram m, and a single length
+LONGEST = (1, 2, 3, 4, 5)  # CREST's longest n-gram m
 MOST = (1000, 2000, 5000, 20_000, 100_000)  # n-grams of each length, CREST's t
-SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1)  # of the different n-grams of one length
 NODES = 64
 REST, MIXED, BLEND = "full, REST", "full, mixed", "full, mixed, and ReferenceCopy"
 CREST_NAME, COMPACT = "compact, CREST", "compact, mixed"
-
-
-class OneLength(DatastoreDrafts):
-    """CREST's drafts with the `most` commonest n-grams of one length alone. `ranks` has those that
-    the texts need; each tree grows when it is first looked up, as in the authors' measurement."""
-
-    def __init__(
-        self, store: rs.Datastore, length: int, ranks: dict[bytes, int], most: int
-    ) -> None:
-        super().__init__(store)
-        self.length, self.ranks, self.most = length, ranks, most
-        self.trees: dict[bytes, rs.DraftTree] = {}
-
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> rs.DraftTree:
-        ngram = context[-self.length :]
-        key = ngram.tobytes()
-        if self.ranks.get(key, self.most) >= self.most:
-            return rs.DraftTree.empty()
-        if key not in self.trees:
-            limits = budget, PLACES_READ[True], CONTINUATION_LENGTH
-            tree = rest_tree(self.store.shards, ngram, self.length, *limits)
-            self.trees[key] = rs.DraftTree(*tree)
-        return self.trees[key]
 
 
 def _drafters(
@@ -90,25 +63,6 @@ def _drafters(
             yield form, setting, compact.config.ngrams.file.size, DatastoreDrafts(compact), nodes
 
 
-def _single_lengths(
-    store: rs.Datastore, answers: list[tuple[list[int], list[int]]], vocab_size: int
-) -> Iterator[list[str]]:
-    """A row for each length: MAT with each share of its n-grams."""
-    for length in LONGEST:
-        ngrams = common_ngrams(store.shards, length, store.tokens)[0][-1]
-        texts = [np.array([*prompt, *answer], np.int32) for prompt, answer in answers]
-        needed = {
-            text[i : i + length].tobytes() for text in texts for i in range(len(text) - length + 1)
-        }
-        keys = map(bytes, ngrams)
-        ranks = {key: rank for rank, key in enumerate(keys) if key in needed}
-        mats = []
-        for share in SHARES:
-            drafter = OneLength(store, length, ranks, int(share * len(ngrams)))
-            mats.append(f"{replay(answers, drafter, vocab_size, NODES).mat:.2f}")
-        yield [str(length), f"{len(ngrams):,}", *mats]
-
-
 def _compared(sizes: list[tuple[str, int, float]]) -> Iterator[str]:
     """How much smaller than REST's a form is with its MAT, and how much longer in its space."""
     _, rest_size, rest = max((each for each in sizes if each[0] == REST), key=lambda each: each[1])
@@ -130,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--tokenizer", help="default: the one that the datastore carries")
     options = parser.parse_args(arguments)
     store = rs.Datastore(options.store, form="full")
-    tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else store.load_tokenizer()
+    tokenizer = named_tokenizer(options.tokenizer) if options.tokenizer else store.named_tokenizer()
     if options.questions is None:
         recorded = humaneval(options.data, tokenizer)
     else:
@@ -148,8 +102,6 @@ def main(arguments: list[str] | None = None) -> None:
     columns = ["form", "setting", "MB", "MAT", "nodes a draft", "nodes a tree of m", "us a token"]
     print(table(columns, rows))
     print(*_compared(sizes), sep="\n")
-    shares = [f"{share:.0%}" for share in SHARES]
-    print(table(["n", "n-grams", *shares], _single_lengths(store, answers, len(tokenizer))))
 
 
 if __name__ == "__main__":

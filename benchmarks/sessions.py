@@ -6,14 +6,17 @@ A model answers real questions of several kinds greedily; answers.jsonl keeps it
 asks the questions of each kind one after another and remembers each as a session; the second half
 counts. LLMA copies from the answers to the four earlier questions that are most similar (arXiv
 2304.04487, section 2.3) or from the prompt. Of two turns the second one counts, whose prompt has
-the first one and its answer.
+the first one and its answer. Of `edits`, an agent that writes a function and changes it, all turns
+are sessions. SuffixDecoding (arXiv 2411.04975) takes part if `arctic-inference` is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -27,16 +30,57 @@ from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.bench.prompts import Chat, read_chats
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sessions.memory import Memory
 
 ROWS, SIMILAR = 32, 4  # questions answered at a time, sessions that LLMA copies from
-LLMA = partial(rs.ReferenceCopy, published=True, copy_length=18)
-KEPT = (
-    ("ReferenceCopy", rs.ReferenceCopy),
-    ("with cache", lambda: rs.ReferenceCopy() | rs.SessionDrafts()),
+EDITS = "edits"
+CHANGES = (
+    "Rename the function to `solve` and write the whole function again.",
+    "Add type hints and a comment to each line, and write the whole function again.",
 )
+LLMA = partial(rs.ReferenceCopy, published=True, copy_length=18)
+
+
+class SuffixDecoding(rs.Drafter):
+    """ArcticInference's suffix decoding, which drafts from the present text or from all earlier
+    answers. `factor` is the most draft tokens for each token that matches."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self.cache = SuffixDecodingCache()
+        self.factor = factor
+        self.call_number = 0
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.call_number += 1
+        self.text = prompt_ids.astype(np.int32)
+        self.cache.start_request(self.call_number, self.text)
+
+    def observe(self, observation: Observation) -> None:
+        tokens = observation.tokens.astype(np.int32)
+        self.text = np.concatenate((self.text, tokens))
+        self.cache.add_active_response(self.call_number, tokens)
+
+    def draft(self, budget: int) -> rs.DraftTree:
+        draft = self.cache.speculate(
+            self.call_number, self.text, max_spec_tokens=budget, max_spec_factor=self.factor
+        )
+        return rs.DraftTree.chain(draft.token_ids, draft.probs)
+
+    def end(self) -> None:
+        self.cache.stop_request(self.call_number)
+
+
+KEPT: dict[str, Callable[[], rs.Drafter]] = {
+    "ReferenceCopy": rs.ReferenceCopy,
+    "with cache": lambda: rs.ReferenceCopy() | rs.SessionDrafts(),
+}
+if find_spec("arctic_inference"):
+    KEPT |= {"SuffixDecoding": SuffixDecoding, "factor 4": partial(SuffixDecoding, 4.0)}
 COLUMNS = ["look-up, 10", "LLMA, prompt", "LLMA, sessions"]
-COLUMNS += [f"{name}, {nodes}" for nodes in (18, 64) for name, _ in KEPT]
+COLUMNS += [f"{name}, {nodes}" for nodes in (18, 64) for name in KEPT]
 
 
 def asked(data: Path) -> list[Chat]:
@@ -48,13 +92,15 @@ def asked(data: Path) -> list[Chat]:
     chats = spec_bench(data / "spec_bench_questions.jsonl")
     turns += [(c.category, c.turns) for c in chats if c.category in ("math_reasoning", "qa")]
     turns += [("two turns", each.turns) for each in chats if each.turns[1:]]
+    write = "Complete this function. Answer with the code alone.\n\n"
+    turns += [(EDITS, [f"{write}{each}", *CHANGES]) for each in problems[::10]]
     return [Chat(each, [], category=kind) for kind, each in turns]
 
 
 def answer(chats: list[Chat], path: Path, name: str | None, new_tokens: int) -> None:
     """Has the model answer all turns; `hf-refspec bench --replay` reads the file too."""
     model, tokenizer = load_model(name), load_tokenizer(name)
-    for turn in (0, 1):
+    for turn in range(max(len(chat.turns) for chat in chats)):
         left = [chat for chat in chats if turn < len(chat.turns)]
         for batch in (left[start : start + ROWS] for start in range(0, len(left), ROWS)):
             prompts = [chat_ids(chat.until(turn, chat.answers), tokenizer) for chat in batch]
@@ -70,7 +116,7 @@ def answer(chats: list[Chat], path: Path, name: str | None, new_tokens: int) -> 
 def mats(answers: list[RecordedAnswer], vocab_size: int) -> list[str]:
     """The MAT of each column over the second half of the answers."""
     counted, memory = [rs.DraftStats() for _ in COLUMNS], Memory(10_000_000, None)
-    kept = [(new(), nodes) for nodes in (18, 64) for _, new in KEPT]
+    kept = [(new(), nodes) for nodes in (18, 64) for new in KEPT.values()]
     for number, each in enumerate(answers):
         prompt, pair = np.array(each.prompt_ids), (each.prompt_ids, each.answer_ids)
         similar = memory.view.similar_outputs(prompt, SIMILAR)[::-1]  # the most similar first
@@ -100,7 +146,8 @@ def main(arguments: list[str] | None = None) -> None:
     rs.warmup()
     tokenizer, rows = load_tokenizer(args.model), []
     for kind, of_kind in groupby(read_chats(args.answers), lambda chat: chat.category):
-        answers = [recorded_turns(chat, tokenizer)[-1] for chat in of_kind]
+        first = 0 if kind == EDITS else -1
+        answers = [each for chat in of_kind for each in recorded_turns(chat, tokenizer)[first:]]
         rows.append([kind, len(answers) - len(answers) // 2, *mats(answers, len(tokenizer))])
     print(table(["kind", "questions", *COLUMNS], rows))
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import replay as script
 import sessions
 import torch
@@ -57,8 +58,8 @@ def test_replay_has_figures_of_all_contenders_by_n_and_k_and_speed_ups(
 def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, data, printed_rows):
     command = ["answers.jsonl", "--data", str(data), *model[:2]]
     sessions.main([*command, "--limit", "2", "--max-new-tokens", "8"])
-    kinds = ["LLMA's queries", "HumanEval", "two turns"]
-    assert [row[:2] for row in printed_rows()[1:]] == [[kind, "1"] for kind in kinds]
+    counts = {"LLMA's queries": "1", "HumanEval": "1", "two turns": "1", sessions.EDITS: "2"}
+    assert [row[:2] for row in printed_rows()[1:]] == [list(item) for item in counts.items()]
     rows = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
     assert [len(row["answer"]) for row in rows] == [len(row["turns"]) for row in rows]
     same = [{**rows[0], "turns": [f"{i} who?"], "answer": ["a tame cat, " * 4]} for i in range(4)]
@@ -67,3 +68,11 @@ def test_sessions_answer_each_question_once_and_pay_where_answers_repeat(model, 
     _, [_, questions, *mats] = printed_rows()
     _, of_prompt, of_sessions, alone, blended, *_ = map(float, mats)
     assert questions == "2" and of_prompt < of_sessions and alone < blended
+
+
+def test_suffix_decoding_drafts_from_the_prompt_and_from_earlier_answers():
+    pytest.importorskip("arctic_inference", reason="arctic-inference is not installed")
+    drafter, text = sessions.SuffixDecoding(), list(range(100, 140))
+    assert replay([([1, 2, 3], text)], drafter, 500, 64).mat == 1.0
+    assert replay([([4, 5], text)], drafter, 500, 64).mat > 4.0
+    assert replay([([*text[::-1], 7], text[::-1])], drafter, 500, 64).mat > 4.0

@@ -30,13 +30,11 @@ def test_ablation_has_mat_of_both_forms_at_each_size(
     Datastore.build(texts, tokenizer, "store", progress=False, num_proc=1)
     monkeypatch.setattr(ablation, "FRACTIONS", (1 / 2, 1))
     monkeypatch.setattr(ablation, "MEGABYTES", (0.006, 0.03))
-    for name, numbers in (("LONGEST", (2,)), ("MOST", (20,)), ("SHARES", (0, 0.1, 1))):
-        monkeypatch.setattr(ablation, name, numbers)
+    monkeypatch.setattr(ablation, "LONGEST", (2,))
+    monkeypatch.setattr(ablation, "MOST", (20,))
     problems = str(data / "HumanEval.jsonl.gz")
     ablation.main(["store", "--data", problems, "--tokenizer", "model"])
-    *cells, _, (length, count, *mats) = printed_rows()[1:]
-    assert length == "2" and int(count) > 20
-    assert 1.0 == float(mats[0]) < float(mats[1]) < float(mats[2])
+    cells = printed_rows()[1:]
     assert [row[0] for row in cells] == [REST, MIXED] * 2 + [BLEND, CREST_NAME] + [COMPACT] * 2
     rest, mixed, compact = (
         [float(row[2]) for row in cells if row[0] == form] for form in (REST, MIXED, COMPACT)
