@@ -22,7 +22,6 @@ from hf_refspec.store.files import (
     read_arrays,
     write_arrays,
 )
-from hf_refspec.store.folder_config import VERIFIED
 
 SHARD = ShardEntry(
     tokens=7,
@@ -52,9 +51,8 @@ def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """All files of a folder but the note of `verify`."""
-    files = (file for file in folder.iterdir() if file.name != VERIFIED)
-    return {file.name: file.read_bytes() for file in files}
+    """All files of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def flip_last_bit(path: Path) -> None:

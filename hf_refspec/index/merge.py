@@ -34,8 +34,6 @@ from .suffix_array import DAMAGED, DEPTH
 BLOCK = 1 << 17
 # Searches in a mapped file before it is mapped anew, which releases the pages read.
 FORGET = 32
-# Tokens compared at once.
-STRIDE = 32
 _RATIO = 0.6180339887498949
 
 # The length of a part, and a function that returns its suffix array, int32.
@@ -155,32 +153,13 @@ def _first_tokens(tokens, position):
 
 
 @njit
-def _common(tokens, one, other, start, depth):
-    """How many first tokens two suffixes have in common that have `start` in common."""
-    end = min(depth, len(tokens) - max(one, other))
-    while start < end:
-        count = min(STRIDE, end - start)
-        # Without a branch out of this loop it compiles to a few vector instructions.
-        differences = 0
-        i, j = np.uint64(one + start), np.uint64(other + start)
-        for k in range(np.uint64(count)):
-            differences += tokens[i + k] != tokens[j + k]
-        if differences > 0:
-            while tokens[one + start] == tokens[other + start]:
-                start += 1
-            return start
-        start += count
-    return end
-
-
-@njit
-def _common_bits(one, other):
-    """How many first bits two different numbers of 64 bits have in common."""
-    common = 0
-    difference = one ^ other
-    while difference >> np.uint64(63 - common) == 0:
-        common += 1
-    return common
+def _precedes(tokens, later, earlier, depth):
+    """Whether a suffix of a later run stands before one of an earlier run."""
+    end = min(depth, len(tokens) - max(later, earlier))
+    for i in range(end):
+        if tokens[later + i] != tokens[earlier + i]:
+            return tokens[later + i] < tokens[earlier + i]
+    return end < depth and later > earlier  # a prefix of another suffix stands before it
 
 
 @kernel(
@@ -190,22 +169,14 @@ def _common_bits(one, other):
 )
 def merge_runs(tokens, runs, ends, depth):
     """Merges sorted runs of suffixes, which end at `ends`, two neighbours at a time; of suffixes
-    that are equal in the first `depth` tokens, 8 or more, that of the earlier run stands first.
-
-    With each suffix goes the length of the prefix that it shares with the one before it (Ng and
-    Kakehi, "Merging String Sequences by Longest Common Prefixes", 2008). Of two candidates, the one
-    that shares more with the last suffix comes next; only if both share as much are they compared,
-    from there on. So hardly any token is read twice, however alike the suffixes are."""
+    that are equal in the first `depth` tokens, 8 or more, that of the earlier run stands first."""
     positions = runs.copy()
     new_positions = np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)
     # A loop that does little else lets the processor wait for many memory accesses at a time.
     for i in range(len(runs)):
         firsts[i] = _first_tokens(tokens, np.int64(runs[i]))
-    commons = np.zeros(len(runs), np.int32)
-    for i in range(1, len(runs)):
-        commons[i] = _common(tokens, np.int64(runs[i - 1]), np.int64(runs[i]), 0, depth)
-    new_firsts, new_commons = np.empty_like(firsts), np.empty_like(commons)
+    new_firsts = np.empty_like(firsts)
     bounds = np.zeros(len(ends) + 1, np.int64)
     bounds[1:] = ends
     count = len(ends)
@@ -215,43 +186,24 @@ def merge_runs(tokens, runs, ends, depth):
             middle = bounds[2 * pair + 1]
             end = bounds[min(2 * pair + 2, count)]
             j = middle
-            of_one = of_other = 0  # what the next of each run has in common with the last one
             for out in range(i, end):
                 if i == middle or j == end:
-                    other_first = i == middle
-                elif of_one != of_other:
-                    other_first = of_other > of_one
+                    takes_later = i == middle
+                elif firsts[i] != firsts[j]:
+                    takes_later = firsts[j] < firsts[i]
                 else:
-                    one, other = np.int64(positions[i]), np.int64(positions[j])
-                    if firsts[i] != firsts[j]:
-                        other_first = firsts[j] < firsts[i]
-                        common = _common_bits(firsts[i], firsts[j]) // (8 * tokens.itemsize)
-                        common = min(common, len(tokens) - max(one, other))
-                    else:
-                        common = _common(tokens, one, other, of_one, depth)
-                        if common == depth:
-                            other_first = False
-                        elif max(one, other) + common == len(tokens):
-                            other_first = other > one
-                        else:
-                            other_first = tokens[other + common] < tokens[one + common]
-                    if other_first:
-                        of_one = common
-                    else:
-                        of_other = common
-                taken = j if other_first else i
-                new_positions[out], new_firsts[out] = positions[taken], firsts[taken]
-                new_commons[out] = of_other if other_first else of_one
-                if other_first:
+                    later, earlier = np.int64(positions[j]), np.int64(positions[i])
+                    takes_later = _precedes(tokens, later, earlier, depth)
+                taken = j if takes_later else i
+                new_positions[out] = positions[taken]
+                new_firsts[out] = firsts[taken]
+                if takes_later:
                     j += 1
-                    of_other = commons[j] if j < end else 0
                 else:
                     i += 1
-                    of_one = commons[i] if i < middle else 0
             bounds[pair] = bounds[2 * pair]
         count = (count + 1) // 2
         bounds[count] = len(runs)
         positions, new_positions = new_positions, positions
         firsts, new_firsts = new_firsts, firsts
-        commons, new_commons = new_commons, commons
     return positions

@@ -114,19 +114,17 @@ class _Tile:
         biases = [self._load(self._step(bias, bias_step, row), self._number) for row in range(ROWS)]
         for token in range(tokens):
             y_row = self._step(y, builder.mul(outer, _i64(self._size)), token)
-            sums = self._reduce([row_totals[token] for row_totals in totals])
-            for row, total in enumerate(sums):
-                address = self._step(y_row, _i64(self._size), row)
-                self._store(builder.fadd(total, biases[row]), address)
+            for row, row_totals in enumerate(totals):
+                total = builder.fadd(self._sum_lanes(row_totals[token]), biases[row])
+                self._store(total, self._step(y_row, _i64(self._size), row))
 
     def _step(self, address: Any, step: Any, count: int) -> Any:
         return self._builder.add(address, self._builder.mul(step, _i64(count)))
 
     def _fetch(self, address: Any) -> None:
-        kind = ir.FunctionType(ir.VoidType(), [_pointer, _i32, _i32, _i32])
-        prefetch = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
         options = [_i32(0), _i32(3), _i32(1)]  # to read data, from the nearest cache
-        self._builder.call(prefetch, [self._builder.inttoptr(address, _pointer), *options])
+        pointer = self._builder.inttoptr(address, _pointer)
+        self._call("llvm.prefetch.p0", ir.VoidType(), [pointer, *options])
 
     def _load(self, address: Any, kind: Any) -> Any:
         """A number, or an operand; bfloat16 as float32, except for the instruction of pairs."""
@@ -141,33 +139,20 @@ class _Tile:
 
     def _multiply_add(self, weights: Any, xs: Any, total: Any) -> Any:
         if self._pairs:
-            name, operands = "llvm.x86.avx512bf16.dpbf16ps.512", [total, weights, xs]
-        else:
-            name, operands = f"llvm.fma.v{LANES}f32", [weights, xs, total]
-        kind = ir.FunctionType(_sums, [operand.type for operand in operands])
-        function = cgutils.get_or_insert_function(self._builder.module, kind, name)
-        return self._builder.call(function, operands)
+            name = "llvm.x86.avx512bf16.dpbf16ps.512"
+            return self._call(name, _sums, [total, weights, xs])
+        return self._call(f"llvm.fma.v{LANES}f32", _sums, [weights, xs, total])
 
-    def _reduce(self, vectors: list[Any]) -> list[Any]:
-        """The sum of each vector's lanes. Vectors are folded in pairs: one half of the result's
-        lanes come from either."""
-        builder = self._builder
-        level = [(vector, {number: 0}) for number, vector in enumerate(vectors)]
-        half = LANES // 2
-        while half:
-            if len(level) % 2:
-                level.append((ir.Constant(_sums, ir.Undefined), {}))
-            low = [lane + (LANES - half) * (lane // half % 2) for lane in range(LANES)]
-            masks = [ir.Constant(_bits, low), ir.Constant(_bits, [lane + half for lane in low])]
-            folded = []
-            for (left, lanes), (right, right_lanes) in zip(level[::2], level[1::2], strict=True):
-                halves = [builder.shuffle_vector(left, right, mask) for mask in masks]
-                lanes |= {number: lane + half for number, lane in right_lanes.items()}
-                folded.append((builder.fadd(halves[0], halves[1]), lanes))
-            level = folded
-            half //= 2
-        ((sums, lanes),) = level
-        return [builder.extract_element(sums, _i32(lanes[number])) for number in sorted(lanes)]
+    def _sum_lanes(self, vector: Any) -> Any:
+        # In any order: the compiler takes that of a tree, the same for all sums.
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        return self._call(name, _f32, [_f32(0.0), vector], fastmath=["reassoc"])
+
+    def _call(self, name: str, result: Any, operands: list[Any], **options: Any) -> Any:
+        """Calls one of LLVM's own functions."""
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        function = cgutils.get_or_insert_function(self._builder.module, kind, name)
+        return self._builder.call(function, operands, **options)
 
     def _store(self, number: Any, address: Any) -> None:
         builder = self._builder

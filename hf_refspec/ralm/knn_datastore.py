@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -53,7 +53,6 @@ class KnnConfig(FolderConfig):
     `dimension` are the shape of all keys."""
 
     NOUN = "kNN datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (ENTRIES,)
     TEMPLATE = "knn_datastore.md"
 

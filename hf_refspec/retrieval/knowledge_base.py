@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -51,7 +51,6 @@ class KnowledgeBaseConfig(FolderConfig):
     together `tokens` long, and embeddings of `dimension` numbers (0 if there are none)."""
 
     NOUN = "knowledge base"
-    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (PASSAGES, SOURCES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
     HAS_TOKENIZERS_IDS = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -63,7 +63,6 @@ class StoreConfig(FolderConfig):
     `source` tells how it was built, for people and for the card."""
 
     NOUN = "datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (*OWN_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
     HAS_TOKENIZERS_IDS = True

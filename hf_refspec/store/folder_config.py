@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from reprlib import repr as short
@@ -44,7 +42,6 @@ from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprin
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-VERIFIED = "verified.json"
 # No real JSON file comes near this size, even with 30,000 shards, or is nested as deep.
 _LARGEST_JSON = 1 << 24
 _DEEPEST_JSON = 20
@@ -55,7 +52,7 @@ class FolderConfig:
     """The content of a config.json; derived classes declare it in their fields."""
 
     NOUN: ClassVar[str]  # what the folder is, for messages
-    HEADER: ClassVar[dict[str, Any]]  # the "kind" of folder and its "format_version"
+    FORMAT_VERSION: ClassVar[int] = 1
     FILES: ClassVar[tuple[re.Pattern[str], ...]]  # the names that its files can have
     TEMPLATE: ClassVar[str]  # the file with the card's text
     HAS_TOKENIZERS_IDS: ClassVar[bool] = False  # whether `vocab_size` is the tokenizer's
@@ -78,6 +75,11 @@ class FolderConfig:
                 f"{path} is damaged: its vocab_size is {stated}, but its tokenizer has {found} ids"
             )
 
+    @classmethod
+    def _header(cls) -> dict[str, Any]:
+        """The first entries of config.json, which tell whether this version can read the rest."""
+        return {"kind": cls.NOUN, "format_version": cls.FORMAT_VERSION}
+
     def check(self) -> None:
         """Raises a ValueError if the fields, each valid by itself, do not fit together."""
 
@@ -89,27 +91,6 @@ class FolderConfig:
         """Compares all files with their checksums; raises a DatastoreError if one differs."""
         for entry in self.files():
             check_file(folder, entry)
-
-    def verify(self, folder: Path) -> None:
-        """As `check_files`, and notes the time in the folder."""
-        with suppress(OSError):  # the folder can be read, but not written
-            (folder / VERIFIED).unlink(missing_ok=True)
-        self.check_files(folder)
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        with suppress(OSError):
-            note = {"files": self._checksums(), "time": now}
-            write_bytes(folder / VERIFIED, json.dumps(note, indent=1).encode())
-
-    def verified(self, folder: Path) -> datetime | None:
-        """When [`verify`] last found a folder's files as config.json names them now."""
-        with suppress(DatastoreError, OSError, KeyError, TypeError, ValueError, RecursionError):
-            note = json.loads(read_small(folder / VERIFIED, _LARGEST_JSON))
-            if note["files"] == self._checksums():
-                return datetime.fromisoformat(note["time"])
-        return None
-
-    def _checksums(self) -> dict[str, str]:
-        return {file.name: file.sha256 for file in self.files()}
 
     def card_texts(self) -> dict[str, str]:
         """Texts for the card's template, beside the fields and the entries of `source`."""
@@ -123,7 +104,7 @@ class FolderConfig:
     def as_json(self, folder: Path) -> bytes:
         """The text of a folder's config.json; raises a DatastoreError if it could not be read."""
         try:
-            text = (json.dumps({**self.HEADER, **asdict(self)}, indent=1) + "\n").encode()
+            text = (json.dumps(self._header() | asdict(self), indent=1) + "\n").encode()
             if len(text) > _LARGEST_JSON:
                 raise ValueError(f"it would have {len(text):,} bytes, more than {_LARGEST_JSON:,}")
             self._parsed(json.loads(text))
@@ -144,11 +125,12 @@ class FolderConfig:
         except (ValueError, RecursionError) as error:
             raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
         content = content if isinstance(content, dict) else {}
-        header = {key: content[key] for key in cls.HEADER if key in content}
-        if repr(header) != repr(cls.HEADER):  # True equals 1
+        expected = cls._header()
+        header = {key: content[key] for key in expected if key in content}
+        if repr(header) != repr(expected):  # True equals 1
             raise DatastoreError(
                 f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
-                f"{short(header)}, not {cls.HEADER}; install the hf_refspec that it was made with, "
+                f"{short(header)}, not {expected}; install the hf_refspec that it was made with, "
                 "or build it again"
             )
         try:
@@ -161,7 +143,7 @@ class FolderConfig:
         """Raises a ValueError if the JSON object is not such a config."""
         if is_deeper(content, _DEEPEST_JSON):  # Python could not write it again
             raise ValueError("it is nested too deep")
-        entries = {name: value for name, value in content.items() if name not in cls.HEADER}
+        entries = {name: value for name, value in content.items() if name not in cls._header()}
         config: Self = _parse(cls, entries)
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):

@@ -47,13 +47,9 @@ def fetch(
     **options: Any,
 ) -> Path:
     """Downloads config.json, the files that `part` of it names, and the card into the cache."""
-    if is_here(repo_or_path):
+    if is_here(repo_or_path, needs_owner=True):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
-    if "/" not in repo_id:  # a mistyped folder: stores belong to an organisation
-        raise FileNotFoundError(
-            f"{repo_id!r} does not exist; name a folder, or a Hub id such as org/name"
-        )
     options |= {"repo_type": "dataset", "local_files_only": local_files_only, **LIBRARY}
     place = f"the dataset repo {repo_id!r} at revision {revision or constants.DEFAULT_REVISION!r}"
     try:

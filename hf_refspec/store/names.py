@@ -40,12 +40,14 @@ _EXTENSION = re.compile(
 )
 
 
-def is_here(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is an existing path or may be a repo on the Hub; refuses any other name."""
+def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
+    """Whether a name is an existing path or may be a repo on the Hub (perhaps only one with an
+    owner, since models alone can lack one); refuses any other name."""
     if os.path.exists(name):
         return True
     name = os.fspath(name)
-    if not _EXTENSION.fullmatch(os.path.splitext(name)[1]):
+    can_be_repo = "/" in name or not needs_owner
+    if can_be_repo and not _EXTENSION.fullmatch(os.path.splitext(name)[1]):
         with suppress(HFValidationError):
             validate_repo_id(name)
             return False

@@ -15,7 +15,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,6 @@ class RecyclingTableConfig(FolderConfig):
     `top_k` next tokens each, below the model's `vocab_size`."""
 
     NOUN = "recycling table"
-    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
     FILES = (TABLE,)
     TEMPLATE = "recycling_table.md"
 

@@ -3,7 +3,6 @@
     config.json       what the folder is, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
     README.md         the card, on the Hub
-    verified.json     when all files were last compared with their checksums
 
 Datastores, knowledge bases, kNN datastores and recycling tables are such folders; the config.json
 of each is one dataclass derived from [`FolderConfig`]. A file never changes once config.json names
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -172,12 +170,7 @@ class StoredFolder(Generic[C]):
 
     def verify(self) -> None:
         """Compares all open files with their checksums; raises a DatastoreError if one differs."""
-        self._open_part.verify(self.path)
-
-    @property
-    def verified(self) -> datetime | None:
-        """When [`verify`] last found the present files undamaged, in UTC, or `None`."""
-        return self._open_part.verified(self.path)
+        self._open_part.check_files(self.path)
 
     @property
     def _open_part(self) -> FolderConfig:

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.folder_config import VERIFIED
 from hf_refspec.store.sessions import DATABASE
 
 from . import stores
@@ -166,7 +165,7 @@ def judged(writer: Writer, whole: Whole, path: Path, acknowledged: int) -> Outco
 
 def unnamed(path: Path) -> set[str]:
     """What is beside a folder, and in it beside its database or what config.json names."""
-    known = {CONFIG, ".lock", VERIFIED, DATABASE}
+    known = {CONFIG, ".lock", DATABASE}
     files = list(path.iterdir()) if path.is_dir() else []
     if path / CONFIG in files:
         known |= {entry["name"] for entry in entries(json.loads((path / CONFIG).read_bytes()))}

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import constants
 
-from hf_refspec.store.folder_config import VERIFIED
-
 _FORK = multiprocessing.get_context("fork")
 _LARGEST_COMPARED = 1 << 24
 
@@ -107,8 +105,7 @@ def digest(result: Any) -> str:
 
 
 def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
-    """All that is in a folder but its lock and the note of `verify`: of each entry what it is and
-    what is in it."""
+    """All that is in a folder but its lock: of each entry what it is and what is in it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
@@ -119,7 +116,7 @@ def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
             small = about.st_size < _LARGEST_COMPARED
             content = path.read_bytes() if small else about.st_size
         when = about.st_mtime_ns if times else 0
-        if path.name not in (".lock", VERIFIED):
+        if path.name != ".lock":
             found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), content, when)
     return found
 

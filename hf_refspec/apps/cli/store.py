@@ -130,18 +130,14 @@ def info(args: Namespace) -> None:
         store = Datastore.from_pretrained(args.store)
         _print_info(store)
         verify = store.verify
-        when = store.verified
     else:
         _print_origin(path, base)
         kind = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
         print(f"  passages    {base.passages:,}, {base.tokens:,} tokens, {kind}")
-        verify = partial(base.verify, path)
-        when = base.verified(path)
+        verify = partial(base.check_files, path)
     if args.verify:
         verify()
         print("all files are as they were written")
-    else:
-        print(f"  verified    {f'{when:%Y-%m-%d %H:%M} UTC' if when else 'never'}")
 
 
 def add_card(parser: ArgumentParser) -> None:

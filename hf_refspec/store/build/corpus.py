@@ -91,7 +91,7 @@ def extend_store(
     folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, options: BuildOptions
 ) -> None:
     """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
-    with _changing(folder, "; extend the datastore that it was made from") as old:
+    with _changing(folder) as old:
         old.check_tokenizer(
             folder, tokenizer, f"it cannot be extended with {public_name(tokenizer)}"
         )
@@ -106,7 +106,7 @@ def extend_store(
 
 def merge_store(folder: Path, options: BuildOptions) -> None:
     """Merges all shards into as few as possible."""
-    with _changing(folder, ", which has no shards") as config:
+    with _changing(folder) as config:
         groups = grouped(config.shards, growth=LARGEST_SHARD)
         shards = _merged(folder, config, groups, options)
         if shards != config.shards:
@@ -114,12 +114,14 @@ def merge_store(folder: Path, options: BuildOptions) -> None:
 
 
 @contextmanager
-def _changing(folder: Path, remedy: str) -> Iterator[StoreConfig]:
+def _changing(folder: Path) -> Iterator[StoreConfig]:
     """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
     with only_writer(folder):
         config = StoreConfig.read(folder)
         if not config.shards:
-            raise DatastoreError(f"{folder} has only the compact form{remedy}")
+            raise DatastoreError(
+                f"{folder} has only the compact form; change the datastore that it was made from"
+            )
         sweep(folder, OWN_FILES, config.files())
         try:
             yield config
