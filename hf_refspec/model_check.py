@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -108,16 +107,16 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     ids = ids.to(model.device)
     two_rows = _drafted(model, ids)
     one_row = _drafted(model, ids[:1])
-    clock = _Clock()
+    steps: list[float] = []
     seconds: dict[int, list[float]] = {n: [] for n in PASS_TOKENS}
     for _ in range(_ROUNDS):
+        clock = _Clock()
         _generate(model, ids[:1], 4, stopping_criteria=[clock])
-        clock.times.append(math.nan)  # between two calls
+        steps += [later - earlier for earlier, later in pairwise(clock.times)]
         if one_row.stats.verification != "none":
             for n, taken in _drafted(model, ids[:1]).seconds.items():
                 seconds.get(n, []).append(taken)
-    steps = [later - earlier for earlier, later in pairwise(clock.times)]
-    plain = median(step for step in steps if not math.isnan(step))
+    plain = median(steps)
     costs = {n: median(taken) / plain for n, taken in seconds.items() if taken}
     cache = new_cache(model)
     layers = Counter(type(layer).__name__ for layer in cache.layers)

@@ -41,6 +41,7 @@ class Loop:
     budget: Budget  # how many nodes are drafted, and which are verified
     limits: DraftLimits  # how far drafts may go
     stats: DraftStats
+    vocab_size: int
     chains: bool  # whether drafts must not branch
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
@@ -74,6 +75,7 @@ class Loop:
             budget=make_budget(max_draft_tokens, drafter, verifier, waits),
             limits=limits,
             stats=stats,
+            vocab_size=text_config(verifier.model).vocab_size,
             chains=chains or not verifier.kind.takes_trees,
             reads_prompts=reads_prompts,
         )
@@ -161,7 +163,6 @@ class Loop:
     def _draft(self, steps: Sequence[Step]) -> None:
         verifier = self.verifier
         max_nodes = min(self.budget.nodes(steps), verifier.entries.room(verifier.cached))
-        vocab_size = text_config(verifier.model).vocab_size
         for i, step in enumerate(steps):
             row = step.row
             if max_nodes <= 0 or step.is_idle:
@@ -173,8 +174,8 @@ class Loop:
                 call = row.drafter.call
                 call.chain = self.chains
                 call.speed = self.budget.speed
-                call.noise = row.noise_ahead(vocab_size) if row.do_sample else None
-                drafted = checked_draft(row.drafter, max_nodes, vocab_size)
+                call.noise = row.noise_ahead(self.vocab_size) if row.do_sample else None
+                drafted = checked_draft(row.drafter, max_nodes, self.vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 

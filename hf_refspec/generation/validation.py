@@ -15,7 +15,6 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCach
 from ..transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
-    STATIC_CACHES,
     foreign_loop,
     foreign_step,
     is_pipeline_stage,
@@ -202,33 +201,26 @@ def _refusals_of_config(
 
 
 def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Iterator[str]:
-    static = isinstance(cache, Cache) and has_static_layers(cache)
     implementation = config.cache_implementation
-    rolls_back = caller != "candidate_generator"
-    if implementation in STATIC_CACHES and "offloaded" in implementation:
-        yield (
-            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
-            "runs. Pass `cache_implementation='static'`"
-        )
-    if implementation in STATIC_CACHES and rolls_back:
-        yield (
-            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
-            "a retrieval. Leave it out"
-        )
     if implementation == "quantized" or isinstance(cache, QuantizedCache):
         yield (
             "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
             "the default cache"
         )
-    if static and (rolls_back or not isinstance(cache, StaticCache)):
+    if not isinstance(cache, Cache) or not has_static_layers(cache):
+        return
+    named = f"a {type(cache).__name__}"
+    if implementation is not None:
+        named = f"`cache_implementation={implementation!r}`"
+    if getattr(cache, "offloading", False):
         yield (
-            f"a cache of type {type(cache).__name__}: it cannot go back to before "
-            "rejected tokens. Pass a `DynamicCache`"
+            f"{named}: its layers are offloaded, and come and go while a pass runs. Pass "
+            "`cache_implementation='static'`"
         )
-    if static and getattr(cache, "offloading", False):
+    if caller != "candidate_generator" or not isinstance(cache, StaticCache):
         yield (
-            f"a cache of type {type(cache).__name__} with `offloading=True`: its layers "
-            "come and go while a pass runs. Pass one without"
+            f"{named}: a static cache cannot go back to before rejected tokens or a retrieval. "
+            "Leave it out, or pass a `DynamicCache`"
         )
 
 
