@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
 from .drafting.compilation import drafting_kernels
 from .drafting.observation import Observation
@@ -19,7 +19,7 @@ from .drafting.tree import DraftTree
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .verification.narrow_products import why_unused
-from .warm_up import AllWidths, WhenAllHaveRun
+from .warm_up import AllWidths
 
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 5  # of plain steps and passes of each size; their medians count
@@ -107,12 +107,18 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     ids = ids.to(model.device)
     two_rows = _drafted(model, ids)
     one_row = _drafted(model, ids[:1])
+    times: list[float] = []  # of each token of a plain call
     steps: list[float] = []
+
+    def note_time(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        times.append(perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
     seconds: dict[int, list[float]] = {n: [] for n in PASS_TOKENS}
     for _ in range(_ROUNDS):
-        clock = _Clock()
-        _generate(model, ids[:1], 4, stopping_criteria=[clock])
-        steps += [later - earlier for earlier, later in pairwise(clock.times)]
+        times.clear()
+        _generate(model, ids[:1], 4, stopping_criteria=[note_time])
+        steps += [later - earlier for earlier, later in pairwise(times)]
         if one_row.stats.verification != "none":
             for n, taken in _drafted(model, ids[:1]).seconds.items():
                 seconds.get(n, []).append(taken)
@@ -157,7 +163,7 @@ def _drafted(model: PreTrainedModel, ids: torch.Tensor) -> _EverySize:
         model,
         ids,
         2 * (len(PASS_TOKENS) + max_nodes),  # a draft ends where the text does
-        stopping_criteria=[WhenAllHaveRun(drafter)],
+        stopping_criteria=[drafter.all_have_run],
         candidate_generator=drafter,
         max_draft_tokens=max_nodes,
     )
@@ -181,14 +187,3 @@ class _EverySize(AllWidths):
     def observe(self, observation: Observation) -> None:
         if self.drafted:
             self.seconds[1 + len(observation.verified)] = perf_counter() - self._began
-
-
-class _Clock(StoppingCriteria):
-    """Notes the time of each token, and ends nothing."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.times.append(perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
