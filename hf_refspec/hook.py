@@ -107,8 +107,6 @@ def _speculative(generate: Any) -> Any:
         _check_configs(self, args, kwargs)
         attachment = None
         if "candidate_generator" not in kwargs and kwargs.get("custom_generate") is None:
-            if kwargs.get("cache_implementation") == "paged":  # decodes in batches by its own loop
-                return generate(self, *args, **kwargs)
             attachment = attachment_of(self)
         if attachment is None and not _is_ours(kwargs):
             return generate(self, *args, **_plain(kwargs))

@@ -21,7 +21,7 @@ from .verification.caches import new_cache
 from .verification.narrow_products import why_unused
 from .warm_up import AllWidths
 
-PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+TIMED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 5  # of plain steps and passes of each size; their medians count
 
 
@@ -98,7 +98,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         ValueError: If `context` is less than 8 or longer than the model can read, or the model has
             no single decoder.
     """
-    longest = (context_length(model) or 2**31) - 2 * (len(PASS_TOKENS) + PASS_TOKENS[-1])
+    longest = (context_length(model) or 2**31) - 2 * (len(TIMED_TOKENS) + TIMED_TOKENS[-1])
     if not 8 <= context <= longest:
         raise ValueError(f"`context` must be 8 to {longest} for this model, but is {context}.")
     drafting_kernels.compile()
@@ -114,7 +114,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         times.append(perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    seconds: dict[int, list[float]] = {n: [] for n in PASS_TOKENS}
+    seconds: dict[int, list[float]] = {n: [] for n in TIMED_TOKENS}
     for _ in range(_ROUNDS):
         times.clear()
         _generate(model, ids[:1], 4, stopping_criteria=[note_time])
@@ -157,12 +157,12 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, **opti
 
 
 def _drafted(model: PreTrainedModel, ids: torch.Tensor) -> _EverySize:
-    drafter = _EverySize(PASS_TOKENS)
-    max_nodes = PASS_TOKENS[-1] - 1
+    drafter = _EverySize(TIMED_TOKENS)
+    max_nodes = TIMED_TOKENS[-1] - 1
     _generate(
         model,
         ids,
-        2 * (len(PASS_TOKENS) + max_nodes),  # a draft ends where the text does
+        2 * (len(TIMED_TOKENS) + max_nodes),  # a draft ends where the text does
         stopping_criteria=[drafter.all_have_run],
         candidate_generator=drafter,
         max_draft_tokens=max_nodes,

@@ -70,7 +70,7 @@ def decoder_output(
     return GenerateDecoderOnlyOutput(**output, **{CACHE_NAME: cache})
 
 
-def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
+def run_plain_loop(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
     """transformers' own decoding loop, with the arguments that `generate` gives a callable."""
     return type(model)._sample(model, input_ids, **arguments)
 

@@ -15,7 +15,7 @@ from .drafting.tree import ROOT, DraftTree
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
-_SHORTEST = 63
+_SHORTEST_TEXT = 63
 
 
 def warmup(
@@ -58,7 +58,7 @@ def warmup(
         **{"cache_implementation": "static", "do_sample": False, **others},
         input_ids=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
         attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
-        max_length=max(max_length, _SHORTEST),
+        max_length=max(max_length, _SHORTEST_TEXT),
         max_new_tokens=None,
         eos_token_id=None,
         stopping_criteria=[drafter.all_have_run],

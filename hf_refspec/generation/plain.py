@@ -21,8 +21,7 @@ from ..drafting.calls import remember_outputs
 from ..drafting.drafter import Drafter
 from ..drafting.observation import Observation
 from ..text_config import attends_locally, text_config
-from ..transformers_names import CACHE_NAMES, ends_and_padding
-from ..transformers_names import decode_plainly as decode
+from ..transformers_names import CACHE_NAMES, ends_and_padding, run_plain_loop
 from ..verification.caches import find_cache, keeps_every_position
 from ..verification.entries import crop_layers, restore, snapshot
 from ..verification.random_state import random_state, set_random_state
@@ -112,7 +111,7 @@ def decode_plainly(
         request.generation_config.use_cache = False
         others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
         kwargs = {**others, "use_cache": False}
-    output = decode(
+    output = run_plain_loop(
         request.model,
         request.input_ids,
         logits_processor=processors,

@@ -267,7 +267,7 @@ def own_length(row: Row, pads: bool) -> int:
     return row.stopped_at if pads and row.stopped_at is not None else len(row)
 
 
-def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
+def padded_ids(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
     """The first tokens of all rows, `(R, length)`: rows that have ended before are padded."""
     ids = rows[0].ids.new_full((len(rows), length), pad_id)
     for i, row in enumerate(rows):

@@ -23,12 +23,11 @@ from ..transformers_names import (
 )
 from ..verification.caches import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
-from ..verification.kinds import REPRODUCIBLE as _REPRODUCIBLE
+from ..verification.kinds import REPRODUCIBLE
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
 
-REPRODUCIBLE = _REPRODUCIBLE.name
-VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
+VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE.name)
 # Arguments that ask a forward pass for more than logits.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
 # Arguments of a forward pass that a probe passes as well, that only prefills have, or that do not
@@ -231,7 +230,7 @@ def check_reproducible(
     cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache):
         raise RefusedCallError(
-            f"`verification={REPRODUCIBLE!r}` needs a static cache, but the cache is a "
+            f"`verification={REPRODUCIBLE.name!r}` needs a static cache, but the cache is a "
             f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
             "`StaticCache`."
         )
@@ -244,7 +243,7 @@ def check_reproducible(
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:
             raise RefusedCallError(
-                f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a `max_cache_len` of "
-                f"{needed} or more, but it has {length} (or layers that keep no more). Pass a "
-                "longer one, or leave it out."
+                f"`verification={REPRODUCIBLE.name!r}` needs a `StaticCache` with a "
+                f"`max_cache_len` of {needed} or more, but it has {length} (or layers that keep "
+                "no more). Pass a longer one, or leave it out."
             )
