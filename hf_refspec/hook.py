@@ -107,8 +107,6 @@ def _speculative(generate: Any) -> Any:
         _check_configs(self, args, kwargs)
         attachment = None
         if "candidate_generator" not in kwargs and kwargs.get("custom_generate") is None:
-            if kwargs.get("cache_implementation") == "paged":  # decodes in batches by its own loop
-                return generate(self, *args, **kwargs)
             attachment = attachment_of(self)
         if attachment is None and not _is_ours(kwargs):
             return generate(self, *args, **_plain(kwargs))
@@ -247,7 +245,8 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     if options.get("verification") == "reproducible":
         if custom_generate is None:
             options.setdefault("candidate_generator", None)
-        prepared = _with_static_cache(prepared)
+        if not _names_cache(prepared):  # whatever its model is configured with
+            prepared["cache_implementation"] = "static"
     others = {name: value for name, value in prepared.items() if name not in options}
     if "tokenizer" in kwargs and "tokenizer" not in bound:
         others["tokenizer"] = kwargs["tokenizer"]
@@ -259,15 +258,13 @@ def _loop_of(custom_generate: Any) -> Any:
     return getattr(custom_generate, "func", custom_generate)
 
 
-def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Gives a call that names no cache a static one, whatever its model is configured with."""
+def _names_cache(kwargs: dict[str, Any]) -> bool:
+    """Whether a call says which cache it uses."""
     from .transformers_names import CACHE_NAMES
 
     config = kwargs.get("generation_config")
     named = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
-    if named is None and all(kwargs.get(name) is None for name in CACHE_NAMES):
-        return {**kwargs, "cache_implementation": "static"}
-    return kwargs
+    return any(value is not None for value in (named, *map(kwargs.get, CACHE_NAMES)))
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -289,13 +286,12 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     """Whether a model (such as MPT) uses no cache by default and the call does not mention one."""
     from .generation.validation import setting
-    from .transformers_names import CACHE_NAMES
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
-    caches = (kwargs.get(name) for name in CACHE_NAMES)
-    if any(cache is not None for cache in caches) or asked is not None:
-        return False
-    if setting("cache_implementation", model, kwargs) is not None:
-        return False
-    return setting("use_cache", model, kwargs) is False
+    return (
+        asked is None
+        and not _names_cache(kwargs)
+        and setting("cache_implementation", model, kwargs) is None
+        and setting("use_cache", model, kwargs) is False
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
 from .drafting.compilation import drafting_kernels
 from .drafting.observation import Observation
@@ -20,9 +19,9 @@ from .drafting.tree import DraftTree
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .verification.narrow_products import why_unused
-from .warm_up import AllWidths, WhenAllHaveRun
+from .warm_up import AllWidths
 
-PASS_SIZES = (1, 2, 4, 8, 16, 32, 64)
+TIMED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 5  # of plain steps and passes of each size; their medians count
 
 
@@ -99,7 +98,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         ValueError: If `context` is less than 8 or longer than the model can read, or the model has
             no single decoder.
     """
-    longest = (context_length(model) or 2**31) - 2 * (len(PASS_SIZES) + PASS_SIZES[-1])
+    longest = (context_length(model) or 2**31) - 2 * (len(TIMED_TOKENS) + TIMED_TOKENS[-1])
     if not 8 <= context <= longest:
         raise ValueError(f"`context` must be 8 to {longest} for this model, but is {context}.")
     drafting_kernels.compile()
@@ -108,16 +107,22 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     ids = ids.to(model.device)
     two_rows = _drafted(model, ids)
     one_row = _drafted(model, ids[:1])
-    clock = _Clock()
-    seconds: dict[int, list[float]] = {n: [] for n in PASS_SIZES}
+    times: list[float] = []  # of each token of a plain call
+    steps: list[float] = []
+
+    def note_time(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        times.append(perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    seconds: dict[int, list[float]] = {n: [] for n in TIMED_TOKENS}
     for _ in range(_ROUNDS):
-        _generate(model, ids[:1], 4, stopping_criteria=[clock])
-        clock.times.append(math.nan)  # between two calls
+        times.clear()
+        _generate(model, ids[:1], 4, stopping_criteria=[note_time])
+        steps += [later - earlier for earlier, later in pairwise(times)]
         if one_row.stats.verification != "none":
             for n, taken in _drafted(model, ids[:1]).seconds.items():
                 seconds.get(n, []).append(taken)
-    steps = [later - earlier for earlier, later in pairwise(clock.times)]
-    plain = median(step for step in steps if not math.isnan(step))
+    plain = median(steps)
     costs = {n: median(taken) / plain for n, taken in seconds.items() if taken}
     cache = new_cache(model)
     layers = Counter(type(layer).__name__ for layer in cache.layers)
@@ -152,13 +157,13 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, **opti
 
 
 def _drafted(model: PreTrainedModel, ids: torch.Tensor) -> _EverySize:
-    drafter = _EverySize(PASS_SIZES)
-    max_nodes = PASS_SIZES[-1] - 1
+    drafter = _EverySize(TIMED_TOKENS)
+    max_nodes = TIMED_TOKENS[-1] - 1
     _generate(
         model,
         ids,
-        2 * (len(PASS_SIZES) + max_nodes),  # a draft ends where the text does
-        stopping_criteria=[WhenAllHaveRun(drafter)],
+        2 * (len(TIMED_TOKENS) + max_nodes),  # a draft ends where the text does
+        stopping_criteria=[drafter.all_have_run],
         candidate_generator=drafter,
         max_draft_tokens=max_nodes,
     )
@@ -182,14 +187,3 @@ class _EverySize(AllWidths):
     def observe(self, observation: Observation) -> None:
         if self.drafted:
             self.seconds[1 + len(observation.verified)] = perf_counter() - self._began
-
-
-class _Clock(StoppingCriteria):
-    """Notes the time of each token, and ends nothing."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.times.append(perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -19,7 +19,6 @@ from .version import untested_transformers
 
 try:
     from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
-    from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
     from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 except ImportError as error:
     raise ImportError(untested_transformers() or str(error)) from error
@@ -40,7 +39,6 @@ USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "positi
 USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
-STATIC_CACHES = frozenset(ALL_STATIC_CACHE_IMPLEMENTATIONS)
 # A layer of a cache that holds the last tokens of a text, and one that holds a running state.
 SlidingLayer = DynamicSlidingWindowLayer
 RunningStateLayer = LinearAttentionCacheLayerMixin

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
 from .check_count import check_count
 from .drafting.compilation import drafting_kernels
@@ -15,7 +15,7 @@ from .drafting.tree import ROOT, DraftTree
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
-_SHORTEST = 63
+_SHORTEST_TEXT = 63
 
 
 def warmup(
@@ -58,10 +58,10 @@ def warmup(
         **{"cache_implementation": "static", "do_sample": False, **others},
         input_ids=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
         attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
-        max_length=max(max_length, _SHORTEST),
+        max_length=max(max_length, _SHORTEST_TEXT),
         max_new_tokens=None,
         eos_token_id=None,
-        stopping_criteria=[WhenAllHaveRun(drafter)],
+        stopping_criteria=[drafter.all_have_run],
         candidate_generator=drafter,
         max_draft_tokens=WIDTHS[-1] - 1,
     )
@@ -83,13 +83,7 @@ class AllWidths(Drafter):
         parents = np.full(nodes, ROOT, dtype=np.int32)
         return DraftTree(np.arange(nodes), parents, np.ones(nodes, dtype=np.float32))
 
-
-class WhenAllHaveRun(StoppingCriteria):
-    """Ends a call when all widths have run."""
-
-    def __init__(self, drafter: AllWidths) -> None:
-        self._drafter = drafter
-
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        done = len(self._drafter.drafted) >= len(self._drafter.widths)
+    def all_have_run(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """A stopping criterion, which ends the call then."""
+        done = len(self.drafted) >= len(self.widths)
         return torch.full((len(input_ids),), done, device=input_ids.device)

@@ -8,18 +8,18 @@ from architectures import small
 
 import hf_refspec as rs
 from hf_refspec.index import narrow_product as kernel
-from hf_refspec.model_check import PASS_SIZES
+from hf_refspec.model_check import TIMED_TOKENS
 
 
 def test_a_model_that_verifies_trees(llama):
     found = rs.check(llama, context=16)
     assert (found.verification, found.rows, found.reason) == ("tree", "tree", None)
     assert (found.model, found.dtype, found.device) == ("LlamaForCausalLM", "float32", "cpu")
-    assert list(found.relative_costs) == list(PASS_SIZES)
+    assert list(found.relative_costs) == list(TIMED_TOKENS)
     assert found.plain_seconds > 0 and all(cost > 0 for cost in found.relative_costs.values())
     table = str(found)
     assert found.cache == "DynamicCache (2 DynamicLayer)" and found.cache in table
-    assert all(f"{n:16d}   {found.relative_costs[n]:.2f}" in table for n in PASS_SIZES)
+    assert all(f"{n:16d}   {found.relative_costs[n]:.2f}" in table for n in TIMED_TOKENS)
     assert '"auto" verifies' in table
 
 

@@ -34,7 +34,7 @@ from transformers.generation import BaseStreamer
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .request import Request
-from .row import Row, longest_row, padded
+from .row import Row, longest_row, padded_ids
 
 
 @dataclass
@@ -54,7 +54,7 @@ class BatchCriteria:
         """Asks about the lengths that all rows have come to since, stops rows, and streams."""
         while self.asked < self._reached(rows):
             self.asked += 1
-            ids = padded(rows, self.asked, self.pads, self.pad_id)
+            ids = padded_ids(rows, self.asked, self.pads, self.pad_id)
             stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:  # it may be longer by now, or have been ended before

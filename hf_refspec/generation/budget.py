@@ -82,10 +82,7 @@ class Budget:
 
     def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
         """Learns which drafts a pass over `pass_tokens` of all rows, including padding, accepted,
-        and the seconds until its tokens were known."""
-        for step in steps:
-            if step.path is not None and len(step.draft):
-                step.row.drafter.calibration.record(step.draft, step.emitted)
+        and the seconds until its tokens were known; a fixed number learns nothing."""
 
 
 class AutoBudget(Budget):
@@ -153,8 +150,9 @@ class AutoBudget(Budget):
         return kept
 
     def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
-        """Learns which drafts a pass accepted, and what it cost."""
-        super().record(steps, pass_tokens, seconds)
+        for step in steps:
+            if step.path is not None and len(step.draft):
+                step.row.drafter.calibration.record(step.draft, step.emitted)
         going = sum(step.path is not None for step in steps)
         emitted = sum(len(step.emitted) for step in steps)
         drafting_seconds = self._drafting_seconds if self._drafts else 0.0

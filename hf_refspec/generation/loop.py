@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar
+from typing import TypeVar
 
 import torch
 
@@ -31,18 +31,23 @@ from .budget import Budget, make_budget
 from .row import Row, longest_row
 from .step import Step, accept
 
+_Value = TypeVar("_Value")
+
 
 @dataclass
 class Loop:
     """The forward passes of one call, each over a draft for every row."""
 
-    pads: ClassVar[bool] = True  # whether passes are padded to sizes that take less time
     verifier: Verifier  # runs the target model
     budget: Budget  # how many nodes are drafted, and which are verified
     limits: DraftLimits  # how far drafts may go
     stats: DraftStats
+    vocab_size: int
     chains: bool  # whether drafts must not branch
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
+    # The processes that decode one text together, if several do: the first one decides on drafts
+    # and tokens.
+    ranks: Ranks | None = None
     clock: Callable[[], float] = perf_counter
     offered: bool = False  # whether any draft had a node, verified or not
     failure: Exception | None = None  # of a probe or a forward pass, not of the call's own objects
@@ -62,24 +67,23 @@ class Loop:
         is_probed: bool = True,  # whether the verifier was found exact; else it is probed first
         waits: bool = False,  # whether one call waits for all rows
         reads_prompts: bool = True,
-        ranks: Ranks | None = None,  # the processes that decode one text together, if several do
+        ranks: Ranks | None = None,
     ) -> Loop:
         """The loop of a call whose passes this verifier runs. `drafter` is that of all rows, or a
         plain [`Drafter`] if each row has its own."""
         limits = DraftLimits(
             verifier.kind, verifier.model, rows, verifier.model_kwargs, is_probed, stats
         )
-        loop = cls(
+        return cls(
             verifier=verifier,
             budget=make_budget(max_draft_tokens, drafter, verifier, waits),
             limits=limits,
             stats=stats,
+            vocab_size=text_config(verifier.model).vocab_size,
             chains=chains or not verifier.kind.takes_trees,
             reads_prompts=reads_prompts,
+            ranks=None if ranks is None or ranks.alone else ranks,
         )
-        if ranks is None or ranks.alone:
-            return loop
-        return RankedLoop(**vars(loop), ranks=ranks)
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -135,7 +139,12 @@ class Loop:
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
         """The most that learning from the prompts may cost, as a part of the prefill."""
         drafters = [row.drafter for row in rows]
-        return max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
+        fraction = max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
+        return self._agreed(fraction)  # the output layer may be split
+
+    def _agreed(self, value: _Value) -> _Value:
+        """The value of the first rank."""
+        return value if self.ranks is None else self.ranks.agree(value)
 
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
@@ -144,8 +153,9 @@ class Loop:
             with self.noting_failures():
                 self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
-            self._draft(steps)
-            trimmed = self._trim(steps, drafting_seconds())
+            if self.ranks is None or self.ranks.is_first:
+                self._draft(steps)
+            trimmed = self._agreed(self.budget.trim(steps, drafting_seconds()))
             for step, verified in zip(steps, trimmed, strict=True):
                 step.verified = verified
         with self._timed("verifying_seconds") as verifying_seconds:
@@ -161,7 +171,6 @@ class Loop:
     def _draft(self, steps: Sequence[Step]) -> None:
         verifier = self.verifier
         max_nodes = min(self.budget.nodes(steps), verifier.entries.room(verifier.cached))
-        vocab_size = text_config(verifier.model).vocab_size
         for i, step in enumerate(steps):
             row = step.row
             if max_nodes <= 0 or step.is_idle:
@@ -173,13 +182,10 @@ class Loop:
                 call = row.drafter.call
                 call.chain = self.chains
                 call.speed = self.budget.speed
-                call.noise = row.noise_ahead(vocab_size) if row.do_sample else None
-                drafted = checked_draft(row.drafter, max_nodes, vocab_size)
+                call.noise = row.noise_ahead(self.vocab_size) if row.do_sample else None
+                drafted = checked_draft(row.drafter, max_nodes, self.vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
-
-    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
-        return self.budget.trim(steps, drafting_seconds)
 
     def _last_position(self, index: int, row: Row) -> int:
         """The position of the last token of the row with this index."""
@@ -192,7 +198,8 @@ class Loop:
         # The last token of an idle row must not run: the model may have no position for it.
         seen = [AllButLast(step.row.seen) if step.is_idle else step.row.seen for step in steps]
         drafts = [step.verified for step in steps]
-        padded_size = self.budget.padded_size if self.pads else int
+        # Each rank has measured other costs.
+        padded_size = self.budget.padded_size if self.ranks is None else int
         with self.noting_failures():
             result = self.verifier.forward(seen, drafts, padded_size, records)
         for step, root in zip(steps, result.roots, strict=True):
@@ -218,6 +225,15 @@ class Loop:
         k = max(step.row.drafter.observed_top_k for step in steps)
         top = top_tokens(logits[None], k) if k > 0 else None
         accept(steps, logits, None if top is None else top.choices[0])
+        if self.ranks is not None:
+            outcomes = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
+            agreed = self.ranks.agree(outcomes)
+            for step, outcome, (path, tokens, stopped_at) in zip(
+                steps, outcomes, agreed, strict=True
+            ):
+                if outcome != (path, tokens, stopped_at):
+                    step.path = path
+                    step.row.replace(len(outcome[1]), tokens, stopped_at)
         return top
 
     def _observe_prompts(
@@ -277,32 +293,3 @@ class Loop:
         yield lambda: (self.clock() if ended is None else ended) - began
         ended = self.clock()
         setattr(self.stats, name, getattr(self.stats, name) + ended - began)
-
-
-@dataclass
-class RankedLoop(Loop):
-    """Decodes the same text in all `ranks`: the first one decides on drafts and tokens."""
-
-    ranks: Ranks = field(default_factory=Ranks)
-    pads: ClassVar[bool] = False  # each rank has measured other costs
-
-    def _prompt_fraction(self, rows: Sequence[Row]) -> float:
-        return self.ranks.agree(super()._prompt_fraction(rows))  # the output layer may be split
-
-    def _draft(self, steps: Sequence[Step]) -> None:
-        if self.ranks.is_first:
-            super()._draft(steps)
-
-    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
-        return self.ranks.agree(super()._trim(steps, drafting_seconds))
-
-    def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
-        top = super()._accept(steps, logits)
-        outcomes = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
-        agreed = self.ranks.agree(outcomes)
-        for step, (path, tokens, stopped_at) in zip(steps, agreed, strict=True):
-            emitted = step.emitted.tolist()
-            if (step.path, emitted, step.row.stopped_at) != (path, tokens, stopped_at):
-                step.path = path
-                step.row.replace(len(emitted), tokens, stopped_at)
-        return top

@@ -9,6 +9,7 @@ streamers cannot tell the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -83,7 +84,6 @@ class Row:
         self._eos_ids: set[int] = set()
         self._other_criteria = StoppingCriteriaList()
         self._reminder: MaxLengthCriteria | None = None  # warns once past the model's positions
-        self._positions = 0
         # The criteria of length and of an end token, which every call has, are asked on the host:
         # there they do not synchronise with a GPU.
         for criterion in stopping_criteria:
@@ -93,7 +93,6 @@ class Row:
                 self.max_length = min(criterion.max_length, self.max_length or criterion.max_length)
                 if criterion.max_position_embeddings is not None:
                     self._reminder = criterion
-                    self._positions = criterion.max_position_embeddings
             else:
                 self._other_criteria.append(criterion)
         self.draft_end: int | None = self.max_length
@@ -184,8 +183,9 @@ class Row:
         stopped = token in self._eos_ids or (
             self.max_length is not None and len(self) >= self.max_length
         )
-        if self._reminder is not None and len(self) > self._positions:
-            self._reminder(self.ids, None)
+        reminder = self._reminder
+        if reminder is not None and len(self) > reminder.max_position_embeddings:
+            reminder(self.ids, None)
             self._reminder = None
         if self._other_criteria:  # always asked: they may keep state
             stopped = bool(self._other_criteria(self.ids, self.scores).all()) or stopped
@@ -223,13 +223,10 @@ class Row:
         """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
         changes."""
         now = self.mark()
-        ids = self._ids
-        output = self.output
-        self.roll_back(mark)
-        token = self.choose(logits)
-        self._ids = ids
-        self.output = output
-        self.roll_back(now)
+        earlier = copy(self)
+        earlier.roll_back(mark)
+        token = earlier.choose(logits)
+        self.roll_back(now)  # the random numbers, which both draw from
         return token
 
 
@@ -271,7 +268,7 @@ def own_length(row: Row, pads: bool) -> int:
     return row.stopped_at if pads and row.stopped_at is not None else len(row)
 
 
-def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
+def padded_ids(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
     """The first tokens of all rows, `(R, length)`: rows that have ended before are padded."""
     ids = rows[0].ids.new_full((len(rows), length), pad_id)
     for i, row in enumerate(rows):

@@ -100,12 +100,7 @@ class RunningBatch:
 
     def __len__(self) -> int:
         """How many texts are decoded or wait."""
-        return self.running + self.waiting
-
-    @property
-    def waiting(self) -> int:
-        """How many texts wait for room."""
-        return len(self._waiting)
+        return self.running + len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -149,18 +144,6 @@ class RunningBatch:
         text: Any = self._model.generate(**arguments, custom_generate=prepared)
         self._waiting.append(text)
         return text
-
-    def remove(self, text: RunningText) -> None:
-        """Ends a text, wherever it is; does nothing if it has ended."""
-        if text.finished:
-            return
-        if text in self._waiting:
-            self._waiting.remove(text)
-        elif text is self._prefilling:
-            self._prefilling = None
-        else:
-            self._leave([text])
-        text.end()
 
     @torch.no_grad()
     def step(self) -> list[RunningText]:

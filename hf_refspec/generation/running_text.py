@@ -213,15 +213,12 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
     model = request.model
     config = request.generation_config
     kwargs = request.pass_kwargs
-    if why_plain(request) is not None:
-        return Verifier(PLAIN, model, config, kwargs), False
-    joining = kwargs
-    if isinstance(find_cache(kwargs), StaticCache):
-        # The prompt is read in pieces, and packed passes are not compiled.
-        joining = {**kwargs, cache_name(kwargs): new_cache(model)}
-    if TREE.supports(model, joining) and known_finding(TREE, model, 2, joining).exact:
-        verifier = select_verifier(model, "auto", 1, config, joining).verifier
-        if verifier is not None and verifier.entries.joins:
-            return verifier, True
-    verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
-    return verifier or Verifier(PLAIN, model, config, kwargs), False
+    if why_plain(request) is None:
+        if isinstance(find_cache(kwargs), StaticCache):
+            # The prompt is read in pieces, and packed passes are not compiled.
+            kwargs = {**kwargs, cache_name(kwargs): new_cache(model)}
+        joins = TREE.supports(model, kwargs) and known_finding(TREE, model, 2, kwargs).exact
+        verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
+        if verifier is not None:
+            return verifier, joins and verifier.entries.joins
+    return Verifier(PLAIN, model, config, kwargs), False

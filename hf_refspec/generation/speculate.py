@@ -27,6 +27,7 @@ from ..drafting.stats import DraftStats
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
 from ..verification.choice import Choice, RefusedCallError, select_verifier
 from ..verification.draft_limits import InexactTreesError
+from ..verification.kinds import REPRODUCIBLE
 from ..verification.probe import error_line
 from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
@@ -37,9 +38,9 @@ from .column_noise import ColumnNoise
 from .loop import Loop
 from .plain import Abandoned, decode_plainly, mark_start, why_plain
 from .request import Request
-from .row import Row, longest_row, own_length, padded
+from .row import Row, longest_row, own_length, padded_ids
 from .step import is_blind
-from .validation import REPRODUCIBLE, check_options, check_reproducible
+from .validation import check_options, check_reproducible
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -94,7 +95,7 @@ def speculate(
         RuntimeError: If another call is using this drafter.
     """
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
-    if candidate_generator is None and verification == REPRODUCIBLE:
+    if candidate_generator is None and verification == REPRODUCIBLE.name:
         candidate_generator = Drafter()
         max_draft_tokens = 0
     check_options(max_draft_tokens, verification)
@@ -112,10 +113,12 @@ def speculate(
     if isinstance(request.drafter, CandidateChain) and verification == "auto":
         verification = "chain"
     why = why_plain(request)
-    if verification == REPRODUCIBLE:
+    if verification == REPRODUCIBLE.name:
         check_reproducible(input_ids, generation_config, model_kwargs)
         if why is not None:
-            raise RefusedCallError(f"`verification={REPRODUCIBLE!r}` is impossible here: {why}.")
+            raise RefusedCallError(
+                f"`verification={REPRODUCIBLE.name!r}` is impossible here: {why}."
+            )
     ranks = Ranks.of(model)
     synced = is_synced(model, synced_gpus)
     with (
@@ -160,7 +163,7 @@ class _Options:
     @property
     def begins_anew(self) -> bool:
         """Whether the call decodes plainly if a probe or a forward pass raises."""
-        return self.ranks.alone and self.verification != REPRODUCIBLE
+        return self.ranks.alone and self.verification != REPRODUCIBLE.name
 
 
 def _choose_verifier(
@@ -251,7 +254,7 @@ def _run(
             row.noise = partial(noise.of, i)
     try:
         loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
-        ids = padded(rows, longest_row(rows), pads, request.pad_id)
+        ids = padded_ids(rows, longest_row(rows), pads, request.pad_id)
         ranks.agree(None)  # a rank that has failed could not run the last pass
         with loop.noting_failures():
             if keeps_cache:

@@ -15,7 +15,6 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCach
 from ..transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
-    STATIC_CACHES,
     foreign_loop,
     foreign_step,
     is_pipeline_stage,
@@ -24,12 +23,11 @@ from ..transformers_names import (
 )
 from ..verification.caches import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
-from ..verification.kinds import REPRODUCIBLE as _REPRODUCIBLE
+from ..verification.kinds import REPRODUCIBLE
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
 
-REPRODUCIBLE = _REPRODUCIBLE.name
-VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
+VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE.name)
 # Arguments that ask a forward pass for more than logits.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
 # Arguments of a forward pass that a probe passes as well, that only prefills have, or that do not
@@ -202,33 +200,26 @@ def _refusals_of_config(
 
 
 def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Iterator[str]:
-    static = isinstance(cache, Cache) and has_static_layers(cache)
     implementation = config.cache_implementation
-    rolls_back = caller != "candidate_generator"
-    if implementation in STATIC_CACHES and "offloaded" in implementation:
-        yield (
-            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
-            "runs. Pass `cache_implementation='static'`"
-        )
-    if implementation in STATIC_CACHES and rolls_back:
-        yield (
-            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
-            "a retrieval. Leave it out"
-        )
     if implementation == "quantized" or isinstance(cache, QuantizedCache):
         yield (
             "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
             "the default cache"
         )
-    if static and (rolls_back or not isinstance(cache, StaticCache)):
+    if not isinstance(cache, Cache) or not has_static_layers(cache):
+        return
+    named = f"a {type(cache).__name__}"
+    if implementation is not None:
+        named = f"`cache_implementation={implementation!r}`"
+    if getattr(cache, "offloading", False):
         yield (
-            f"a cache of type {type(cache).__name__}: it cannot go back to before "
-            "rejected tokens. Pass a `DynamicCache`"
+            f"{named}: its layers are offloaded, and come and go while a pass runs. Pass "
+            "`cache_implementation='static'`"
         )
-    if static and getattr(cache, "offloading", False):
+    if caller != "candidate_generator" or not isinstance(cache, StaticCache):
         yield (
-            f"a cache of type {type(cache).__name__} with `offloading=True`: its layers "
-            "come and go while a pass runs. Pass one without"
+            f"{named}: a static cache cannot go back to before rejected tokens or a retrieval. "
+            "Leave it out, or pass a `DynamicCache`"
         )
 
 
@@ -239,7 +230,7 @@ def check_reproducible(
     cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache):
         raise RefusedCallError(
-            f"`verification={REPRODUCIBLE!r}` needs a static cache, but the cache is a "
+            f"`verification={REPRODUCIBLE.name!r}` needs a static cache, but the cache is a "
             f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
             "`StaticCache`."
         )
@@ -252,7 +243,7 @@ def check_reproducible(
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:
             raise RefusedCallError(
-                f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a `max_cache_len` of "
-                f"{needed} or more, but it has {length} (or layers that keep no more). Pass a "
-                "longer one, or leave it out."
+                f"`verification={REPRODUCIBLE.name!r}` needs a `StaticCache` with a "
+                f"`max_cache_len` of {needed} or more, but it has {length} (or layers that keep "
+                "no more). Pass a longer one, or leave it out."
             )
