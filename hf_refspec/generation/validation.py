@@ -24,9 +24,9 @@ from ..transformers_names import (
 )
 from ..verification.caches import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
-from ..verification.kinds import REPRODUCIBLE as _REPRODUCIBLE
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
+from ..verification.verifier import REPRODUCIBLE as _REPRODUCIBLE
 
 REPRODUCIBLE = _REPRODUCIBLE.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)

@@ -19,12 +19,11 @@ from ..transformers_names import (
     has_compiled_forward,
     takes_usual_steps,
 )
-from .caches import call_device, find_cache, is_padded
-from .kinds import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind
+from .caches import call_device, find_cache, has_padding
 from .model_memo import memo_of_state
 from .probe import Finding, probe
 from .ranks import Ranks
-from .verifier import Verifier
+from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
 
 _COMPILED = (
     "`torch.compile` was given its forward pass or some of its modules, and drafts would compile "
@@ -79,11 +78,11 @@ def select_verifier(
         if not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
-        config = generation_config if kind.same_bits else None
+        config = generation_config if kind.is_reproducible else None
         takes_plain_steps = (
             rows == 1
             and kind.widths is None
-            and not is_padded(model_kwargs)
+            and not has_padding(model_kwargs)
             and _why_unverifiable(model) is None
         )
         can_wait = (
@@ -159,7 +158,7 @@ def known_finding(
     model as it is now is probed once, in passes that `stats` count."""
     if (failure := _why_unverifiable(model)) is not None:
         return Finding(False, failure=failure)
-    if kind.same_bits and _routes_by_token(model):
+    if kind.is_reproducible and _routes_by_token(model):
         failure = (
             "drafts change how many tokens each of its experts runs over; load it with "
             '`experts_implementation="batched_mm"`'
@@ -188,7 +187,7 @@ def _key(
         "exact",
         kind,
         min(rows, 2),
-        rows > 1 or is_padded(model_kwargs),
+        rows > 1 or has_padding(model_kwargs),
         model_kwargs.get("token_type_ids") is not None,
         model_kwargs.keys() <= USUAL_ARGUMENTS,  # others do not let rows be packed
         call_device(model, model_kwargs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,7 +34,7 @@ class CompiledForward:
         self,
         model: PreTrainedModel,
         generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+        model_kwargs: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.config = generation_config
@@ -41,7 +42,7 @@ class CompiledForward:
         self._run_before: set[int] = set()  # widths
         # Whether passes are compiled: not after that has failed once.
         self.is_active = self._failed not in memo_of(model) and compiles_passes(
-            model, model_kwargs, generation_config
+            model, dict(model_kwargs), generation_config
         )
         # Whether the last pass was compiled or captured, which takes longer.
         self.prepared = False

@@ -12,8 +12,8 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from ..drafting.stats import DraftStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
-from .kinds import Kind
 from .probe import Finding
+from .verifier import Kind
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 # Names that count something else: max_window_layers, moe_topk.

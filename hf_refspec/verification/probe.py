@@ -22,13 +22,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
-from .caches import call_device, fresh_kwargs, is_padded
-from .kinds import Kind
+from .caches import call_device, fresh_kwargs, has_padding
 from .model_memo import probing
 from .passes import FixedTokens
 from .random_state import random_state, set_random_state
 from .ranks import Ranks
-from .verifier import Verifier
+from .verifier import Kind, Verifier
 
 logger = logging.getLogger("hf_refspec")
 
@@ -93,7 +92,7 @@ def probe(
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
-        is_decided = exact == needed and not kind.same_bits  # bits are compared in all texts
+        is_decided = exact == needed and not kind.is_reproducible  # bits are compared in all texts
         if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
     return replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
@@ -170,7 +169,7 @@ class _Texts:
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
-        if rows > 1 or is_padded(model_kwargs):
+        if rows > 1 or has_padding(model_kwargs):
             self.mask[-1, :_PADDING] = 0
         self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 
@@ -188,7 +187,7 @@ class _Texts:
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = self._difference(other, verified)
         error = self._difference(verified, expected)
-        same_bits = not kind.same_bits or self._has_same_bits(kind, verified)
+        same_bits = not kind.is_reproducible or self._has_same_bits(kind, verified)
         eps = torch.finfo(self.dtype).eps
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5

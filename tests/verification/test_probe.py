@@ -14,8 +14,8 @@ import hf_refspec as rs
 from hf_refspec.verification import caches
 from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.in_place import InPlaceEntries
-from hf_refspec.verification.kinds import CHAIN, TREE
 from hf_refspec.verification.probe import probe
+from hf_refspec.verification.verifier import CHAIN, TREE
 
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),
