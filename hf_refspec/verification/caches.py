@@ -93,7 +93,7 @@ def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torc
 
 def keeps_every_position(cache: Cache) -> bool:
     """Whether every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
-    entries can be moved and cropped."""
+    tokens can be moved and cropped."""
     return (
         all(type(layer) is DynamicLayer for layer in cache.layers)
         and len({layer.get_seq_length() for layer in cache.layers}) <= 1

@@ -41,18 +41,11 @@ class RefusedCallError(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """How a call is verified.
+    """How a call is verified."""
 
-    Attributes:
-        verifier ([`Verifier`], *optional*): `None` where drafts cannot be verified exactly: the
-            caller should then decode plainly.
-        why (`str`): Why that is so.
-        is_probed (`bool`): Whether it has been found exact; until then nothing may be drafted.
-    """
-
-    verifier: Verifier | None
-    why: str = ""
-    is_probed: bool = True
+    verifier: Verifier | None  # `None` where drafts cannot be verified exactly: decode plainly
+    why: str = ""  # why that is so
+    is_probed: bool = True  # whether it has been found exact; until then nothing may be drafted
 
 
 def select_verifier(
@@ -81,7 +74,7 @@ def select_verifier(
         config = generation_config if kind.is_reproducible else None
         takes_plain_steps = (
             rows == 1
-            and kind.widths is None
+            and not kind.widths
             and not has_padding(model_kwargs)
             and _why_unverifiable(model) is None
         )

@@ -85,9 +85,8 @@ class Entries:
         """Adds the only row of other entries of this type, which are then empty."""
         raise NotImplementedError(f"{type(self).__name__} take no further row")
 
-    def crop(self, length: int, excess: int) -> bool:
-        """Drops `excess` tokens of a single row, all but the first `length`; returns `False` if
-        that is impossible."""
+    def crop(self, excess: int) -> bool:
+        """Drops the last `excess` tokens of a single row; returns `False` if that is impossible."""
         if self.cache is None or not keeps_every_position(self.cache):
             return False
         self.cache.crop(-excess)

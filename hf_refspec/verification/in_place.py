@@ -321,11 +321,11 @@ class InPlaceEntries(Entries):
         where the prefill has left out what is outside of a window."""
         return [] if self._has_windows else self.rows[index].first(cached)
 
-    def crop(self, length: int, excess: int) -> bool:
+    def crop(self, excess: int) -> bool:
         if self._has_windows:
             return False  # what the prefill left out may be seen again
         [row] = self.rows
-        row.length = length + self.prior_length
+        row.length -= excess
         return True
 
     def close(self, cached: list[int]) -> None:

@@ -107,19 +107,12 @@ class UnpackableError(RuntimeError):
 @dataclass(frozen=True)
 class Group:
     """Rows that attend in one call: a single one, or several that stand one behind another in a
-    block.
-
-    Attributes:
-        rows (`list[CachedRow]`): The rows.
-        tokens (`slice`): Their tokens in the pass.
-        size (`int`): The most tokens that a row has, S.
-        seen (`dict[int | None, slice]`): By a layer's window the slots that some token sees.
-    """
+    block."""
 
     rows: list[CachedRow]
-    tokens: slice
-    size: int
-    seen: dict[int | None, slice]
+    tokens: slice  # of the pass
+    size: int  # the most tokens that a row has, S
+    seen: dict[int | None, slice]  # by a layer's window the slots that some token sees
 
 
 class PackedAttention:
@@ -154,7 +147,12 @@ class PackedAttention:
         self.end = max(row.length + size for row, size in zip(rows, now.sizes, strict=True))
         self.arrays: dict[Any, np.ndarray] = {}
         self.tensors: dict[Any, torch.Tensor] = {}
-        for _, alike in groupby(order, key=lambda i: _likeness(rows[i], now.sizes[i])):
+
+        def likeness(i: int) -> tuple[int, int]:  # by block and about the number of slots seen
+            row = rows[i]
+            return id(row.block), block_size(row.length + now.sizes[i] - row.skipped)
+
+        for _, alike in groupby(order, key=likeness):
             for members in _attending_together(now, rows, [*alike]):
                 self._add_group(now, rows, members)
         # The layer that has written and not yet attended, with its keys and values.
@@ -331,11 +329,6 @@ class AttentionProxy(torch.Tensor):
                 raise UnpackableError("the model calculates with the mask")
             result.attention = proxy.attention
         return result
-
-
-def _likeness(row: CachedRow, size: int) -> tuple[int, int]:
-    """Rows in which it is equal stand in one block and see about the same number of slots."""
-    return id(row.block), block_size(row.length + size - row.skipped)
 
 
 def _attending_together(now: Pass, rows: Sequence[CachedRow], alike: list[int]) -> list[list[int]]:

@@ -214,21 +214,13 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Prefill:
-    """The forward pass over the prompts, from which later passes go on.
-
-    Attributes:
-        model (`PreTrainedModel`): The target model.
-        model_kwargs (`dict`): Its keyword arguments, with the cache that it filled.
-        outputs (`Mapping`): What it returned.
-        prompt_length (`int`): The length of the prompts, padding included.
-        prompts (`list[int]`): See [`PassResult.prompts`].
-    """
+    """The forward pass over the prompts, from which later passes go on."""
 
     model: PreTrainedModel
-    model_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]  # with the cache that it filled
     outputs: Mapping[str, Any]
-    prompt_length: int
-    prompts: list[int]
+    prompt_length: int  # padding included
+    prompts: list[int]  # see `PassResult.prompts`
 
 
 class Inputs:
@@ -258,11 +250,11 @@ class Inputs:
 
     def select(self, rows: list[int]) -> None:
         """Keeps these rows alone."""
-        raise NotImplementedError(f"{type(self).__name__} have one row")
+        self._first = self._first[..., rows]
 
-    def join(self, other: Any) -> None:
+    def join(self, other: Inputs) -> None:
         """Adds the rows of another prefill, with the usual arguments alone."""
-        raise NotImplementedError(f"{type(self).__name__} have one row")
+        self._first = np.concatenate([self._first, other._first], axis=-1)
 
     @property
     def offsets(self) -> list[int]:
@@ -277,7 +269,6 @@ class MaskedInputs(Inputs):
         model_kwargs = prefill.model_kwargs
         self.device = model_kwargs["position_ids"].device
         self._windows = attention_windows(text_config(self.model)) or {}
-        self._rows = len(prefill.prompts)
         # Token types of output, (R, 1): the last one goes on, "no image" where there are images.
         self._token_types = {
             name: model_kwargs[name][:, -1:]
@@ -292,9 +283,8 @@ class MaskedInputs(Inputs):
 
     def select(self, rows: list[int]) -> None:
         index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
-        count = self._rows
-        self._rows = len(rows)
-        self._first = self._first[..., rows]
+        count = self._first.shape[-1]
+        super().select(rows)
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._others = {
             name: value[index.to(value.device)]
@@ -302,10 +292,6 @@ class MaskedInputs(Inputs):
             else value
             for name, value in self._others.items()
         }
-
-    def join(self, other: MaskedInputs) -> None:
-        self._rows += other._rows
-        self._first = np.concatenate([self._first, other._first], axis=-1)
 
     def positions(self, indices: np.ndarray, of_row: np.ndarray | None = None) -> np.ndarray:
         """The positions of tokens with these indices in their rows, `(R, S)`: int64 `(..., R, S)`.
@@ -316,20 +302,20 @@ class MaskedInputs(Inputs):
 
     @property
     def windows(self) -> list[int | None]:
-        """The windows that a pass side by side has a mask for each."""
+        """The different windows of the layers: a pass side by side has a mask for each."""
         return list(dict.fromkeys(self._windows.values()))
 
     def mask(self, seen: Mapping[int | None, torch.Tensor]) -> Any:
-        """The mask of a pass as attention takes it, `(R, 1, S, length)`, by which entries the
-        tokens see in each of the [`windows`], bool `(R, S, length)`. Where the configuration names
-        types of layers, there is one mask for each type."""
+        """The mask of a pass as attention takes it, `(R, 1, S, slots)`, by which slots the tokens
+        see in each of the [`windows`], bool `(R, S, slots)`. Where the configuration names types of
+        layers, there is one mask for each type."""
         masks = {}
-        for kind, window in self._windows.items():
+        for layer_type, window in self._windows.items():
             mask = seen[window][:, None]
             if attention_implementation(self.model) != "sdpa":  # eager: it is added to the scores
                 bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
                 mask = bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
-            masks[kind] = mask
+            masks[layer_type] = mask
         return masks.get("", masks)
 
     def of_pass(

@@ -54,33 +54,22 @@ _REPRODUCIBLE_WIDTH = 16
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of verifier.
+    """A kind of verifier."""
 
-    Attributes:
-        name (`str`): As `DraftStats.verification` names it; some are values of `verification=` too.
-        layout (`Callable`): One forward pass: `(model, pass, entries, inputs) -> PassResult`.
-        entries (`type`): Keeps the keys and values of a call.
-        inputs (`type`): The arguments of passes.
-        supports (`Callable`): Whether it may be tried at all with this model and this cache:
-            `(model, model_kwargs) -> bool`.
-        takes_trees (`bool`): Whether drafts may branch.
-        takes_several_tokens (`bool`): Whether a pass may run several tokens behind the cached ones.
-        drops_rows (`bool`): Whether rows can leave.
-        is_reproducible (`bool`): Whether logits are the same bit by bit with drafts and without.
-        widths (`tuple[int, ...]`, *optional*): The tokens of a row that a pass is padded to, where
-            the cache has room.
-    """
-
+    # As `DraftStats.verification` names it; some are values of `verification=` too.
     name: str
+    # One forward pass: `(model, pass, entries, inputs) -> PassResult`.
     layout: Callable[..., PassResult]
-    entries: type[Entries]
-    inputs: type[Inputs]
+    entries: type[Entries]  # keeps the keys and values of a call
+    inputs: type[Inputs]  # the arguments of passes
+    # Whether it may be tried at all with a model and its keyword arguments.
     supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
-    takes_trees: bool = False
-    takes_several_tokens: bool = True
-    drops_rows: bool = True
-    is_reproducible: bool = False
-    widths: tuple[int, ...] | None = None
+    takes_trees: bool = False  # whether drafts may branch
+    takes_several_tokens: bool = True  # whether several may run behind the cached ones
+    drops_rows: bool = True  # whether rows can leave
+    is_reproducible: bool = False  # whether logits are the same bit by bit with drafts and without
+    # The tokens of a row that a pass is padded to, where the cache has room; none if to any number.
+    widths: tuple[int, ...] = ()
 
 
 TREE = Kind("tree", branching, InPlaceEntries, MaskedInputs, keeps_text, takes_trees=True)
@@ -134,7 +123,7 @@ class Verifier:
     """Forward passes of one target model over the same rows, with the cache kept in step.
 
     Attributes:
-        kind ([`Kind`]): How passes are laid out and entries kept.
+        kind ([`Kind`]): How passes are laid out, and keys and values kept.
         model_kwargs (`dict`): The keyword arguments that `generate` prepared for the prompt.
         entries ([`Entries`]): Keeps keys and values.
         inputs ([`Inputs`], *optional*): The arguments of passes after the prefill.
@@ -153,7 +142,7 @@ class Verifier:
         self.model = model
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
-        self.entries = self._fresh_entries()
+        self.entries = kind.entries(model, generation_config, self.model_kwargs, kind.widths)
         self.inputs: Inputs | None = None
         self.cached: list[int] = []
         self._last: Pass | None = None  # until `keep` has received the accepted nodes
@@ -215,7 +204,7 @@ class Verifier:
         """Drops all but the first `length` tokens of a single row, where it has more; returns
         `False` if its cache cannot be cropped."""
         length = min(length, self.cached[0])
-        if not self.entries.crop(length, self.cached[0] - length):
+        if not self.entries.crop(self.cached[0] - length):
             return False
         self.cached = [length]
         return True
@@ -253,7 +242,7 @@ class Verifier:
 
     def join(self, other: Verifier) -> None:
         """Adds the only row of another verifier of this kind, which has prefilled it."""
-        assert self.inputs is not None
+        assert self.inputs is not None and other.inputs is not None
         self.cached = [*self.cached, *other.cached]
         self.entries.join(other.entries)
         self.inputs.join(other.inputs)
@@ -264,13 +253,10 @@ class Verifier:
         if self.entries.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
-            self.entries = self._fresh_entries()
+            kind = self.kind
+            config = self.generation_config
+            self.entries = kind.entries(self.model, config, self.model_kwargs, kind.widths)
             self.cached = []
-
-    def _fresh_entries(self) -> Entries:
-        return self.kind.entries(
-            self.model, self.generation_config, self.model_kwargs, self.kind.widths or ()
-        )
 
     def _prefill(self, rows: Sequence[TokenSequence], records: bool) -> PassResult:
         """Runs the prompts through the model as `generate` does."""
