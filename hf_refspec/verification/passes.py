@@ -180,10 +180,8 @@ class Pass:
 
     def cached_after(self, paths: Sequence[list[int] | None]) -> list[int]:
         """How many tokens of each row the cache holds once those of these paths are kept."""
-        return [
-            cached if path is None else cached + pending + len(path)
-            for cached, pending, path in zip(self.cached, self.pending, paths, strict=True)
-        ]
+        kept = self.kept(paths)
+        return [cached + len(row) for cached, row in zip(self.cached, kept, strict=True)]
 
 
 @dataclass(frozen=True)

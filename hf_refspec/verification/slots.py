@@ -123,9 +123,8 @@ class SlottedEntries(Entries):
             # draft may be rejected behind it.
             slots = max(layer.max_cache_len for layer in cache.layers)
             if generation_config.cache_implementation is not None:  # `generate` has made it
-                if (
-                    len(widths) == 1
-                ):  # bits depend on the slots, which earlier calls must not change
+                # Bits depend on the number of slots, which earlier calls must not change then.
+                if len(widths) == 1:
                     slots = getattr(generation_config, "max_cache_len", None) or 0
                 # Room for the whole text and a pass behind it.
                 needed = max(slots, generation_config.max_length) + widths[-1]
@@ -224,9 +223,8 @@ class SlottedEntries(Entries):
         compile it; and whether it was compiled or captured just now, which takes longer."""
         if self._compiled.is_active and width in self._widths:
             shape = self._shape(len(self.places))
-            logits = self._compiled(model_inputs, width, shape)
-            if logits is not None:
-                return logits, self._compiled.prepared
+            if (result := self._compiled(model_inputs, width, shape)) is not None:
+                return result
         return self._model(**model_inputs, return_dict=True).logits, False
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
