@@ -25,6 +25,7 @@ from ..transformers_names import cache_name
 from ..verification.caches import find_cache, has_padding, new_cache
 from ..verification.choice import known_finding, select_verifier
 from ..verification.in_place import InPlaceEntries
+from ..verification.probe import ProbedCall
 from ..verification.ranks import Ranks
 from ..verification.verifier import PLAIN, TREE, Verifier
 from .batch import rows_of
@@ -218,7 +219,7 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
     if isinstance(find_cache(kwargs), StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
         joining = {**kwargs, cache_name(kwargs): new_cache(model)}
-    if TREE.supports(model, joining) and known_finding(TREE, model, 2, joining).exact:
+    if TREE.supports(model, joining) and known_finding(ProbedCall(TREE, model, 2, joining)).exact:
         verifier = select_verifier(model, "auto", 1, config, joining).verifier
         if verifier is not None and verifier.entries.joins:
             return verifier, True
