@@ -92,7 +92,7 @@ class AutoBudget(Budget):
     def __init__(
         self,
         costs: PassCosts,
-        widths: tuple[int, ...] | None = None,  # that rows are padded to
+        widths: tuple[int, ...] = (),  # that rows are padded to
         packs: bool = False,  # whether rows may verify different numbers of nodes
         waits: bool = False,  # whether one call waits for all rows, above all for the last
     ) -> None:
@@ -215,7 +215,7 @@ class AutoBudget(Budget):
         if self._packs:
             return counts, self._going + counts
         width = 1 + counts
-        if self._widths is not None:
+        if self._widths:
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
         return counts, self._rows * width
 

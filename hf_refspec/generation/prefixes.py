@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..drafting.token_ids import common_length
-from ..verification.caches import LayerEntries
+from ..verification.caches import KeysAndValues
 from ..verification.model_memo import memo_of_state
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
@@ -25,7 +25,7 @@ class CachedText:
     `(1, heads, n, head_dim)`, and the state of the model that computed them."""
 
     ids: np.ndarray
-    entries: LayerEntries
+    entries: KeysAndValues
     state: tuple[Any, ...]
 
 
@@ -47,7 +47,7 @@ class Prefixes:
 
     def longest(
         self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
-    ) -> tuple[LayerEntries, int]:
+    ) -> tuple[KeysAndValues, int]:
         """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
         prompt has in common with a kept or a `running` text, and its length n; the last token of
         the prompt is no part of it."""

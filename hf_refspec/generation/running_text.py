@@ -22,12 +22,12 @@ from ..drafting.drafter import Drafter
 from ..drafting.stats import DraftStats
 from ..text_config import text_config
 from ..transformers_names import cache_name
-from ..verification.caches import find_cache, is_padded, new_cache
+from ..verification.caches import find_cache, has_padding, new_cache
 from ..verification.choice import known_finding, select_verifier
 from ..verification.in_place import InPlaceEntries
-from ..verification.kinds import PLAIN, TREE
+from ..verification.probe import ProbedCall
 from ..verification.ranks import Ranks
-from ..verification.verifier import Verifier
+from ..verification.verifier import PLAIN, TREE, Verifier
 from .batch import rows_of
 from .loop import Loop
 from .plain import why_plain
@@ -102,7 +102,7 @@ class RunningText:
         kwargs = verifier.model_kwargs
         usual = torch.arange(row.ids.shape[1], device=row.ids.device)  # positions
         self.in_pieces = (
-            joins and not is_padded(kwargs) and bool((kwargs["position_ids"] == usual).all())
+            joins and not has_padding(kwargs) and bool((kwargs["position_ids"] == usual).all())
         )
         self._request: Request | None = request  # until it begins
         self._cached = 0  # tokens of the prompt that the cache holds
@@ -217,7 +217,8 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
         if isinstance(find_cache(kwargs), StaticCache):
             # The prompt is read in pieces, and packed passes are not compiled.
             kwargs = {**kwargs, cache_name(kwargs): new_cache(model)}
-        joins = TREE.supports(model, kwargs) and known_finding(TREE, model, 2, kwargs).exact
+        probed = ProbedCall(TREE, model, 2, kwargs)
+        joins = TREE.supports(model, kwargs) and known_finding(probed).exact
         verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
         if verifier is not None:
             return verifier, joins and verifier.entries.joins

@@ -27,12 +27,11 @@ from ..drafting.stats import DraftStats
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
 from ..verification.choice import Choice, RefusedCallError, select_verifier
 from ..verification.draft_limits import InexactTreesError
-from ..verification.kinds import REPRODUCIBLE
 from ..verification.probe import error_line
 from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.slots import NoRoomError
-from ..verification.verifier import Verifier
+from ..verification.verifier import REPRODUCIBLE, Verifier
 from .batch import BatchCriteria, rows_of
 from .column_noise import ColumnNoise
 from .loop import Loop

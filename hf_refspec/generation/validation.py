@@ -23,9 +23,9 @@ from ..transformers_names import (
 )
 from ..verification.caches import find_cache, has_static_layers
 from ..verification.choice import RefusedCallError
-from ..verification.kinds import REPRODUCIBLE
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
+from ..verification.verifier import REPRODUCIBLE
 
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE.name)
 # Arguments that ask a forward pass for more than logits.

@@ -35,9 +35,8 @@ from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
-from ..verification.kinds import PLAIN
 from ..verification.passes import PassResult, TokenSequence
-from ..verification.verifier import Verifier
+from ..verification.verifier import PLAIN, Verifier
 from .engine import check_ralm_call, generate_row
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore

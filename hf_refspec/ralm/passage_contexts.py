@@ -22,9 +22,8 @@ from ..generation.row import Row
 from ..text_config import length_dependent_rope, text_config
 from ..verification.caches import find_cache, fresh_kwargs
 from ..verification.choice import select_verifier
-from ..verification.kinds import PLAIN, Kind
 from ..verification.passes import FixedTokens
-from ..verification.verifier import Verifier
+from ..verification.verifier import PLAIN, Kind, Verifier
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
 _PASSAGES = 4

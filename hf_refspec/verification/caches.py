@@ -1,8 +1,9 @@
-"""What the key-value cache of a target model is, and the arguments of calls with a fresh one."""
+"""What the key-value cache of a target model is, which passes it allows, and the arguments of calls
+with a fresh one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,15 +15,25 @@ from transformers import (
     PreTrainedModel,
     StaticCache,
     StaticLayer,
+    StaticSlidingWindowLayer,
 )
 
-from ..text_config import text_config
-from ..transformers_names import CACHE_NAMES, RunningStateLayer, belongs_to_caller, cache_name
+from ..text_config import attention_windows, length_dependent_rope, text_config
+from ..transformers_names import (
+    CACHE_NAMES,
+    RunningStateLayer,
+    SlidingLayer,
+    attention_implementation,
+    belongs_to_caller,
+    cache_name,
+    has_compiled_call,
+    keeps_state_in_modules,
+)
 
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Keys and values of each layer, `(rows, heads, length, head_dim)`.
-LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
+KeysAndValues: TypeAlias = Sequence[tuple[torch.Tensor, ...]]
 # The tokens for which a fresh static cache has room behind its prompts.
 _ROOM = 8
 
@@ -65,7 +76,7 @@ def fresh_kwargs(
     return kwargs
 
 
-def is_padded(model_kwargs: Mapping[str, Any]) -> bool:
+def has_padding(model_kwargs: Mapping[str, Any]) -> bool:
     """Whether some prompt of a call is padded."""
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
@@ -82,7 +93,7 @@ def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torc
 
 def keeps_every_position(cache: Cache) -> bool:
     """Whether every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
-    entries can be moved and cropped."""
+    tokens can be moved and cropped."""
     return (
         all(type(layer) is DynamicLayer for layer in cache.layers)
         and len({layer.get_seq_length() for layer in cache.layers}) <= 1
@@ -106,3 +117,96 @@ def holds_running_state(cache: Cache) -> bool:
 def has_static_layers(cache: Cache) -> bool:
     """Whether some layer has a fixed length, so that nothing can be cropped from its end."""
     return any(isinstance(layer, StaticLayer) for layer in cache.layers)
+
+
+def has_begun(cache: StaticCache) -> bool:
+    """Whether anything has been written into a static cache."""
+    return int(cache.get_seq_length()) > 0
+
+
+# --- whether a kind of verifier may be tried with a model and a call's arguments
+
+
+def keeps_text(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the layers of the cache keep the text or a sliding window, and passes [`take_masks`].
+
+    The configuration is asked too: a model with chunked attention may be given a cache that keeps
+    everything, and would still need another mask; and where rotary frequencies depend on the length
+    of the text, some models count the nodes of a tree as that (Phi-3).
+    """
+    cache = find_cache(model_kwargs)
+    return (
+        cache is not None
+        and take_masks(model, model_kwargs)
+        and _fits_in_place(cache)
+        and _fits_in_place(new_cache(model))
+    )
+
+
+def _fits_in_place(cache: Cache) -> bool:
+    return (
+        all(type(layer) in (DynamicLayer, SlidingLayer) for layer in cache.layers)
+        and len({layer.get_seq_length() for layer in cache.layers}) <= 1
+        and not cache.offloading
+    )
+
+
+def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the cache is static, keeps the whole text or has not begun, and passes
+    [`take_masks`]."""
+    cache = find_cache(model_kwargs)
+    if not isinstance(cache, StaticCache) or not take_masks(model, model_kwargs):
+        return False
+    layers = {type(layer) for layer in cache.layers}
+    if has_begun(cache) or not layers <= {StaticLayer, StaticSlidingWindowLayer}:
+        return layers == {StaticLayer}
+    # A given cache whose layers all keep a window does not say how many tokens are to fit.
+    window = getattr(text_config(model), "sliding_window", None)
+    return not belongs_to_caller(cache) or not all(
+        layer.is_sliding and layer.max_cache_len == window for layer in cache.layers
+    )
+
+
+def can_be_cropped(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether tokens can be cropped from the end of the cache."""
+    cache = find_cache(model_kwargs)
+    # A stateful model with another kind of cache keeps its state somewhere else.
+    return (
+        cache is not None
+        and not has_static_layers(cache)
+        and not holds_running_state(cache)
+        and not keeps_state_in_modules(model)
+        and not caches_images(text_config(model), model_kwargs)
+    )
+
+
+def may_hold_state(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether the cache may hold a state: one of the model's own kind does not say so."""
+    cache = find_cache(model_kwargs)
+    return cache is not None and not has_static_layers(cache)
+
+
+def take_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether passes of a model can be given masks and positions: it needs position ids, an
+    attention kernel that takes masks, layers that attend to the text or a sliding window, no images
+    in the cache, and rotary frequencies that do not depend on the length of the text."""
+    config = text_config(model)
+    mask = model_kwargs.get("attention_mask")
+    return (
+        model_kwargs.get("position_ids") is not None
+        and (mask is None or mask.ndim == 2)
+        and attention_implementation(model) in ("sdpa", "eager")
+        and not caches_images(config, model_kwargs)
+        and not length_dependent_rope(config)
+        and attention_windows(config) is not None
+    )
+
+
+def attends_packed(model: PreTrainedModel) -> bool:
+    """Whether passes of a model may be packed: it attends by torch's attention, in transformers'
+    own forward pass, which does not know rows by their number."""
+    return (
+        attention_implementation(model) == "sdpa"
+        and type(model).forward.__module__.startswith("transformers.")
+        and not has_compiled_call(model)
+    )

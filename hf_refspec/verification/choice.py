@@ -19,12 +19,11 @@ from ..transformers_names import (
     has_compiled_forward,
     takes_usual_steps,
 )
-from .caches import call_device, find_cache, is_padded
-from .kinds import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind
+from .caches import call_device, find_cache, has_padding
 from .model_memo import memo_of_state
-from .probe import Finding, probe
+from .probe import Finding, ProbedCall, probe
 from .ranks import Ranks
-from .verifier import Verifier
+from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
 
 _COMPILED = (
     "`torch.compile` was given its forward pass or some of its modules, and drafts would compile "
@@ -42,18 +41,11 @@ class RefusedCallError(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """How a call is verified.
+    """How a call is verified."""
 
-    Attributes:
-        verifier ([`Verifier`], *optional*): `None` where drafts cannot be verified exactly: the
-            caller should then decode plainly.
-        why (`str`): Why that is so.
-        is_probed (`bool`): Whether it has been found exact; until then nothing may be drafted.
-    """
-
-    verifier: Verifier | None
-    why: str = ""
-    is_probed: bool = True
+    verifier: Verifier | None  # `None` where drafts cannot be verified exactly: decode plainly
+    why: str = ""  # why that is so
+    is_probed: bool = True  # whether it has been found exact; until then nothing may be drafted
 
 
 def select_verifier(
@@ -79,11 +71,12 @@ def select_verifier(
         if not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
-        config = generation_config if kind.same_bits else None
+        config = generation_config if kind.is_reproducible else None
+        call = ProbedCall(kind, model, rows, model_kwargs, config=config)
         takes_plain_steps = (
             rows == 1
-            and kind.widths is None
-            and not is_padded(model_kwargs)
+            and not kind.widths
+            and not has_padding(model_kwargs)
             and _why_unverifiable(model) is None
         )
         can_wait = (
@@ -94,11 +87,11 @@ def select_verifier(
             # A model may apply windows in its own manner (Dory): chains are then tried in this
             # call.
             and not attends_locally(text_config(model))
-            and _key(kind, model, rows, model_kwargs) not in memo_of_state(model)
+            and _key(call) not in memo_of_state(model)
         )
         if takes_plain_steps and (not drafts or can_wait):
             return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)
-        finding = known_finding(kind, model, rows, model_kwargs, config=config, stats=stats)
+        finding = known_finding(call, stats)
         if finding.exact:
             return Choice(Verifier(kind, model, generation_config, model_kwargs))
         findings[kind] = finding
@@ -146,53 +139,41 @@ def _why_plain(findings: dict[Kind, Finding], rows: int, cache: Cache | None) ->
     return f"no verifier supports its {type(cache).__name__}"
 
 
-def known_finding(
-    kind: Kind,
-    model: PreTrainedModel,
-    rows: int,
-    model_kwargs: dict[str, Any],
-    boundary: int | None = None,
-    config: GenerationConfig | None = None,
-    stats: DraftStats | None = None,
-) -> Finding:
-    """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
-    model as it is now is probed once, in passes that `stats` count."""
+def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
+    """Whether verified drafts have the logits of plain decoding; the model as it is now is probed
+    once, in passes that `stats` count."""
+    model = call.model
     if (failure := _why_unverifiable(model)) is not None:
         return Finding(False, failure=failure)
-    if kind.same_bits and _routes_by_token(model):
+    if call.kind.is_reproducible and _routes_by_token(model):
         failure = (
             "drafts change how many tokens each of its experts runs over; load it with "
             '`experts_implementation="batched_mm"`'
         )
         return Finding(False, failure=failure)
-    key = _key(kind, model, rows, model_kwargs, boundary, config)
+    key = _key(call)
     known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
     if known is None:
-        known = probe(kind, model, rows, model_kwargs, boundary, config)
+        known = probe(call)
         if stats is not None:
             stats.probe_passes += known.passes
     memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
     return known
 
 
-def _key(
-    kind: Kind,
-    model: PreTrainedModel,
-    rows: int,
-    model_kwargs: dict[str, Any],
-    boundary: int | None = None,
-    config: GenerationConfig | None = None,
-) -> tuple[Any, ...]:
+def _key(call: ProbedCall) -> tuple[Any, ...]:
     """All that a finding depends on, apart from the state of the model."""
+    kwargs = call.model_kwargs
+    config = call.config
     return (
         "exact",
-        kind,
-        min(rows, 2),
-        rows > 1 or is_padded(model_kwargs),
-        model_kwargs.get("token_type_ids") is not None,
-        model_kwargs.keys() <= USUAL_ARGUMENTS,  # others do not let rows be packed
-        call_device(model, model_kwargs),
-        boundary,
+        call.kind,
+        min(call.rows, 2),
+        call.rows > 1 or has_padding(kwargs),
+        kwargs.get("token_type_ids") is not None,
+        kwargs.keys() <= USUAL_ARGUMENTS,  # others do not let rows be packed
+        call_device(call.model, kwargs),
+        call.boundary,
         "" if config is None or config.disable_compile else repr(config.compile_config),
     )
 

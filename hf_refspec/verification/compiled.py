@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,7 +34,7 @@ class CompiledForward:
         self,
         model: PreTrainedModel,
         generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+        model_kwargs: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.config = generation_config
@@ -41,16 +42,15 @@ class CompiledForward:
         self._run_before: set[int] = set()  # widths
         # Whether passes are compiled: not after that has failed once.
         self.is_active = self._failed not in memo_of(model) and compiles_passes(
-            model, model_kwargs, generation_config
+            model, dict(model_kwargs), generation_config
         )
-        # Whether the last pass was compiled or captured, which takes longer.
-        self.prepared = False
 
     def __call__(
         self, model_inputs: dict[str, Any], width: int, shape: tuple[Any, ...]
-    ) -> torch.Tensor | None:
-        """The logits of all tokens of a pass, `(R, S, vocab_size)`; `None` if torch cannot compile
-        it, and nothing has run."""
+    ) -> tuple[torch.Tensor, bool] | None:
+        """The logits of all tokens of a pass, `(R, S, vocab_size)`, and whether it was compiled or
+        captured just now, which takes longer; `None` if torch cannot compile it, and nothing has
+        run."""
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
         dynamo: Any = torch._dynamo.config
@@ -76,9 +76,8 @@ class CompiledForward:
         left = memo_of(self.model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
-        self.prepared = compiled or (before > 0 and self.model.device.type == "cuda")
         # The next pass of a CUDA graph writes over what this one has returned.
-        return logits.clone() if on_gpu else logits
+        return logits.clone() if on_gpu else logits, compiled or (before > 0 and on_gpu)
 
 
 def _graphs() -> int:

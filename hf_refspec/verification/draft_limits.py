@@ -12,8 +12,8 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from ..drafting.stats import DraftStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
-from .kinds import Kind
-from .probe import Finding
+from .probe import Finding, ProbedCall
+from .verifier import Kind
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 # Names that count something else: max_window_layers, moe_topk.
@@ -44,10 +44,7 @@ class DraftLimits:
         stats: DraftStats | None = None,
     ) -> None:
         config = text_config(model)
-        self._kind = kind
-        self._model = model
-        self._rows = rows
-        self._model_kwargs = model_kwargs
+        self._call = ProbedCall(kind, model, rows, model_kwargs)
         self._stats = stats
         self._table = context_length(config)
         rope = length_dependent_rope(config)
@@ -67,15 +64,8 @@ class DraftLimits:
             InexactTreesError: If the first probe finds that nothing can be verified.
         """
         while self.refused is None and self._boundaries and length >= self._boundaries[0]:
-            boundary = self._boundaries[0] or None
-            finding = known_finding(
-                self._kind,
-                self._model,
-                self._rows,
-                self._model_kwargs,
-                boundary=boundary,
-                stats=self._stats,
-            )
+            call = self._call._replace(boundary=self._boundaries[0] or None)
+            finding = known_finding(call, self._stats)
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
                 continue

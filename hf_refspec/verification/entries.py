@@ -1,7 +1,7 @@
-"""How a cache keeps the accepted tokens of a pass and drops the others.
+"""How a call's cache keeps the keys and values of accepted tokens and drops the others.
 
-[`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Entries
-that are written in place are in `in_place.py`, those of static caches in `slots.py`.
+[`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Those
+that write in place are in `in_place.py`, those of static caches in `slots.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from .caches import keeps_every_position
-from .passes import Pass
+from .caches import find_cache, keeps_every_position
+from .passes import Pass, Prefill
 
 
 class Entries:
@@ -22,7 +22,7 @@ class Entries:
 
     Attributes:
         cache (`Cache`, *optional*): The call's; a model may replace it.
-        prior_length (`int`): The entries before the prompt: a given cache may hold more than the
+        prior_length (`int`): The tokens before the prompt: a given cache may hold more than the
             ids.
     """
 
@@ -34,8 +34,15 @@ class Entries:
     # much as the widest.
     packs = False
 
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: Mapping[str, Any],
+        widths: Sequence[int] = (),
+    ) -> None:
+        """What a [`Verifier`] is given; `widths` are those of its [`Kind`]."""
+        self.cache: Any = find_cache(model_kwargs)
         self.prior_length = 0
 
     @property
@@ -46,11 +53,12 @@ class Entries:
     def before_prefill(self, count: int) -> None:
         """Prepares for the prompts of this number of rows."""
 
-    def begin(
-        self, prompt_length: int, model_kwargs: Mapping[str, Any], prompts: list[int]
-    ) -> None:
-        """Prepares for drafts, after the prefill of prompts of this length, see
-        [`PassResult.prompts`]."""
+    def begin(self, prefill: Prefill) -> None:
+        """Prepares for drafts."""
+
+    def replace(self, cache: Cache) -> None:
+        """Goes on with the cache that a model has begun in the middle of a text."""
+        self.cache = cache
 
     def before(self, now: Pass) -> None:
         """Prepares for a pass."""
@@ -58,6 +66,8 @@ class Entries:
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         """Keeps each row's pending tokens and the nodes of its path, see [`Verifier.keep`]; returns
         how many tokens of each row the cache holds then."""
+        if None in paths:
+            raise ValueError("the cache of this model can drop nothing of a pass")
         return done.cached_after(paths)
 
     def undo(self) -> None:
@@ -75,12 +85,11 @@ class Entries:
         """Adds the only row of other entries of this type, which are then empty."""
         raise NotImplementedError(f"{type(self).__name__} take no further row")
 
-    def crop(self, length: int, excess: int) -> bool:
-        """Drops `excess` tokens of a single row, all but the first `length`; returns `False` if
-        that is impossible."""
+    def crop(self, excess: int) -> bool:
+        """Drops the last `excess` tokens of a single row; returns `False` if that is impossible."""
         if self.cache is None or not keeps_every_position(self.cache):
             return False
-        self.cache.crop(-max(excess, 0))
+        self.cache.crop(-excess)
         return True
 
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
@@ -113,27 +122,32 @@ class Entries:
 
 
 class CroppedEntries(Entries):
-    """Entries of one row in order: the rejected ones are cropped from the end."""
+    """One row in order: the rejected tokens are cropped from the end."""
 
-    def begin(
-        self, prompt_length: int, model_kwargs: Mapping[str, Any], prompts: list[int]
-    ) -> None:
+    def begin(self, prefill: Prefill) -> None:
         # Not before: a sliding window that records through the prefill would keep all of it.
         self.cache.activate_past_recording()
 
+    def replace(self, cache: Cache) -> None:
+        self.close([])
+        self.cache = cache
+        cache.activate_past_recording()
+
     def before(self, now: Pass) -> None:
-        self._width = self.cache.get_seq_length()
+        self._length = self.cache.get_seq_length()
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
         [draft] = done.drafts
-        if path is not None:
+        if path is None:
+            self.undo()
+        else:
             # Even if nothing is dropped: it shrinks a recording sliding window back to its size.
             self.cache.crop(len(path) - len(draft))
         return done.cached_after(paths)
 
     def undo(self) -> None:
-        crop_layers(self.cache, self._width)
+        crop_layers(self.cache, self._length)
 
     def close(self, cached: list[int]) -> None:
         for layer in self.cache.layers:
@@ -158,8 +172,8 @@ class RunningState(Entries):
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
         [draft] = done.drafts
-        if path is not None and len(path) == len(draft):
-            return done.cached_after(paths)
+        if len(draft) == 0 or (path is not None and len(path) == len(draft)):
+            return super().keep(done, paths)
         self.undo()
         return done.cached
 
@@ -168,10 +182,10 @@ class RunningState(Entries):
             restore(self.cache, self._before)
 
 
-def crop_layers(cache: Cache, width: int) -> None:
-    """Crops every layer to this width, those that have more."""
+def crop_layers(cache: Cache, length: int) -> None:
+    """Crops every layer to this length, those that are longer."""
     for layer in cache.layers:
-        if (excess := layer.get_seq_length() - width) > 0:
+        if (excess := layer.get_seq_length() - length) > 0:
             layer.crop(-excess)
 
 
@@ -191,7 +205,7 @@ def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Running states stand in dictionaries and lists."""
+    """CurrentPass states stand in dictionaries and lists."""
     if isinstance(value, dict):
         return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
     if isinstance(value, list):

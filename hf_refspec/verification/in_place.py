@@ -2,18 +2,16 @@
 that it holds in every pass.
 
 The layers of a call's cache are taken in after the prefill. From then on a layer with a sliding
-window keeps all entries, each in the slot of its index, and masks hide what is outside of the
-window: so drafts may branch and be rejected behind it. A cache that is returned is filled in the
-end as plain decoding would have left it.
+window keeps all tokens, each in the slot of its index, and masks hide those outside of the window:
+so drafts may branch and be rejected behind it. A cache that is returned is filled in the end as
+plain decoding would have left it.
 
-Rows of like length stand in one block, so that they can attend in one call:
+Rows of like length stand in one block, so that they can attend in one call; a row that outgrows
+its block moves to the next longer one:
 
-    block of 256 tokens   p p p x x x r d _ _        p  prompt, x  output
-                          p p x x r d d d _ _        r  root, d  draft nodes
-    block of 576 tokens   p p p p p p p p x x r d _ _ _ _ _
-
-A row that outgrows its block moves to the next longer one. Rows of a block stand in the order in
-which they came.
+    block of 256 slots   p p p x x x r d _ _        p  prompt, x  output
+                         p p x x r d d d _ _        r  root, d  draft nodes
+    block of 576 slots   p p p p p p p p x x r d _ _ _ _ _
 """
 
 from __future__ import annotations
@@ -24,67 +22,92 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from transformers import Cache, DynamicLayer, PreTrainedModel
+from transformers import DynamicLayer, GenerationConfig, PreTrainedModel
 
 from ..transformers_names import USUAL_ARGUMENTS, SlidingLayer, belongs_to_caller
-from .caches import LayerEntries, find_cache, new_cache
+from .caches import KeysAndValues, attends_packed, new_cache
 from .entries import Entries
-from .passes import Pass, uploaded
+from .model_memo import memo_of
+from .passes import Pass, Prefill, uploaded
 
-# The tokens of a row in the shortest block; each block is half as long again as the one before.
+# The slots of a row in the shortest block; each block is half as long again as the one before.
 _SHORTEST = 256
+_UNPACKABLE = "attends to something else than it caches"
 
 
-class RowEntries:
-    """A row of a block: the first `length` slots are kept, and a pass writes behind them. The first
-    `skipped` ones hold padding, which no token sees."""
+class CachedRow:
+    """A row of a block: its first `length` slots are kept, and a pass writes behind them. The first
+    `skipped` of them hold padding, which no token sees."""
 
     block: Block
     at: int  # its place in the block
-    hidden: np.ndarray | None = None  # which of its first slots are hidden, if others are as well
+    hidden: np.ndarray | None = None  # which slots are hidden, where not only the `skipped` are
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped
         self.length = length
 
     def begin(self, window: int | None) -> int:
-        """The first entry that the next token sees."""
+        """The first slot that the next token sees."""
         return max(self.skipped, first_visible(self.length, window))
 
+    def seen(
+        self, now: Pass, index: int, size: int, slots: slice, window: int | None
+    ) -> np.ndarray:
+        """Which of these slots each of `size` tokens of this row of a pass sees, bool
+        `(size, slots)`: the row up to the pass, then what the draft's mask allows, and nothing
+        outside of the window. A token that the row lacks sees what its last one does."""
+        behind = self.length - slots.start
+        count = now.sizes[index]
+        seen = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
+        seen[:, :behind] = True
+        if count == 0:
+            return seen
+        tokens = seen[:count]
+        tokens[:, behind : behind + count] = now.visible[index]
+        tokens[:, : max(self.skipped - slots.start, 0)] = False
+        if self.hidden is not None:
+            tokens[:, : max(len(self.hidden) - slots.start, 0)] &= ~self.hidden[slots.start :]
+        if window is not None:
+            steps = now.indices[index] - now.indices[index][0]
+            distances = steps[:, None] - np.concatenate([np.arange(-behind, 0), steps])
+            tokens[:, : behind + count] &= distances < window
+        seen[count:] = tokens[-1]
+        return seen
+
     def move(self, slots: torch.Tensor) -> None:
-        """Moves these entries, int64 `(n,)`, to the first slots behind the row."""
+        """Moves the contents of these slots, int64 `(n,)`, to the first ones behind the row."""
         behind = slice(self.length, self.length + len(slots))
         for layer in self.block.layers:
             slots = slots.to(layer[0].device, non_blocking=True)
-            for states in layer:
-                own = states[self.at]
-                own[:, behind] = own.index_select(1, slots)
+            for tensor in layer:
+                row = tensor[self.at]
+                row[:, behind] = row.index_select(1, slots)
 
-    def first(self, length: int) -> LayerEntries:
-        """The first entries of each layer, `(1, heads, length, head_dim)`."""
+    def first(self, length: int) -> KeysAndValues:
+        """The contents of its first slots in each layer, `(1, heads, length, head_dim)`."""
         kept = slice(self.at, self.at + 1), slice(None), slice(length)
         return [(keys[kept], values[kept]) for keys, values in self.block.layers]
 
 
 class Block:
-    """Rows of up to `slots` tokens. Their entries in each layer are tensors
-    `(capacity, heads, slots, head_dim)`, of which the first rows are taken."""
+    """Rows of up to `slots_per_row` tokens. Their keys and values in each layer are tensors
+    `(capacity, heads, slots_per_row, head_dim)`, of which the first rows are taken."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.rows: list[RowEntries] = []
-        self.layers: LayerEntries = []
+    def __init__(self, slots_per_row: int) -> None:
+        self.slots_per_row = slots_per_row
+        self.rows: list[CachedRow] = []
+        self.layers: KeysAndValues = []
 
-    def add(self, row: RowEntries, states: LayerEntries, capacity: int) -> None:
-        """Copies a row in, whose first entries are these, `(1, heads, n, head_dim)`; where there is
-        no room, room is made for `capacity` rows."""
+    def add(self, row: CachedRow, contents: KeysAndValues, capacity: int) -> None:
+        """Copies a row in, with the contents `(1, heads, n, head_dim)` of its first slots; where
+        there is no room, room is made for `capacity` rows."""
         at = len(self.rows)
-        length = states[0][0].shape[2]
         if not self.layers or len(self.layers[0][0]) == at:
-            self._grow(states, max(capacity, at + 1 + at // 4))
-        for own, copied in zip(self.layers, states, strict=True):
-            for entries, new in zip(own, copied, strict=True):
-                entries[at, :, :length] = new[0]
+            self._grow(contents, max(capacity, at + 1 + at // 4))
+        for layer, copied in zip(self.layers, contents, strict=True):
+            for tensor, new in zip(layer, copied, strict=True):
+                tensor[at, :, : new.shape[2]] = new[0]
         row.block = self
         row.at = at
         self.rows.append(row)
@@ -94,35 +117,35 @@ class Block:
         del self.rows[at]
         end = len(self.rows)
         for layer in self.layers if at < end else []:
-            for entries in layer:
-                entries[at:end] = entries[at + 1 : end + 1].clone()
+            for tensor in layer:
+                tensor[at:end] = tensor[at + 1 : end + 1].clone()
         for row in self.rows[at:]:
             row.at -= 1
         if not self.rows:
             self.layers = []
 
-    def _grow(self, like: LayerEntries, capacity: int) -> None:
+    def _grow(self, like: KeysAndValues, capacity: int) -> None:
         """Makes room for `capacity` rows. New slots are zero, so that no mask has to hide a NaN."""
         before = self.layers
         count = len(self.rows)
         self.layers = [
-            (
-                keys.new_zeros((capacity, keys.shape[1], self.slots, keys.shape[3])),
-                values.new_zeros((capacity, values.shape[1], self.slots, values.shape[3])),
+            tuple(
+                states.new_zeros((capacity, states.shape[1], self.slots_per_row, states.shape[3]))
+                for states in layer
             )
-            for keys, values in like
+            for layer in like
         ]
         for grown, kept in zip(self.layers, before, strict=False):  # none at first
-            for entries, states in zip(grown, kept, strict=True):
-                entries[:count] = states[:count]
+            for tensor, old in zip(grown, kept, strict=True):
+                tensor[:count] = old[:count]
 
 
-class Running(NamedTuple):
+class CurrentPass(NamedTuple):
     """The pass that is running, as the layers of the cache see it."""
 
-    # Takes a layer's index and what it computed of the pass; returns what it hands to attention.
+    # By a layer's index and its keys and values of the pass, those that it hands to attention.
     write: Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    end: int  # the entries of the longest row after the pass
+    end: int  # the length of the longest row after the pass
 
 
 class InPlaceLayer(DynamicLayer):
@@ -132,49 +155,63 @@ class InPlaceLayer(DynamicLayer):
         super().__init__()
         self._entries = entries
         self._index = index
-        self._window = entries.windows[index]
+        self._window = entries.window_of_layer[index]
         self.is_sliding = self._window is not None
-        self._reached: Running | None = None  # the last pass that has written
+        self._reached: CurrentPass | None = None  # the last pass that has written
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._reached = self._entries.running
+        self._reached = self._entries.current
         assert self._reached is not None
         return self._reached.write(self._index, key_states, value_states)
 
     def get_seq_length(self) -> int:
-        running = self._entries.running  # until the accepted tokens are kept
-        if running is not None and self._reached is running:
-            return running.end
-        return self._entries.length
+        current = self._entries.current  # until the accepted tokens are kept
+        if current is not None and self._reached is current:
+            return current.end
+        return self._entries.longest
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        start = min(row.begin(self._window) for row in self._entries.rows)
-        return self._entries.length + query_length - start, start
+        start = self._entries.first_seen(self._window)
+        return self._entries.longest + query_length - start, start
 
 
 class InPlaceEntries(Entries):
-    """The entries of rows that each have a length of their own.
+    """The keys and values of rows that each have a length of their own.
 
     Attributes:
-        windows (`list`): The sliding window of each layer, or `None`.
+        window_of_layer (`list`): The sliding window of each layer, or `None`.
         packs (`bool`): Whether rows stand one behind another in a pass, in any number of blocks;
             otherwise they stand in one block, in their order.
-        rows (`list[RowEntries]`): The rows.
-        running ([`Running`], *optional*): The pass whose accepted tokens are not yet kept.
+        rows (`list[CachedRow]`): The rows.
+        current ([`CurrentPass`], *optional*): The pass whose accepted tokens are not yet kept.
     """
 
     def __init__(
-        self, model: PreTrainedModel, model_kwargs: Mapping[str, Any], packs: bool
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: Mapping[str, Any],
+        widths: Sequence[int] = (),
     ) -> None:
-        super().__init__(find_cache(model_kwargs))
-        self.windows = [getattr(layer, "sliding_window", None) for layer in new_cache(model).layers]
-        self.packs = packs
+        super().__init__(model, generation_config, model_kwargs)
+        self._model = model
+        self.window_of_layer = [
+            getattr(layer, "sliding_window", None) for layer in new_cache(model).layers
+        ]
+        self._has_windows = any(window is not None for window in self.window_of_layer)
         is_usual = model_kwargs.keys() <= USUAL_ARGUMENTS
-        self.joins = packs and is_usual and not belongs_to_caller(self.cache)
-        self.rows: list[RowEntries] = []
-        self.running: Running | None = None
+        by_row = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        has_one_row = all(value is None or value.shape[-2] == 1 for value in by_row)
+        self.packs = (
+            (is_usual or has_one_row)
+            and attends_packed(model)
+            and _UNPACKABLE not in memo_of(model)
+        )
+        self.joins = self.packs and is_usual and not belongs_to_caller(self.cache)
+        self.rows: list[CachedRow] = []
+        self.current: CurrentPass | None = None
         self.compared = False  # whether a packed pass has attended to what it wrote
         self._blocks: dict[int, Block] = {}
 
@@ -183,40 +220,48 @@ class InPlaceEntries(Entries):
         return "packed" if self.packs else "side by side"
 
     @property
-    def length(self) -> int:
+    def longest(self) -> int:
         """The length of the longest row."""
         return max((row.length for row in self.rows), default=0)
 
-    def begin(
-        self, prompt_length: int, model_kwargs: Mapping[str, Any], prompts: list[int]
-    ) -> None:
+    def first_seen(self, window: int | None) -> int:
+        """The first slot that the next token of some row sees."""
+        return min(row.begin(window) for row in self.rows)
+
+    def sees_all(self, now: Pass) -> bool:
+        """Whether a pass is the next tokens of equally long rows, without drafts, each of which
+        sees all before it: the very step of plain decoding, or several tokens of it at once."""
+        return (
+            min(now.pending) == now.size
+            and len({(row.length, row.skipped) for row in self.rows}) == 1
+            and all(row.hidden is None for row in self.rows)
+        )
+
+    def begin(self, prefill: Prefill) -> None:
         length = int(self.cache.get_seq_length())
-        self.prior_length = length - prompt_length
+        self.prior_length = length - prefill.prompt_length
         self._layers = self.cache.layers
-        self.rows = _rows_of_prompts(model_kwargs, len(prompts), length)
-        placed = list(zip(self.rows, prompts, strict=True))
+        self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
+        placed = list(zip(self.rows, prefill.prompts, strict=True))
         if self.packs:  # rows of like length then stand together, and attend in one call
             placed.sort(key=lambda row_and_prompt: row_and_prompt[0].skipped)
         for row, prompt in placed:
-            states = [
-                (
-                    _whole(layer.keys[prompt], length)[None],
-                    _whole(layer.values[prompt], length)[None],
-                )
+            contents: KeysAndValues = [
+                tuple(_whole(states[prompt], length)[None] for states in (layer.keys, layer.values))
                 for layer in self._layers
             ]
-            self._add(row, states, capacity=len(prompts))
-        for layer in self.cache.layers:  # their entries are handed over
+            self._add(row, contents, capacity=len(placed))
+        for layer in self._layers:
             layer.keys = layer.values = None
-        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self.cache.layers))]
+        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self._layers))]
 
     def before(self, now: Pass) -> None:
         for row, cached in zip(self.rows, now.cached, strict=True):
             row.length = cached + self.prior_length
-        longest = self.length + now.size
+        longest = self.longest + now.size
         for row, size in zip(self.rows, now.sizes, strict=True):
             room = size if self.packs else longest - row.length
-            if row.length + room > row.block.slots:  # it moves to a longer block
+            if row.length + room > row.block.slots_per_row:  # it moves to a longer block
                 before = row.block
                 at = row.at
                 self._add(row, row.first(row.length), room)
@@ -225,27 +270,28 @@ class InPlaceEntries(Entries):
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         kept = done.kept(paths)
         moved = {
-            i: np.array(tokens) + row.length
-            for i, (row, tokens) in enumerate(zip(self.rows, kept, strict=True))
+            row: np.array(tokens) + row.length
+            for row, tokens in zip(self.rows, kept, strict=True)
             if tokens and tokens[-1] != len(tokens) - 1  # not in place: indices ascend
         }
         if moved:
             device = self.rows[0].block.layers[0][0].device
-            for i, slots in uploaded(moved, device).items():
-                self.rows[i].move(slots)
+            for row, slots in uploaded(moved, device).items():
+                row.move(slots)
         for row, tokens in zip(self.rows, kept, strict=True):
             row.length += len(tokens)
-        self.running = None
+        self.current = None
         return done.cached_after(paths)
 
     def undo(self) -> None:
-        self.running = None
+        self.current = None
 
     def select(self, rows: list[int]) -> None:
-        for i, row in enumerate(self.rows):
-            if i not in rows:
+        kept = [self.rows[i] for i in rows]
+        for row in self.rows:
+            if row not in kept:
                 row.block.remove(row.at)
-        self.rows = [self.rows[i] for i in rows]
+        self.rows = kept
 
     def join(self, other: InPlaceEntries) -> None:
         [row] = other.rows
@@ -255,10 +301,12 @@ class InPlaceEntries(Entries):
         other._blocks = {}
 
     def stop_packing(self, room: int) -> None:
-        """Puts all rows in one block, in their order, with `room` tokens behind the longest."""
+        """Puts all rows in one block, in their order, with `room` slots behind the longest: the
+        model attends to something else than it caches, and no later pass is packed either."""
+        memo_of(self._model)[_UNPACKABLE] = True
         self.packs = self.joins = False
         self._blocks = {}
-        longest = self.length
+        longest = self.longest
         for row in self.rows:
             room_of_row = longest + room - row.length
             self._add(row, row.first(row.length), room_of_row, capacity=len(self.rows))
@@ -268,55 +316,30 @@ class InPlaceEntries(Entries):
         places = {id(row): i for i, row in enumerate(self.rows)}
         return [places[id(row)] for block in self._blocks.values() for row in block.rows]
 
-    def cached_row(self, index: int, cached: int) -> LayerEntries:
+    def cached_row(self, index: int, cached: int) -> KeysAndValues:
         """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none
-        where a layer's prefill has left out what is outside of its window."""
-        if any(window is not None for window in self.windows):
-            return []
-        return self.rows[index].first(cached)
+        where the prefill has left out what is outside of a window."""
+        return [] if self._has_windows else self.rows[index].first(cached)
 
-    def crop(self, length: int, excess: int) -> bool:
-        if any(window is not None for window in self.windows):
+    def crop(self, excess: int) -> bool:
+        if self._has_windows:
             return False  # what the prefill left out may be seen again
         [row] = self.rows
-        row.length = length + self.prior_length
+        row.length -= excess
         return True
 
     def close(self, cached: list[int]) -> None:
-        if self.rows:
-            self._put_back(max(cached) + self.prior_length)
-
-    def mark(self) -> Callable[[], None]:
-        lengths = [row.length for row in self.rows]
-        before_prefill = None if self.rows else super().mark()
-
-        def go_back() -> None:
-            if before_prefill is None:
-                for row, length in zip(self.rows, lengths, strict=True):
-                    row.length = length
-                return
-            if self.rows:
-                self._put_back(self.rows[0].length)
-            before_prefill()
-
-        return go_back
-
-    def _add(self, row: RowEntries, states: LayerEntries, room: int = 0, capacity: int = 0) -> None:
-        """Puts a row in the shortest block that has `room` tokens behind it."""
-        slots = block_size(row.length + room)
-        self._blocks.setdefault(slots, Block(slots)).add(row, states, capacity)
-
-    def _put_back(self, length: int) -> None:
-        """Fills the call's own layers with the first `length` entries of all rows, padding among
-        them, as plain decoding leaves them."""
+        """Fills the call's own layers with the first tokens of all rows, padding among them, as
+        plain decoding leaves them."""
+        if not self.rows:
+            return
+        length = max(cached) + self.prior_length
         for index, layer in enumerate(self._layers):
             window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
             seen = slice(first_visible(length, window), length)
             layer.keys, layer.values = (
-                torch.cat(
-                    [row.block.layers[index][side][row.at, None, :, seen] for row in self.rows]
-                )
-                for side in (0, 1)
+                torch.stack([row.block.layers[index][i][row.at, :, seen] for row in self.rows])
+                for i in (0, 1)
             )
             if window is not None:
                 layer.cumulative_length = length
@@ -324,18 +347,29 @@ class InPlaceEntries(Entries):
         self.rows = []
         self._blocks = {}
 
+    def mark(self) -> Callable[[], None]:
+        lengths = [row.length for row in self.rows]
+        before_prefill = None if self.rows else super().mark()
 
-def fits_in_place(cache: Cache) -> bool:
-    """Whether every layer keeps one entry for each position, or for those of a window."""
-    return (
-        all(type(layer) in (DynamicLayer, SlidingLayer) for layer in cache.layers)
-        and len({layer.get_seq_length() for layer in cache.layers}) <= 1
-        and not cache.offloading
-    )
+        def go_back() -> None:
+            self.current = None
+            if before_prefill is None:
+                for row, length in zip(self.rows, lengths, strict=True):
+                    row.length = length
+                return
+            self.close([row.length - self.prior_length for row in self.rows])
+            before_prefill()
+
+        return go_back
+
+    def _add(self, row: CachedRow, held: KeysAndValues, room: int = 0, capacity: int = 0) -> None:
+        """Puts a row in the shortest block that has `room` slots behind it."""
+        slots = block_size(row.length + room)
+        self._blocks.setdefault(slots, Block(slots)).add(row, held, capacity)
 
 
 def first_visible(length: int, window: int | None) -> int:
-    """The first of `length` entries that is inside of the next token's window."""
+    """The first of `length` slots that is inside of the next token's window."""
     return 0 if window is None else max(0, length - window + 1)
 
 
@@ -347,54 +381,20 @@ def block_size(length: int) -> int:
     return slots
 
 
-def seen_entries(
-    now: Pass,
-    rows: Sequence[RowEntries],
-    members: Sequence[int],
-    size: int,
-    entries: slice,
-    window: int | None,
-) -> np.ndarray:
-    """Which of these entries of its row each of `size` tokens sees, of the rows that are `members`:
-    bool `(members, size, length)`. A token sees its row up to the pass, then what the draft's mask
-    allows, and nothing outside of the window. A token that a row lacks sees what its last one
-    does."""
-    start = entries.start
-    seen = np.zeros((len(members), size, entries.stop - start), dtype=np.bool_)
-    for mask, i in zip(seen, members, strict=True):
-        row = rows[i]
-        behind = row.length - start
-        mask[:, :behind] = True
-        count = now.sizes[i]
-        if count == 0:
-            continue
-        own = mask[:count]
-        own[:, behind : behind + count] = now.visible[i]
-        own[:, : max(row.skipped - start, 0)] = False
-        if row.hidden is not None:
-            own[:, : max(len(row.hidden) - start, 0)] &= ~row.hidden[start:]
-        if window is not None:
-            steps = now.indices[i] - now.indices[i][0]
-            distances = steps[:, None] - np.concatenate([np.arange(-behind, 0), steps])
-            own[:, : behind + count] &= distances < window
-        mask[count:] = own[-1]
-    return seen
-
-
-def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[RowEntries]:
+def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[CachedRow]:
     """`count` rows whose prompts, with what a given cache holds, are `length` tokens long."""
-    rows = [RowEntries(0, length) for _ in range(count)]
+    rows = [CachedRow(0, length) for _ in range(count)]
     if (mask := model_kwargs.get("attention_mask")) is not None:
         hidden = mask[:, :length].numpy(force=True) == 0
         padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
-        for row, own, skipped in zip(rows, hidden, padding, strict=True):
+        for row, is_hidden, skipped in zip(rows, hidden, padding, strict=True):
             row.skipped = skipped
-            row.hidden = own if own[skipped:].any() else None
+            row.hidden = is_hidden if is_hidden[skipped:].any() else None
     return rows
 
 
-def _whole(entries: torch.Tensor, length: int) -> torch.Tensor:
-    """Entries `(heads, n, head_dim)` in the slots of their indices: where a layer has dropped what
-    is outside of its window, nothing is in the first ones of `length`."""
-    gone = length - entries.shape[1]
-    return nn.functional.pad(entries, (0, 0, gone, 0)) if gone else entries
+def _whole(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Keys or values `(heads, n, head_dim)` in the slots of their indices: the first of `length`
+    are empty where a layer has dropped those outside of its window."""
+    gone = length - states.shape[1]
+    return nn.functional.pad(states, (0, 0, gone, 0)) if gone else states

@@ -37,13 +37,8 @@ with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's
 
 
 def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
-    """Around a pass that is not compiled; does nothing unless they [`are_active`]."""
-    return NarrowProducts() if are_active() else nullcontext()
-
-
-def are_active() -> bool:
-    """Whether passes use the kernel."""
-    return _why_inactive() is None
+    """Around a pass that is not compiled; does nothing where the kernel cannot be used."""
+    return NarrowProducts() if _why_inactive() is None else nullcontext()
 
 
 def why_unused(weight: Tensor) -> str | None:

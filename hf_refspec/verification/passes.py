@@ -1,4 +1,5 @@
-"""A pass: the tokens of R rows in one forward pass of the target model, and what the model returns.
+"""A pass: the tokens of R rows in one forward pass of the target model, the arguments of the model,
+and what it returns.
 
 row 0   p p p p x x | r d d d        p  prompt, x  output, both cached
 row 1   p p x x x x | x r            x, r  pending: not yet cached; r  the root, the last token
@@ -14,11 +15,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..text_config import attention_windows, text_config
+from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
+from .caches import find_cache, holds_running_state
+from .eager_kernels import eager_kernels
+from .prompt_logits import last_token, records_prompt
 
 # Arrays of one copy begin at multiples of this number of bytes, as compiled kernels expect.
 _ALIGNMENT = 64
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
 class TokenSequence(Protocol):
@@ -140,6 +148,29 @@ class Pass:
             masks.append(mask)
         return masks
 
+    def aligned(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of all rows side by side and their indices, int64 `(R, size)`. Those that a
+        row lacks repeat the last token of its text."""
+        tokens = np.empty((len(self.rows), size), dtype=np.int64)
+        indices = np.empty_like(tokens)
+        for i, row in enumerate(self.rows):
+            count = self.sizes[i]
+            if count < size:
+                tokens[i] = row.tail(1)[0]
+            tokens[i, :count] = self.tokens[i]
+            indices[i] = len(row) - 1
+            indices[i, :count] = self.indices[i]
+        return tokens, indices
+
+    @property
+    def skipped(self) -> int:
+        """The tokens of each row before all roots, whose logits nobody needs."""
+        return max(min(self.pending) - 1, 0)
+
+    def roots(self, size: int) -> list[int]:
+        """The index of each root among the logits of rows side by side, `size` for each."""
+        return [i * size + n - 1 - self.skipped for i, n in enumerate(self.pending)]
+
     def kept(self, paths: Sequence[list[int] | None]) -> list[list[int]]:
         """The accepted tokens of each row, as indices in the pass."""
         return [
@@ -149,10 +180,8 @@ class Pass:
 
     def cached_after(self, paths: Sequence[list[int] | None]) -> list[int]:
         """How many tokens of each row the cache holds once those of these paths are kept."""
-        return [
-            cached if path is None else cached + pending + len(path)
-            for cached, pending, path in zip(self.cached, self.pending, paths, strict=True)
-        ]
+        kept = self.kept(paths)
+        return [cached + len(row) for cached, row in zip(self.cached, kept, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -179,6 +208,148 @@ class PassResult:
     is_step: bool = False
     prompts: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The forward pass over the prompts, from which later passes go on."""
+
+    model: PreTrainedModel
+    model_kwargs: dict[str, Any]  # with the cache that it filled
+    outputs: Mapping[str, Any]
+    prompt_length: int  # padding included
+    prompts: list[int]  # see `PassResult.prompts`
+
+
+class Inputs:
+    """The arguments of the forward passes after a prefill of R prompts.
+
+    Attributes:
+        prompt_length (`int`): The length of the prompts, padding included.
+        offsets (`list[int]`): For each row, a token's position less its index: left padding has no
+            position, and a given cache may hold tokens that the ids lack.
+    """
+
+    def __init__(self, prefill: Prefill) -> None:
+        self.model = prefill.model
+        self.prompt_length = prefill.prompt_length
+        # The position of each row's first token, int64 of shape (..., R): some models have several
+        # positions for each token.
+        self._first = np.zeros(len(prefill.prompts), dtype=np.int64)
+        positions = prefill.model_kwargs.get("position_ids")
+        if positions is not None:
+            last = positions[..., -1].numpy(force=True).astype(np.int64)
+            first = last - (self.prompt_length - 1)
+            self._first = np.broadcast_to(first, (*first.shape[:-1], len(self._first)))
+        else:
+            cache = find_cache(prefill.model_kwargs)
+            if cache is not None and not holds_running_state(cache):
+                self._first += max(cache.get_seq_length() - self.prompt_length, 0)
+
+    def select(self, rows: list[int]) -> None:
+        """Keeps these rows alone."""
+        self._first = self._first[..., rows]
+
+    def join(self, other: Inputs) -> None:
+        """Adds the rows of another prefill, with the usual arguments alone."""
+        self._first = np.concatenate([self._first, other._first], axis=-1)
+
+    @property
+    def offsets(self) -> list[int]:
+        return self._first.reshape(-1, self._first.shape[-1]).max(axis=0).tolist()
+
+
+class MaskedInputs(Inputs):
+    """The arguments of passes over any number of rows, whose mask and positions are explicit."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        super().__init__(prefill)
+        model_kwargs = prefill.model_kwargs
+        self.device = model_kwargs["position_ids"].device
+        self._windows = attention_windows(text_config(self.model)) or {}
+        # Token types of output, (R, 1): the last one goes on, "no image" where there are images.
+        self._token_types = {
+            name: model_kwargs[name][:, -1:]
+            if name == "token_type_ids"
+            else model_kwargs[name][:, :1] * 0
+            for name in _TOKEN_TYPES
+            if model_kwargs.get(name) is not None
+        }
+        new_in_each_pass = (*CACHE_NAMES, *_TOKEN_TYPES, "attention_mask", "position_ids")
+        self._others = {k: v for k, v in model_kwargs.items() if k not in new_in_each_pass}
+        self._others[cache_name(model_kwargs)] = find_cache(model_kwargs)
+
+    def select(self, rows: list[int]) -> None:
+        index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
+        count = self._first.shape[-1]
+        super().select(rows)
+        self._token_types = {name: types[index] for name, types in self._token_types.items()}
+        self._others = {
+            name: value[index.to(value.device)]
+            if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == count
+            else value
+            for name, value in self._others.items()
+        }
+
+    def positions(self, indices: np.ndarray, of_row: np.ndarray | None = None) -> np.ndarray:
+        """The positions of tokens with these indices in their rows, `(R, S)`: int64 `(..., R, S)`.
+        Tokens `(1, S)` of several rows are each `of_row` `(S,)`."""
+        if of_row is None:
+            return self._first[..., None] + indices
+        return self._first[..., None, of_row] + indices
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The different windows of the layers: a pass side by side has a mask for each."""
+        return list(dict.fromkeys(self._windows.values()))
+
+    def mask(self, seen: Mapping[int | None, torch.Tensor]) -> Any:
+        """The mask of a pass as attention takes it, `(R, 1, S, slots)`, by which slots the tokens
+        see in each of the [`windows`], bool `(R, S, slots)`. Where the configuration names types of
+        layers, there is one mask for each type."""
+        masks = {}
+        for layer_type, window in self._windows.items():
+            mask = seen[window][:, None]
+            if attention_implementation(self.model) != "sdpa":  # eager: it is added to the scores
+                bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
+                mask = bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
+            masks[layer_type] = mask
+        return masks.get("", masks)
+
+    def of_pass(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, kept: int
+    ) -> dict[str, Any]:
+        """The arguments of a forward pass over tokens `(R, S)` at these positions `(..., R, S)`,
+        under a mask of [`mask`]; `None` hides nothing. The logits of the last `kept` are wanted, 0
+        for all."""
+        rows, size = tokens.shape
+        types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
+        by_type = isinstance(mask, dict)
+        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            tokens,
+            next_sequence_length=size,
+            attention_mask=next(iter(mask.values())) if by_type else mask,
+            position_ids=positions,
+            **types,
+            **self._others,
+        )
+        if by_type:
+            model_inputs["attention_mask"] = mask
+        if "logits_to_keep" in model_inputs:
+            model_inputs["logits_to_keep"] = kept
+        return model_inputs
+
+
+def run_model(
+    model: PreTrainedModel, model_inputs: dict[str, Any], records: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The logits of a forward pass and, if it `records`, the inputs of the output layer."""
+    states: list[torch.Tensor] = []
+    if records and records_prompt(model, model_inputs):
+        model_inputs["logits_to_keep"] = last_token(states)
+    with eager_kernels(model):
+        logits = model(**model_inputs, return_dict=True).logits
+    return logits, states
 
 
 def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any, torch.Tensor]:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +22,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
-from .caches import call_device, fresh_kwargs, is_padded
-from .kinds import Kind
+from .caches import call_device, fresh_kwargs, has_padding
 from .model_memo import probing
 from .passes import FixedTokens
 from .random_state import random_state, set_random_state
 from .ranks import Ranks
-from .verifier import Verifier
+from .verifier import Kind, Verifier
 
 logger = logging.getLogger("hf_refspec")
 
@@ -45,6 +44,17 @@ _LOWEST_ID = 1000
 # two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
+
+
+class ProbedCall(NamedTuple):
+    """A call that a finding is about."""
+
+    kind: Kind
+    model: PreTrainedModel
+    rows: int
+    model_kwargs: dict[str, Any]
+    boundary: int | None = None  # a length that the text of the probe crosses
+    config: GenerationConfig | None = None  # whose passes may be compiled
 
 
 @dataclass(frozen=True)
@@ -73,45 +83,38 @@ class Finding:
         return text
 
 
-def probe(
-    kind: Kind,
-    model: PreTrainedModel,
-    rows: int,
-    model_kwargs: dict[str, Any],
-    boundary: int | None = None,
-    config: GenerationConfig | None = None,
-) -> Finding:
+def probe(call: ProbedCall) -> Finding:
     """Verifies drafts in texts until these decide whether logits are those of plain decoding."""
-    config = config or GenerationConfig(disable_compile=True)
-    device = call_device(model, model_kwargs)
+    kind = call.kind
+    model = call.model
+    device = call_device(model, call.model_kwargs)
     ranks = Ranks.of(model)
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2
     exact = passes = 0
     for seed in range(_TEXTS):
-        text = (min(rows, 2), model_kwargs, boundary, config, seed)
-        finding: Finding = ranks.agree(_found(kind, model, device, *text))
+        finding: Finding = ranks.agree(_found(call, device, seed))
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
-        is_decided = exact == needed and not kind.same_bits  # bits are compared in all texts
+        is_decided = exact == needed and not kind.is_reproducible  # bits are compared in all texts
         if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
     return replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
 
 
-def _found(kind: Kind, model: PreTrainedModel, device: torch.device, *text: Any) -> Finding:
+def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
     before = random_state(device)
     texts: _Texts | None = None
     try:
-        with probing(model):
-            texts = _Texts(model, device, *text)
-            finding = texts.finding(kind)
+        with probing(call.model):
+            texts = _Texts(call, device, seed)
+            finding = texts.finding(call.kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # models raise anything at inputs that they cannot take
         finding = Finding(False, failure=f"it raised {error_line(error)}")
     drew = not all(map(torch.equal, before, random_state(device)))
-    if drew and any(module.training for module in model.modules()):
+    if drew and any(module.training for module in call.model.modules()):
         finding = Finding(False, failure=_DROPOUT)
     if texts is not None:  # a small vocabulary has no text
         finding = replace(finding, passes=texts.passes)
@@ -143,34 +146,26 @@ class _Texts:
     at different positions.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        device: torch.device,
-        rows: int,
-        model_kwargs: dict[str, Any],
-        boundary: int | None,
-        config: GenerationConfig,
-        seed: int,
-    ) -> None:
-        self.model = model
-        self.rows = rows
-        self.model_kwargs = model_kwargs
-        self.config = config
+    def __init__(self, call: ProbedCall, device: torch.device, seed: int) -> None:
+        boundary = call.boundary
+        self.model = call.model
+        self.rows = min(call.rows, 2)
+        self.model_kwargs = call.model_kwargs
+        self.config = call.config or GenerationConfig(disable_compile=True)
         self.passes = 0  # that have run
-        self.dtype = computing_dtype(model, device)
+        self.dtype = computing_dtype(call.model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
-        ids = rng.permutation(_ordinary_ids(model))
+        ids = rng.permutation(_ordinary_ids(call.model))
         self.path = ids[:_PATH]
         self.distractors = ids[_PATH : _PATH + _DISTRACTORS]
         # A long text repeats a few tokens. Where keys are selected, equal ones may tie, and what
         # else is in the pass decides which of them is taken (Doge).
         words = ids if boundary is None else ids[-_DISTRACTORS:]
-        text = rng.choice(words, (rows, self.prompt + _PATH))
+        text = rng.choice(words, (self.rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
-        if rows > 1 or is_padded(model_kwargs):
+        if self.rows > 1 or has_padding(call.model_kwargs):
             self.mask[-1, :_PADDING] = 0
         self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 
@@ -188,7 +183,7 @@ class _Texts:
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = self._difference(other, verified)
         error = self._difference(verified, expected)
-        same_bits = not kind.same_bits or self._has_same_bits(kind, verified)
+        same_bits = not kind.is_reproducible or self._has_same_bits(kind, verified)
         eps = torch.finfo(self.dtype).eps
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5

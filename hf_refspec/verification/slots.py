@@ -1,4 +1,4 @@
-"""The slots of a static cache: every row writes behind its own last token, padding included.
+"""Passes over a static cache.
 
 A pass is padded to one of a few widths, so that a growing text compiles nothing new; with
 CUDA graphs each width is one graph. Every row writes behind its own last token:
@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StaticCache, StaticLayer
+from transformers import GenerationConfig, PreTrainedModel, StaticLayer
 
-from .caches import find_cache
+from .caches import has_begun
 from .compiled import CompiledForward
 from .entries import Entries
 from .model_memo import memo_of
-from .passes import Pass
+from .passes import MaskedInputs, Pass, PassResult, Prefill, uploaded
 
-# The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
+# The tokens of a row in a pass. More widths fit drafts closer, and take longer to compile.
 WIDTHS = (1, 8, 16, 32, 65)
 # Caches have multiples of it as lengths, so that a slightly longer prompt compiles nothing new.
 _LENGTH_STEP = 128
@@ -40,51 +40,79 @@ class NoRoomError(ValueError):
     """A text is longer than the static cache that the caller gave; plain decoding fails as well."""
 
 
-class Slots:
+class Targets:
     """Where the tokens of the next pass go, shared by all layers."""
 
-    targets: torch.Tensor  # int64 (R, S), the slot of each token of the pass
+    slots: torch.Tensor  # int64 (R, S), the slot of each token of the pass
 
 
 class SlottedLayer(StaticLayer):
     """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
-    writes where [`Slots`] says."""
+    writes where [`Targets`] says."""
 
-    def __init__(self, layer: StaticLayer, slots: Slots) -> None:
+    def __init__(self, layer: StaticLayer, targets: Targets) -> None:
         self.__dict__ |= layer.__dict__
-        self.slots = slots
+        self.targets = targets
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        targets = self.slots.targets.to(self.keys.device)  # layers may be on several devices
-        for entries, states in ((self.keys, key_states), (self.values, value_states)):
-            if len(targets) == 1:
-                entries.index_copy_(2, targets[0], states)
+        slots = self.targets.slots.to(self.keys.device)  # layers may be on several devices
+        for tensor, states in ((self.keys, key_states), (self.values, value_states)):
+            if len(slots) == 1:
+                tensor.index_copy_(2, slots[0], states)
             else:
-                entries.scatter_(2, targets[:, None, :, None].expand_as(states), states)
+                tensor.scatter_(2, slots[:, None, :, None].expand_as(states), states)
         return self.keys, self.values
+
+
+def fixed_width(
+    model: PreTrainedModel, now: Pass, entries: SlottedEntries, inputs: MaskedInputs
+) -> PassResult:
+    """Rows side by side, padded to one of a few widths that can be compiled."""
+    width = entries.width_of_pass(now)
+    slots = entries.next_slots(width)
+    tokens, indices = now.aligned(width)
+    arrays: dict[Any, np.ndarray] = {
+        "tokens": tokens,
+        "positions": inputs.positions(indices),
+        "slots": slots,
+    }
+    for window in inputs.windows:
+        arrays[window] = entries.seen(now, indices + entries.prior_length, slots, window)
+    tensors = uploaded(arrays, inputs.device)
+    entries.targets.slots = tensors["slots"]
+    mask = inputs.mask(tensors)
+    model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept=0)  # all
+    logits, was_prepared = entries.run(model_inputs, width)
+    logits = logits[:, now.skipped : now.size]
+    return PassResult(
+        logits=logits.flatten(0, 1),
+        roots=now.roots(logits.shape[1]),
+        pass_tokens=width * len(now.rows),
+        is_step=now.is_step and not was_prepared,
+    )
 
 
 class SlottedEntries(Entries):
     """The slots of a static cache, for passes of these `widths`.
 
     Attributes:
-        length (`int`): The slots of a row.
-        places (`np.ndarray`, int64 of shape `(R, length)`): The index of the token whose entries a
-            slot holds, those of a given cache counted; -1 where it is free.
+        slots_per_row (`int`): The slots of a row.
+        places (`np.ndarray`, int64 of shape `(R, slots_per_row)`): The index of the token whose
+            keys and values a slot holds, those of a given cache counted; -1 where it is free.
+        targets ([`Targets`]): Where the tokens of the next pass go.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        widths: tuple[int, ...],
-        same_bits: bool = False,
+        model_kwargs: Mapping[str, Any],
+        widths: Sequence[int] = (),
     ) -> None:
-        cache: Any = find_cache(model_kwargs)
-        super().__init__(cache)
+        super().__init__(model, generation_config, model_kwargs)
+        cache = self.cache
         self._model = model
         self._config = generation_config
         self._widths = widths
@@ -93,20 +121,21 @@ class SlottedEntries(Entries):
         if not has_begun(cache):
             # Also in place of layers that keep a window: a mask hides what is outside of it, and a
             # draft may be rejected behind it.
-            length = max(layer.max_cache_len for layer in cache.layers)
+            slots = max(layer.max_cache_len for layer in cache.layers)
             if generation_config.cache_implementation is not None:  # `generate` has made it
-                if same_bits:  # depend on the length, which earlier calls must not change
-                    length = getattr(generation_config, "max_cache_len", None) or 0
+                # Bits depend on the number of slots, which earlier calls must not change then.
+                if len(widths) == 1:
+                    slots = getattr(generation_config, "max_cache_len", None) or 0
                 # Room for the whole text and a pass behind it.
-                needed = max(length, generation_config.max_length) + widths[-1]
-                length = -(-needed // _LENGTH_STEP) * _LENGTH_STEP
-            cache.layers = [StaticLayer(max_cache_len=length) for _ in cache.layers]
+                needed = max(slots, generation_config.max_length) + widths[-1]
+                slots = -(-needed // _LENGTH_STEP) * _LENGTH_STEP
+            cache.layers = [StaticLayer(max_cache_len=slots) for _ in cache.layers]
             for old, layer in zip(self._plain_layers, cache.layers, strict=True):
                 if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
                     layer.lazy_initialization(old.keys, old.values)
-        self.length: int = cache.layers[0].max_cache_len
-        self.places = np.empty((0, self.length), dtype=np.int64)
-        self.slots = Slots()
+        self.slots_per_row: int = cache.layers[0].max_cache_len
+        self.places = np.empty((0, self.slots_per_row), dtype=np.int64)
+        self.targets = Targets()
         self._layers = cache.layers
 
     @property
@@ -121,28 +150,26 @@ class SlottedEntries(Entries):
             if shape == self._shape(count):
                 self._layers = self.cache.layers = layers
 
-    def begin(
-        self, prompt_length: int, model_kwargs: Mapping[str, Any], prompts: list[int]
-    ) -> None:
+    def begin(self, prefill: Prefill) -> None:
         if len(self._layers) != len(self._plain_layers):  # Dory copies some, windows or not
             raise ValueError("the model adds layers of its own to a static cache")
         prefilled = int(self.cache.get_seq_length())
-        self.prior_length = prefilled - prompt_length
-        slots = np.arange(self.length)
+        self.prior_length = prefilled - prefill.prompt_length
+        slots = np.arange(self.slots_per_row)
         rows = len(self._layers[0].keys)
         self.places = np.tile(np.where(slots < prefilled, slots, -1), (rows, 1))
-        self._is_text = np.ones((rows, self.length), dtype=np.bool_)
-        if (mask := model_kwargs.get("attention_mask")) is not None:
+        self._is_text = np.ones(self.places.shape, dtype=np.bool_)
+        if (mask := prefill.model_kwargs.get("attention_mask")) is not None:
             is_text = mask[:, :prefilled].numpy(force=True) != 0
             self._is_text[:, : is_text.shape[1]] = is_text
-        self.cache.layers = [SlottedLayer(layer, self.slots) for layer in self._layers]
+        self.cache.layers = [SlottedLayer(layer, self.targets) for layer in self._layers]
 
     def before(self, now: Pass) -> None:
         self._free(now.cached)
 
     def room(self, cached: Sequence[int]) -> int:
         """Limited by the widest pass and by the slots behind the longest row; the last is spare."""
-        behind = self.length - 1 - max(cached) - self.prior_length
+        behind = self.slots_per_row - 1 - max(cached) - self.prior_length
         return max(min(self._widths[-1], behind) - 1, 0)
 
     def width_of_pass(self, now: Pass) -> int:
@@ -154,29 +181,29 @@ class SlottedEntries(Entries):
             NoRoomError: If the cache has no room for them.
         """
         ends = [cached + self.prior_length for cached in now.cached]
-        if any(p and end >= self.length for p, end in zip(now.pending, ends, strict=True)):
+        if any(p and end >= self.slots_per_row for p, end in zip(now.pending, ends, strict=True)):
             raise NoRoomError(
-                f"The static cache has room for {self.length} tokens, and a text has more. Pass "
-                "a `StaticCache` with a larger `max_cache_len`."
+                f"The static cache has room for {self.slots_per_row} tokens, and a text has more. "
+                "Pass a `StaticCache` with a larger `max_cache_len`."
             )
-        if max(ends) + now.size >= self.length:
+        if max(ends) + now.size >= self.slots_per_row:
             return now.size
         return next((width for width in self._widths if width >= now.size), now.size)
 
-    def targets(self, width: int) -> np.ndarray:
+    def next_slots(self, width: int) -> np.ndarray:
         """The slots of the next `width` tokens of each row, int64 `(R, width)`."""
-        self._targets = np.full((len(self.places), width), self.length - 1)
-        for targets, places in zip(self._targets, self.places, strict=True):
+        self._written = np.full((len(self.places), width), self.slots_per_row - 1)
+        for slots, places in zip(self._written, self.places, strict=True):
             free = np.flatnonzero(places < 0)[:width]
-            targets[: len(free)] = free
-        return self._targets
+            slots[: len(free)] = free
+        return self._written
 
     def seen(
-        self, now: Pass, indices: np.ndarray, targets: np.ndarray, window: int | None
+        self, now: Pass, indices: np.ndarray, slots: np.ndarray, window: int | None
     ) -> np.ndarray:
-        """Which slots each token sees, bool `(R, S, length)`: those of the text and, among the
-        `targets` of the pass `(R, S)`, what the draft's mask allows; of both nothing that is
-        outside of the window. `indices` `(R, S)` are those of the tokens, the entries before the
+        """Which slots each token sees, bool `(R, S, slots_per_row)`: those of the text and, among
+        the `slots` of the pass `(R, S)`, what the draft's mask allows; of both nothing that is
+        outside of the window. `indices` `(R, S)` are those of the tokens, with those before the
         prompt counted. Padding sees the text and itself."""
         width = indices.shape[1]
         seen = np.repeat(((self.places >= 0) & self._is_text)[:, None], width, axis=1)
@@ -188,7 +215,7 @@ class SlottedEntries(Entries):
             visible[:size, :size] = now.visible[i]
             if window is not None:
                 visible &= indices[i][:, None] - indices[i] < window
-            mask[:, targets[i]] = visible
+            mask[:, slots[i]] = visible
         return seen
 
     def run(self, model_inputs: dict[str, Any], width: int) -> tuple[torch.Tensor, bool]:
@@ -196,23 +223,22 @@ class SlottedEntries(Entries):
         compile it; and whether it was compiled or captured just now, which takes longer."""
         if self._compiled.is_active and width in self._widths:
             shape = self._shape(len(self.places))
-            logits = self._compiled(model_inputs, width, shape)
-            if logits is not None:
-                return logits, self._compiled.prepared
+            if (result := self._compiled(model_inputs, width, shape)) is not None:
+                return result
         return self._model(**model_inputs, return_dict=True).logits, False
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for i, kept in enumerate(done.kept(paths)):
             first = done.cached[i] + self.prior_length
-            self.places[i, self._targets[i, kept]] = np.arange(first, first + len(kept))
+            self.places[i, self._written[i, kept]] = np.arange(first, first + len(kept))
         return done.cached_after(paths)
 
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
         """How much of each row is kept before the last pass brings all rows to this length."""
-        if len(cached) > 1 and self.prior_length + length + 1 > self.length:
+        if len(cached) > 1 and self.prior_length + length + 1 > self.slots_per_row:
             # No slot is spare: rows that stood still have written into the last one. All run the
             # same number of tokens again, so that none is padded.
-            last = self.length - 1 - self.prior_length
+            last = self.slots_per_row - 1 - self.prior_length
             return [min(last, *cached)] * len(cached)
         return cached
 
@@ -222,14 +248,16 @@ class SlottedEntries(Entries):
             return
         self._free(cached)
         length = max(cached) + self.prior_length
-        in_order = np.where(self.places < 0, self.length, self.places).argsort(axis=1)[:, :length]
+        in_order = np.where(self.places < 0, self.slots_per_row, self.places).argsort(axis=1)[
+            :, :length
+        ]
         for layer in self._layers:
             layer.cumulative_length.fill_(length)
             if (in_order != np.arange(length)).any():
                 index = torch.from_numpy(in_order).to(layer.keys.device)[:, None, :, None]
-                for entries in (layer.keys, layer.values):
-                    expanded = index.expand(-1, entries.shape[1], -1, entries.shape[3])
-                    entries[:, :, :length] = entries.gather(2, expanded)
+                for tensor in (layer.keys, layer.values):
+                    expanded = index.expand(-1, tensor.shape[1], -1, tensor.shape[3])
+                    tensor[:, :, :length] = tensor.gather(2, expanded)
         # Plain decoding would have left shorter layers, or ones that keep a window.
         self.cache.layers = []
         for layer, plain in zip(self._layers, self._plain_layers, strict=True):
@@ -254,7 +282,7 @@ class SlottedEntries(Entries):
 
     def _shape(self, rows: int) -> tuple[Any, ...]:
         """The properties that the layers of a cache depend on."""
-        return self.length, rows, self._model.dtype, self._model.device
+        return self.slots_per_row, rows, self._model.dtype, self._model.device
 
     @property
     def _is_owned(self) -> bool:
@@ -262,8 +290,3 @@ class SlottedEntries(Entries):
         config = self._config
         is_made = config.cache_implementation is not None and not config.return_dict_in_generate
         return self._compiled.is_active and is_made
-
-
-def has_begun(cache: StaticCache) -> bool:
-    """Whether anything has been written into a static cache."""
-    return int(cache.get_seq_length()) > 0

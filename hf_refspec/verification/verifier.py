@@ -4,14 +4,26 @@ A [`Verifier`] lives for one call of `generate`. Each step it takes the rows and
 each, returns the target's logits after the last token of each row and after every draft node, and
 then receives the accepted nodes. The first pass, with nothing cached, is the prefill.
 
-What differs between kinds of verifiers stands in `kinds.py`: how a pass is laid out, and how the
-cache keeps the accepted tokens and drops the others.
+It is of a [`Kind`], which combines a layout of passes and entries, the way the cache keeps the
+accepted tokens and drops the others:
+
+| kind | drafts | rows | layout | entries |
+| --- | --- | --- | --- | --- |
+| [`TREE`] | trees | any number | `packed.py` or `side_by_side.py` | `in_place.py` |
+| [`STATIC`] | trees | any number | one of a few widths, `slots.py` | `slots.py` |
+| [`REPRODUCIBLE`] | chains | any number | one width | `slots.py` |
+| [`CHAIN`] | chains | one | `in_order.py` | cropped, `entries.py` |
+| [`RECURRENT`] | chains | one | the same | running state, `entries.py` |
+| [`PLAIN`] | none | one | the same | any |
+
+The model itself decides which kinds are exact, see `probe.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,18 +31,99 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..transformers_names import cache_name, prefill
-from .caches import find_cache, fresh_kwargs
-from .inputs import Inputs
-from .kinds import Kind
-from .passes import FixedTokens, Pass, PassResult, TokenSequence
+from .caches import (
+    can_be_cropped,
+    find_cache,
+    fresh_kwargs,
+    is_static,
+    keeps_text,
+    may_hold_state,
+)
+from .entries import CroppedEntries, Entries, RunningState
+from .in_order import OrderedInputs, in_order
+from .in_place import InPlaceEntries
+from .packed import branching
+from .passes import FixedTokens, Inputs, MaskedInputs, Pass, PassResult, Prefill, TokenSequence
 from .prompt_logits import last_token, records_prompt
+from .slots import WIDTHS, SlottedEntries, fixed_width
+
+# A pass of this width costs up to 1.3 plain steps in bfloat16 on a CPU, and 1.06 on an H100; wider
+# ones take longer drafts, and every pass without a draft costs as much.
+_REPRODUCIBLE_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of verifier."""
+
+    # As `DraftStats.verification` names it; some are values of `verification=` too.
+    name: str
+    # One forward pass: `(model, pass, entries, inputs) -> PassResult`.
+    layout: Callable[..., PassResult]
+    entries: type[Entries]  # keeps the keys and values of a call
+    inputs: type[Inputs]  # the arguments of passes
+    # Whether it may be tried at all with a model and its keyword arguments.
+    supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
+    takes_trees: bool = False  # whether drafts may branch
+    takes_several_tokens: bool = True  # whether several may run behind the cached ones
+    drops_rows: bool = True  # whether rows can leave
+    is_reproducible: bool = False  # whether logits are the same bit by bit with drafts and without
+    # The tokens of a row that a pass is padded to, where the cache has room; none if to any number.
+    widths: tuple[int, ...] = ()
+
+
+TREE = Kind("tree", branching, InPlaceEntries, MaskedInputs, keeps_text, takes_trees=True)
+
+STATIC = Kind(
+    "static",
+    fixed_width,
+    SlottedEntries,
+    MaskedInputs,
+    is_static,
+    takes_trees=True,
+    drops_rows=False,
+    widths=WIDTHS,
+)
+
+# In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that
+# drafts may change a near-tie. Not so if all passes have one shape, and attention sums in one
+# order: rows of a matrix product of one shape do not depend on each other, and masked slots add
+# exact zeros. Attention sums over slots, so that drafts are chains: in a chain each token stands
+# in the slot that it keeps, in a tree it may not. Where tokens choose among experts, what others
+# choose changes the shapes, except with transformers' `experts_implementation="batched_mm"`. The
+# probe compares the bits.
+REPRODUCIBLE = Kind(
+    "reproducible",
+    fixed_width,
+    SlottedEntries,
+    MaskedInputs,
+    is_static,
+    drops_rows=False,
+    is_reproducible=True,
+    widths=(_REPRODUCIBLE_WIDTH,),
+)
+
+CHAIN = Kind("chain", in_order, CroppedEntries, OrderedInputs, can_be_cropped)
+
+RECURRENT = Kind("chain", in_order, RunningState, OrderedInputs, may_hold_state)
+
+# For models that cannot take several tokens behind a cache. Speculative retrieval runs on them as
+# well: when more than one token is pending, the whole text runs again, as in a call of its own.
+PLAIN = Kind(
+    "plain",
+    in_order,
+    Entries,
+    OrderedInputs,
+    lambda model, model_kwargs: True,
+    takes_several_tokens=False,
+)
 
 
 class Verifier:
     """Forward passes of one target model over the same rows, with the cache kept in step.
 
     Attributes:
-        kind ([`Kind`]): How passes are laid out and entries kept.
+        kind ([`Kind`]): How passes are laid out, and keys and values kept.
         model_kwargs (`dict`): The keyword arguments that `generate` prepared for the prompt.
         entries ([`Entries`]): Keeps keys and values.
         inputs ([`Inputs`], *optional*): The arguments of passes after the prefill.
@@ -49,7 +142,7 @@ class Verifier:
         self.model = model
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
-        self.entries = kind.entries(model, generation_config, self.model_kwargs)
+        self.entries = kind.entries(model, generation_config, self.model_kwargs, kind.widths)
         self.inputs: Inputs | None = None
         self.cached: list[int] = []
         self._last: Pass | None = None  # until `keep` has received the accepted nodes
@@ -102,14 +195,16 @@ class Verifier:
             self.cached = cached
             self.model_kwargs = model_kwargs
             self.inputs = copy(inputs)
+            self._last = None
             restore_entries()
 
         return go_back
 
     def crop(self, length: int) -> bool:
-        """Drops all but the first `length` tokens of a single row; returns `False` if its cache
-        cannot be cropped."""
-        if not self.entries.crop(length, self.cached[0] - length):
+        """Drops all but the first `length` tokens of a single row, where it has more; returns
+        `False` if its cache cannot be cropped."""
+        length = min(length, self.cached[0])
+        if not self.entries.crop(self.cached[0] - length):
             return False
         self.cached = [length]
         return True
@@ -147,7 +242,7 @@ class Verifier:
 
     def join(self, other: Verifier) -> None:
         """Adds the only row of another verifier of this kind, which has prefilled it."""
-        assert self.inputs is not None
+        assert self.inputs is not None and other.inputs is not None
         self.cached = [*self.cached, *other.cached]
         self.entries.join(other.entries)
         self.inputs.join(other.inputs)
@@ -158,7 +253,9 @@ class Verifier:
         if self.entries.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
-            self.entries = self.kind.entries(self.model, self.generation_config, self.model_kwargs)
+            kind = self.kind
+            config = self.generation_config
+            self.entries = kind.entries(self.model, config, self.model_kwargs, kind.widths)
             self.cached = []
 
     def _prefill(self, rows: Sequence[TokenSequence], records: bool) -> PassResult:
@@ -186,9 +283,10 @@ class Verifier:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
             self.entries.cache = cache
         self.cached = [length] * count
-        self.inputs = self.kind.inputs(self.model, self.model_kwargs, outputs, count, length)
         prompts = of_row.tolist()
-        self.entries.begin(length, self.model_kwargs, prompts)
+        prefilled = Prefill(self.model, self.model_kwargs, outputs, length, prompts)
+        self.inputs = self.kind.inputs(prefilled)
+        self.entries.begin(prefilled)
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         if shared is not None:
             logits = logits[of_row.to(logits.device)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.verification.attention import PackedAttention, PackedMask, UnpackableError
-from hf_refspec.verification.in_place import Block, RowEntries, block_size
+from hf_refspec.verification.in_place import Block, CachedRow, block_size
+from hf_refspec.verification.packed import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
 
 CPU = torch.device("cpu")
@@ -24,13 +24,13 @@ LARGE = DraftTree.chain([*range(39)])
 
 def rows_of(
     lengths: list[int], drafts: list[DraftTree | None], hidden: int = 0
-) -> tuple[Pass, list[RowEntries], list[int]]:
+) -> tuple[Pass, list[CachedRow], list[int]]:
     """A pass over rows with entries of these lengths in one layer, and its order, that of their
     blocks; `hidden` of the first entries of the first row are not seen."""
     blocks: dict[int, Block] = {}
     rows = []
     for i, (length, draft) in enumerate(zip(lengths, drafts, strict=True)):
-        row = RowEntries(0, length)
+        row = CachedRow(0, length)
         states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
         slots = block_size(length + (0 if draft is None else 1 + len(draft)))
         blocks.setdefault(slots, Block(slots)).add(row, states, capacity=len(lengths))
@@ -46,7 +46,7 @@ def rows_of(
 def alone(
     now: Pass,
     i: int,
-    row: RowEntries,
+    row: CachedRow,
     query: torch.Tensor,
     keys: torch.Tensor,
     window: int | None,
@@ -72,7 +72,7 @@ def alone(
 
 def check(
     now: Pass,
-    rows: list[RowEntries],
+    rows: list[CachedRow],
     order: list[int],
     heads: int,
     unused: int = 0,
@@ -88,7 +88,7 @@ def check(
         expected.append(alone(now, i, rows[i], *part, window))
         begin = end
     packed.write(0, keys, -keys)
-    mask = PackedMask.of(packed, CPU).to(torch.float32)  # as models may cast it
+    mask = AttentionProxy.of(packed, CPU).to(torch.float32)  # as models may cast it
     attended = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, attn_mask=mask)
     torch.testing.assert_close(attended[:, :, :begin], torch.cat(expected, dim=2))
     assert attended.shape == query.shape and not attended[:, :, begin:].any()
@@ -138,4 +138,4 @@ def test_layers_that_attend_to_something_else_than_they_cache_are_noticed():
     with pytest.raises(UnpackableError, match="without attending"):
         packed.write(1, keys, keys)
     with pytest.raises(UnpackableError, match="calculates with the mask"):
-        PackedMask.of(packed, CPU) * 2
+        AttentionProxy.of(packed, CPU) * 2

@@ -14,8 +14,8 @@ import hf_refspec as rs
 from hf_refspec.verification import caches
 from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.in_place import InPlaceEntries
-from hf_refspec.verification.kinds import CHAIN, TREE
-from hf_refspec.verification.probe import probe
+from hf_refspec.verification.probe import ProbedCall, probe
+from hf_refspec.verification.verifier import CHAIN, TREE
 
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),
@@ -82,7 +82,7 @@ def test_other_branches_are_compared_where_logits_are_wider_than_the_weights():
     model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
     model.register_forward_hook(as_float32)
     _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
-    assert probe(TREE, model, 1, kwargs).leak > 0
+    assert probe(ProbedCall(TREE, model, 1, kwargs)).leak > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,7 +167,7 @@ def test_a_verifier_that_is_refused_on_one_text_is_tried_on_a_second(rows):
 def test_a_finding_has_the_numbers(llama):
     _, kwargs = prepared(llama, PROMPT, max_new_tokens=3)
     for kind, boundary in ((TREE, None), (CHAIN, None), (CHAIN, 20)):
-        finding = probe(kind, llama, 1, kwargs, boundary)
+        finding = probe(ProbedCall(kind, llama, 1, kwargs, boundary))
         assert finding.exact
         assert 0 < finding.error < 1e-5 and 0 < finding.rounding < 1e-5
         assert f"{finding.error:.1e}" in str(finding)

@@ -1,12 +1,14 @@
-"""Attention of a pass in which rows stand one behind another, each with entries of its own.
+"""Passes in which rows stand one behind another, each with a tree and slots of its own.
 
     the pass   r d d d r r d        r  root or pending token, d  draft node
     of row     0 0 0 0 1 2 2
 
-The mask of the pass says which tokens belong together. Models pass it through untouched, and torch
-asks a mask of this type to attend. No model and no setting is changed, so that nothing has to be
-put back. Layers that do not attend to the very keys and values that they cache (DiffLlama, JetMoe,
-latent attention) are noticed: [`UnpackableError`].
+Such a pass costs what its tokens cost, and pads nothing. An object in the place of the mask says
+which tokens belong together: models pass it through untouched, and torch asks it to attend. No
+model and no setting is changed, so that nothing has to be put back. Layers that do not attend to
+the very keys and values that they cache (DiffLlama, JetMoe, latent attention) are noticed:
+[`UnpackableError`]. These models, eager attention and arguments that know rows by their number
+take passes of `side_by_side.py`.
 """
 
 from __future__ import annotations
@@ -19,17 +21,83 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from .in_place import RowEntries, block_size, seen_entries
-from .passes import Pass
+from .in_place import CachedRow, CurrentPass, InPlaceEntries, block_size
+from .passes import MaskedInputs, Pass, PassResult, run_model, uploaded
+from .side_by_side import side_by_side
 
-# Rows of a block attend in one call if that is at most `_PADDED` times the work of one call a row.
-# The call itself takes as long as `_CALL` products of a query and a key.
-_PADDED = 2.0
+# Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
+# row. The call itself takes as long as `_CALL` products of a query and a key.
+_EXTRA_WORK = 2.0
 _CALL = 1024
 _OTHER_KEYS = "a layer attends to other keys than it has written"
 # Models may move, cast and cut a mask.
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
+
+
+def branching(
+    model: PreTrainedModel, now: Pass, entries: InPlaceEntries, inputs: MaskedInputs
+) -> PassResult:
+    """All branches of the drafts of any number of rows (tree attention; REST, arXiv 2311.08252,
+    3.3): [`packed`] where the model can be, else [`side_by_side`]. One row without a draft takes
+    the very step of plain decoding, unless padding makes a pass cheaper."""
+    is_plain = len(now.rows) == 1 and entries.sees_all(now)
+    if entries.packs and not (is_plain and now.padded_size(now.size) == now.size):
+        try:
+            return packed(model, now, entries, inputs)
+        except UnpackableError:
+            entries.stop_packing(now.size)
+    return side_by_side(model, now, entries, inputs)
+
+
+def packed(
+    model: PreTrainedModel, now: Pass, entries: InPlaceEntries, inputs: MaskedInputs
+) -> PassResult:
+    """One pass over all rows; padding of the pass stands behind the last of them."""
+    order = entries.packed_order()
+    sizes = [now.sizes[i] for i in order]
+    count = sum(sizes)
+    pass_tokens = now.padded_size(count)
+    unused = pass_tokens - count
+    roots = [0] * len(order)
+    for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
+        roots[i] = end - len(now.drafts[i]) - 1
+    attention = PackedAttention(
+        now, entries.rows, order, entries.window_of_layer, unused, compares=not entries.compared
+    )
+    tokens, indices, of_row = (
+        np.pad(np.concatenate(parts), (0, unused), mode="edge")
+        for parts in (
+            [now.tokens[i] for i in order],
+            [now.indices[i] for i in order],
+            [np.full(now.sizes[i], i) for i in order],
+        )
+    )
+    arrays = {
+        **attention.arrays,
+        "tokens": tokens[None],
+        "positions": inputs.positions(indices[None], of_row),
+    }
+    attention.tensors = uploaded(arrays, inputs.device)
+    entries.current = CurrentPass(attention.write, attention.end)
+    skipped = max(min(roots), 0)  # pending tokens before all roots
+    model_inputs = inputs.of_pass(
+        attention.tensors["tokens"],
+        attention.tensors["positions"],
+        AttentionProxy.of(attention, inputs.device),
+        kept=pass_tokens - skipped,
+    )
+    logits, states = run_model(model, model_inputs, now.records)
+    attention.check()
+    entries.compared = True
+    return PassResult(
+        logits=logits[0, skipped - pass_tokens :][: count - skipped],
+        roots=[root - skipped for root in roots],
+        pass_tokens=pass_tokens,
+        is_step=now.is_step,
+        states=states,
+    )
 
 
 class UnpackableError(RuntimeError):
@@ -39,54 +107,52 @@ class UnpackableError(RuntimeError):
 @dataclass(frozen=True)
 class Group:
     """Rows that attend in one call: a single one, or several that stand one behind another in a
-    block.
+    block."""
 
-    Attributes:
-        entries (`list[RowEntries]`): What each of them sees and writes.
-        tokens (`slice`): Their tokens in the pass.
-        size (`int`): The most tokens that a row has, S.
-        seen (`dict[int | None, slice]`): By a layer's window the entries that some token sees.
-    """
-
-    entries: list[RowEntries]
-    tokens: slice
-    size: int
-    seen: dict[int | None, slice]
+    rows: list[CachedRow]
+    tokens: slice  # of the pass
+    size: int  # the most tokens that a row has, S
+    seen: dict[int | None, slice]  # by a layer's window the slots that some token sees
 
 
 class PackedAttention:
     """What the layers of a pass share: which of its tokens belong to which row, and what they see.
 
     Attributes:
-        end (`int`): The entries of the longest row after the pass.
+        end (`int`): The length of the longest row after the pass.
         arrays (`dict[Any, np.ndarray]`): What attention needs on the device, by the number of the
             group: `"at"` and `"slots"` int64 `(tokens,)`, where each token is written; where rows
             have fewer tokens than the longest, `"filled"` and `"own"`, the tokens that fill up all
-            rows and which of these are the rows' own; and for each window which entries each token
-            sees, bool `(rows, S, length)`, unless all see all.
+            rows and which of these are the rows' own; and for each window which slots each token
+            sees, bool `(rows, S, slots)`, unless all see all.
         tensors (`dict[Any, torch.Tensor]`): The same on the device, before the pass runs.
     """
 
     def __init__(
         self,
         now: Pass,
-        rows: Sequence[RowEntries],
+        rows: Sequence[CachedRow],
         order: Sequence[int],
-        windows: Sequence[int | None],
+        window_of_layer: Sequence[int | None],
         unused: int = 0,
         compares: bool = False,
     ) -> None:
         """The tokens of the `rows` stand in the pass in this `order`, those of a block together.
         The last `unused` tokens are padding: they belong to no row, and attend to nothing. Where it
         `compares`, what layers attend to is compared with what they have written."""
-        self._windows = windows
+        self._window_of_layer = window_of_layer
         self._compares = compares
         self._unused = unused
         self._groups: list[Group] = []
         self.end = max(row.length + size for row, size in zip(rows, now.sizes, strict=True))
         self.arrays: dict[Any, np.ndarray] = {}
         self.tensors: dict[Any, torch.Tensor] = {}
-        for _, alike in groupby(order, key=lambda i: _likeness(rows[i], now.sizes[i])):
+
+        def likeness(i: int) -> tuple[int, int]:  # by block and about the number of slots seen
+            row = rows[i]
+            return id(row.block), block_size(row.length + now.sizes[i] - row.skipped)
+
+        for _, alike in groupby(order, key=likeness):
             for members in _attending_together(now, rows, [*alike]):
                 self._add_group(now, rows, members)
         # The layer that has written and not yet attended, with its keys and values.
@@ -101,12 +167,11 @@ class PackedAttention:
         """Writes the keys and values `(1, heads, S, head_dim)` of all tokens behind their rows."""
         self.check_attended()
         for number, group in enumerate(self._groups):
-            for entries, new in zip(
-                group.entries[0].block.layers[layer], (keys, values), strict=True
-            ):
-                at = self.tensors[number, "at"].to(entries.device)
-                slots = self.tensors[number, "slots"].to(entries.device)
-                entries.transpose(1, 2)[at, slots] = new[0, :, group.tokens].transpose(0, 1)
+            cached = group.rows[0].block.layers[layer]
+            for tensor, new in zip(cached, (keys, values), strict=True):
+                at = self.tensors[number, "at"].to(tensor.device)
+                slots = self.tensors[number, "slots"].to(tensor.device)
+                tensor.transpose(1, 2)[at, slots] = new[0, :, group.tokens].transpose(0, 1)
         self._written = layer, keys, values
         return keys, values
 
@@ -126,7 +191,7 @@ class PackedAttention:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Attention of each row's queries, of all `(1, heads, S, head_dim)`, to its own entries."""
+        """Attention of each row's queries, of all `(1, heads, S, head_dim)`, to its own slots."""
         if self._written is None:
             raise UnpackableError("a layer attends without having written to the cache")
         layer, *written = self._written
@@ -150,53 +215,57 @@ class PackedAttention:
         ]
         return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
 
-    def _add_group(self, now: Pass, rows: Sequence[RowEntries], members: list[int]) -> None:
+    def _add_group(self, now: Pass, rows: Sequence[CachedRow], members: list[int]) -> None:
         number = len(self._groups)
-        entries = [rows[i] for i in members]
+        group_rows = [rows[i] for i in members]
         sizes = np.array([now.sizes[i] for i in members])
         size = int(sizes.max())
         start = self._groups[-1].tokens.stop if self._groups else 0
         end = max(
-            row.length + row_size for row, row_size in zip(entries, sizes.tolist(), strict=True)
+            row.length + row_size for row, row_size in zip(group_rows, sizes.tolist(), strict=True)
         )
         seen = {}
-        for window in dict.fromkeys(self._windows):
-            begin = min(row.begin(window) for row in entries)
+        for window in dict.fromkeys(self._window_of_layer):
+            begin = min(row.begin(window) for row in group_rows)
             seen[window] = slice(begin, end)
             sees_all = all(
                 row_size == 1
                 and row.hidden is None
                 and (row.begin(window), row.length + 1) == (begin, end)
-                for row, row_size in zip(entries, sizes, strict=True)
+                for row, row_size in zip(group_rows, sizes, strict=True)
             )
             if not sees_all:
-                visible = seen_entries(now, rows, members, size, seen[window], window)
-                self.arrays[number, window] = visible
-        places = np.arange(len(entries)) + entries[0].at
+                self.arrays[number, window] = np.stack(
+                    [rows[i].seen(now, i, size, seen[window], window) for i in members]
+                )
+        places = np.arange(len(members)) + group_rows[0].at
         self.arrays[number, "at"] = np.repeat(places, sizes)
         self.arrays[number, "slots"] = np.concatenate(
-            [np.arange(row.length, row.length + n) for row, n in zip(entries, sizes, strict=True)]
+            [
+                np.arange(row.length, row.length + n)
+                for row, n in zip(group_rows, sizes, strict=True)
+            ]
         )
-        if size * len(entries) > sizes.sum():
+        if size * len(members) > sizes.sum():
             last = np.cumsum(sizes)[:, None]
             steps = np.arange(size)
             filled = np.clip(last - sizes[:, None] + steps, 0, last - 1).clip(0)
             self.arrays[number, "filled"] = filled.ravel()
             self.arrays[number, "own"] = np.flatnonzero(steps < sizes[:, None])
         tokens = slice(start, start + int(sizes.sum()))
-        self._groups.append(Group(entries, tokens, size, seen))
+        self._groups.append(Group(group_rows, tokens, size, seen))
 
     def _attend_group(
         self, number: int, layer: int, query: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Attention of the queries `(1, heads, tokens, head_dim)` of a group's rows to their own
-        entries."""
+        slots."""
         group = self._groups[number]
-        window = self._windows[layer]
-        count = len(group.entries)
+        window = self._window_of_layer[layer]
+        count = len(group.rows)
         heads = query.shape[1]
-        keys, values = group.entries[0].block.layers[layer]
-        first = group.entries[0].at
+        keys, values = group.rows[0].block.layers[layer]
+        first = group.rows[0].at
         seen = slice(first, first + count), slice(None), group.seen[window]
         keys = keys[seen]
         values = values[seen]
@@ -216,7 +285,7 @@ class PackedAttention:
     def _mask(
         self, number: int, window: int | None, groups: int, query: torch.Tensor
     ) -> torch.Tensor | None:
-        """The mask of a group as it is added to the scores, `(rows, 1, groups * S, length)`: the
+        """The mask of a group as it is added to the scores, `(rows, 1, groups * S, slots)`: the
         queries of heads that share keys stand one behind another. Layers may differ in window,
         heads, device and type."""
         if (number, window) not in self.tensors:
@@ -229,17 +298,17 @@ class PackedAttention:
         return self._masks[key]
 
 
-class PackedMask(torch.Tensor):
-    """The mask of a pass, by which attention finds the rows of its tokens."""
+class AttentionProxy(torch.Tensor):
+    """Stands in the place of a mask: torch asks it to attend."""
 
-    packed: PackedAttention
+    attention: PackedAttention
 
     @classmethod
-    def of(cls, packed: PackedAttention, device: torch.device) -> PackedMask:
+    def of(cls, attention: PackedAttention, device: torch.device) -> AttentionProxy:
         # Models pass a mask of four dimensions through as it is.
-        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device).as_subclass(cls)
-        mask.packed = packed
-        return mask
+        proxy = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device).as_subclass(cls)
+        proxy.attention = attention
+        return proxy
 
     @classmethod
     def __torch_function__(
@@ -250,34 +319,29 @@ class PackedMask(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        mask = next((value for value in args if isinstance(value, cls)), kwargs.get("attn_mask"))
-        if func is nn.functional.scaled_dot_product_attention and isinstance(mask, cls):
+        proxy = next((value for value in args if isinstance(value, cls)), kwargs.get("attn_mask"))
+        if func is nn.functional.scaled_dot_product_attention and isinstance(proxy, cls):
             query, keys, values, *_ = args
-            return mask.packed.attend(query, keys, values, kwargs.get("scale"))
+            return proxy.attention.attend(query, keys, values, kwargs.get("scale"))
         result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, cls) and isinstance(mask, cls):
+        if isinstance(result, cls) and isinstance(proxy, cls):
             if getattr(func, "__name__", "") not in _UNCHANGED:
                 raise UnpackableError("the model calculates with the mask")
-            result.packed = mask.packed
+            result.attention = proxy.attention
         return result
 
 
-def _likeness(row: RowEntries, size: int) -> tuple[int, int]:
-    """Rows in which it is equal stand in one block and see about the same number of entries."""
-    return id(row.block), block_size(row.length + size - row.skipped)
-
-
-def _attending_together(now: Pass, rows: Sequence[RowEntries], alike: list[int]) -> list[list[int]]:
+def _attending_together(now: Pass, rows: Sequence[CachedRow], alike: list[int]) -> list[list[int]]:
     """Rows that are alike in the groups that attend in one call each: all of them, or each that has
     tokens by itself."""
-    own = [i for i in alike if now.sizes[i]]
+    active = [i for i in alike if now.sizes[i]]
     ends = {i: rows[i].length + now.sizes[i] for i in alike}
-    work = sum(now.sizes[i] * (ends[i] - rows[i].skipped) for i in own)
+    work_alone = sum(now.sizes[i] * (ends[i] - rows[i].skipped) for i in active)
     length = max(ends.values()) - min(rows[i].skipped for i in alike)
-    padded = len(alike) * max(now.sizes[i] for i in alike) * length
-    if len(own) > 1 and padded <= _PADDED * work + _CALL * len(alike):
+    work_together = len(alike) * max(now.sizes[i] for i in alike) * length
+    if len(active) > 1 and work_together <= _EXTRA_WORK * work_alone + _CALL * len(alike):
         return [alike]
-    return [[i] for i in own]
+    return [[i] for i in active]
 
 
 def _attended(

@@ -1,0 +1,78 @@
+"""A verifier goes back, crops and drops as its callers ask: later passes have plain logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from calls import PROMPT, prepared
+
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.verification.passes import FixedTokens
+from hf_refspec.verification.verifier import CHAIN, RECURRENT, TREE, Verifier
+
+NO_DRAFT = DraftTree.empty()
+DRAFT = DraftTree.chain([3, 4, 5])
+KINDS = {"llama": [TREE, CHAIN], "mistral": [TREE, CHAIN], "mamba2": [RECURRENT]}
+CASES = [(model_type, kind) for model_type, kinds in KINDS.items() for kind in kinds]
+each_case = pytest.mark.parametrize(
+    ("model_type", "kind"), CASES, ids=lambda value: getattr(value, "name", value)
+)
+
+
+def text(*more: int) -> FixedTokens:
+    return FixedTokens(torch.cat([PROMPT, torch.tensor([[1, 2, *more]])], dim=-1))
+
+
+def begun(model, kind) -> Verifier:
+    """Prompt and one token are cached, one is pending."""
+    config, kwargs = prepared(model, PROMPT, max_new_tokens=20)
+    verifier = Verifier(kind, model, config, kwargs)
+    verifier.forward([FixedTokens(PROMPT)], [NO_DRAFT])
+    verifier.keep([[]])
+    verifier.forward([FixedTokens(text().ids[:, :-1])], [NO_DRAFT])
+    verifier.keep([[]])
+    return verifier
+
+
+def assert_goes_on(verifier: Verifier, row: FixedTokens) -> None:
+    """Its next pass has the logits of one pass over the whole text."""
+    result = verifier.forward([row], [NO_DRAFT])
+    expected = verifier.model(row.ids, use_cache=False).logits[0, -1]
+    torch.testing.assert_close(result.logits[result.roots[0]], expected, atol=1e-4, rtol=1e-4)
+
+
+@each_case
+@torch.no_grad()
+def test_going_back_from_a_pass_that_was_not_kept_forgets_it(models_by_type, model_type, kind):
+    verifier = begun(models_by_type(model_type), kind)
+    cached = verifier.cached
+    go_back = verifier.mark()
+    verifier.forward([text()], [DRAFT])
+    go_back()
+    verifier.keep([[0]])  # of no pass
+    assert verifier.cached == cached
+    assert_goes_on(verifier, text(7))
+
+
+@each_case
+@torch.no_grad()
+def test_a_row_without_a_path_keeps_nothing_of_a_pass(models_by_type, model_type, kind):
+    verifier = begun(models_by_type(model_type), kind)
+    cached = verifier.cached
+    for draft in (DRAFT,) if kind is RECURRENT else (DRAFT, NO_DRAFT):
+        verifier.forward([text()], [draft])
+        verifier.keep([None])
+        assert verifier.cached == cached
+    assert_goes_on(verifier, text(7))
+
+
+@pytest.mark.parametrize("kind", [TREE, CHAIN], ids=lambda kind: kind.name)
+@torch.no_grad()
+def test_cropping_to_more_than_is_cached_keeps_what_is_cached(models_by_type, kind):
+    verifier = begun(models_by_type("llama"), kind)
+    assert verifier.crop(PROMPT.shape[1] + 9)
+    assert verifier.cached == [PROMPT.shape[1] + 1]
+    assert_goes_on(verifier, text())
+    verifier.keep([[]])
+    assert verifier.crop(PROMPT.shape[1] - 2)
+    assert_goes_on(verifier, text(8, 9))
