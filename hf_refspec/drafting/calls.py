@@ -40,7 +40,7 @@ class AwaitingKernels(Drafter):
 
     def begin_if_ready(self) -> bool:
         """Begins once the kernels are loaded; returns whether the drafter has begun."""
-        if not self.has_begun and drafting_kernels.ready():
+        if not self.has_begun and drafting_kernels.ready(in_call=True):
             self.has_begun = True
             self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
@@ -51,7 +51,9 @@ class AwaitingKernels(Drafter):
         return self.drafter.draft(budget) if self.has_begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
-        if self.begin_if_ready():
+        # A pass that ended before the kernels were loaded has no top tokens: it begins at the next.
+        is_complete = self.observed_top_k == 0 or observation.top_tokens is not None
+        if self.has_begun or (is_complete and self.begin_if_ready()):
             self.drafter.observe(observation)
         elif not observation.of_prompt:
             self._missed.append(observation.tokens)
@@ -59,6 +61,8 @@ class AwaitingKernels(Drafter):
     def end(self) -> None:
         if self.has_begun:
             self.drafter.end()
+        elif self._missed:
+            drafting_kernels.ready()  # the next call shall find them
         # They hold the call's budget and random numbers.
         self.drafter.call.speed = self.drafter.call.noise = None
 

@@ -5,9 +5,10 @@ has them, and each process loads them in half a second.
 
 - `drafting_kernels.compile()` waits until they are there: `warmup()`, `check()`, the commands.
 - `drafting_kernels.ready()` never waits for a compiler. Each call of `generate` asks it after its
-  tokens, and drafts once it is true. Where the cache lacks kernels, it starts another process that
-  compiles them, and the call decodes plainly meanwhile. A thread could not do it: numba's compiler
-  holds the interpreter's lock, which every operation of the model needs.
+  tokens, and drafts once it is true. Where the cache lacks kernels, another process compiles them,
+  and the call decodes plainly meanwhile. A thread could not do it: numba's compiler holds the
+  interpreter's lock, which every operation of the model needs. The process starts when the call
+  ends, or earlier if the call leaves half of a core free.
 - A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
 """
 
@@ -22,7 +23,7 @@ import threading
 from contextlib import nullcontext
 from importlib import import_module
 from pkgutil import iter_modules
-from time import monotonic
+from time import monotonic, process_time
 
 from filelock import FileLock
 
@@ -36,15 +37,19 @@ logger = logging.getLogger("hf_refspec")
 # meanwhile: each of their operations waits for all of torch's threads, so that a thread that shares
 # its core slows down all. A process group of its own keeps ctrl-C away; in a session of its own
 # Linux would give it half of the processor, whatever its priority. A busy machine may leave it
-# nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place.
+# nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place,
+# which gets a tenth of a core that others want.
 IDLE_SECONDS = 20.0
+_NICE = 10
+# How long a call's use of the processor is measured.
+MEASURED_SECONDS = 1.0
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}
 with contextlib.suppress(AttributeError, OSError):  # not on Windows, not in every sandbox
     os.setpgrp()
+    os.nice({nice})
     if {idle}:
-        os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 from {module} import compile_in_background
 compile_in_background({idle})
@@ -59,6 +64,7 @@ class DraftingKernels:
         self._loading = threading.Lock()
         self._compilation: subprocess.Popen[bytes] | None = None
         self._idle_since = math.inf
+        self._measured_since: tuple[float, float] | None = None  # seconds, of them on processors
 
     def compile(self) -> None:
         """Loads all, and compiles those that numba's cache lacks: half a minute, once."""
@@ -72,9 +78,14 @@ class DraftingKernels:
             compile_all(_imported())
         self.loaded = True
 
-    def ready(self) -> bool:
+    def ready(self, in_call: bool = False) -> bool:
         """Whether the kernels of all modules that are imported by now are loaded. Loads them from
-        numba's cache, in half a second; if it lacks any, another process compiles all."""
+        numba's cache, in half a second; if it lacks any, another process compiles all.
+
+        Args:
+            in_call: Whether the model is decoding: the other process then waits for half of a core
+                to be free.
+        """
         if self.loaded:
             compile_all(_imported())  # of what was imported since
             return True
@@ -82,6 +93,8 @@ class DraftingKernels:
             return False
         try:
             if self._compilation is None:
+                if in_call and self._measured_since is not None and not self._leaves_half_a_core():
+                    return False
                 compile_all(_imported(), cached_only=True)
                 self.loaded = True
             elif (status := self._compilation.poll()) is None:
@@ -100,6 +113,9 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
+            if in_call and self._measured_since is None:
+                self._measured_since = monotonic(), process_time()
+                return False
             self._compilation = _start_compilation(idle=True)
             self._idle_since = monotonic()
             if self._compilation is None:
@@ -107,6 +123,18 @@ class DraftingKernels:
         finally:
             self._loading.release()
         return self.loaded
+
+    def _leaves_half_a_core(self) -> bool:
+        """Whether this process has left half of a core free since it was measured last."""
+        from ..store.build.engine import usable_cores  # no other call needs what this imports
+
+        assert self._measured_since is not None
+        seconds = monotonic() - self._measured_since[0]
+        if seconds < MEASURED_SECONDS:
+            return False
+        used = process_time() - self._measured_since[1]
+        self._measured_since = monotonic(), process_time()
+        return used / seconds <= usable_cores() - 0.5
 
 
 drafting_kernels = DraftingKernels()
@@ -130,9 +158,12 @@ def _start_compilation(idle: bool) -> subprocess.Popen[bytes] | None:
         return None
     # This process's paths alone: `python -c` would add the working directory.
     path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
+    nice = 19 if idle else _NICE
+    program = _COMPILE.format(path=path, module=__name__, idle=idle, nice=nice)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMPILE.format(path=path, module=__name__, idle=idle)],
+            [sys.executable, "-c", program],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

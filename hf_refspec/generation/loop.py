@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 
+from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import DraftStats
@@ -117,7 +118,8 @@ class Loop:
             result = self._forward(steps, records=fraction > 0)
             top = self._accept(steps, result.logits)
             self._keep(steps)
-            if states := [*self._states, *result.states]:
+            states = [*self._states, *result.states]
+            if states and top is not None:  # not while kernels are compiled
                 self._observe_prompts(rows, result, states, fraction)
             self._states = []
             self._observe(steps, result.logits, top)
@@ -140,11 +142,10 @@ class Loop:
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
-        if self.budget.max_nodes > 0:  # outside of all clocks: it may probe the model
-            with self.noting_failures():
-                self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
             self._draft(steps)
+        self._cross_limits(steps)  # outside of all clocks: it may probe the model
+        with self._timed("drafting_seconds"):
             trimmed = self._trim(steps, drafting_seconds())
             for step, verified in zip(steps, trimmed, strict=True):
                 step.verified = verified
@@ -177,6 +178,21 @@ class Loop:
                 drafted = checked_draft(row.drafter, max_nodes, vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
+
+    def _cross_limits(self, steps: Sequence[Step]) -> None:
+        """Probes the lengths that the texts have come to, once there is a draft to verify, and
+        drops the drafts if they are refused there."""
+        length = max(len(step.row.seen) for step in steps if not step.is_idle)
+        if not self.limits.needs_probe(length) or not self._has_drafts(steps):
+            return
+        with self.noting_failures():
+            self.limits.cross(length)
+        if self.limits.refused is not None:
+            for step in steps:
+                step.draft = DraftTree.empty()
+
+    def _has_drafts(self, steps: Sequence[Step]) -> bool:
+        return any(len(step.draft) for step in steps)
 
     def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
         return self.budget.trim(steps, drafting_seconds)
@@ -214,11 +230,16 @@ class Loop:
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses. Returns the best next tokens at each
-        node, if any drafter needs them."""
+        node, if any drafter needs them and the kernels are loaded."""
         k = max(step.row.drafter.observed_top_k for step in steps)
-        top = top_tokens(logits[None], k) if k > 0 else None
-        accept(steps, logits, None if top is None else top.choices[0])
-        return top
+        if drafting_kernels.loaded:
+            top = top_tokens(logits[None], k) if k > 0 else None
+            accept(steps, logits, None if top is None else top.choices[0])
+            return top
+        accept(steps, logits)  # no token waits for kernels
+        if k == 0 or not drafting_kernels.ready(in_call=True):
+            return None
+        return top_tokens(logits[None], k)
 
     def _observe_prompts(
         self,
@@ -292,6 +313,9 @@ class RankedLoop(Loop):
     def _draft(self, steps: Sequence[Step]) -> None:
         if self.ranks.is_first:
             super()._draft(steps)
+
+    def _has_drafts(self, steps: Sequence[Step]) -> bool:
+        return self.ranks.agree(super()._has_drafts(steps))
 
     def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
         return self.ranks.agree(super()._trim(steps, drafting_seconds))
