@@ -8,7 +8,7 @@ has them, and each process loads them in half a second.
   tokens, and drafts once it is true. Where the cache lacks kernels, another process compiles them,
   and the call decodes plainly meanwhile. A thread could not do it: numba's compiler holds the
   interpreter's lock, which every operation of the model needs. The process starts when the call
-  ends, or earlier if the call leaves half of a core free.
+  ends, or at once if torch leaves a core free.
 - A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
 """
 
@@ -23,8 +23,9 @@ import threading
 from contextlib import nullcontext
 from importlib import import_module
 from pkgutil import iter_modules
-from time import monotonic, process_time
+from time import monotonic
 
+import torch
 from filelock import FileLock
 
 from .. import index
@@ -41,8 +42,6 @@ logger = logging.getLogger("hf_refspec")
 # which gets a tenth of a core that others want.
 IDLE_SECONDS = 20.0
 _NICE = 10
-# How long a call's use of the processor is measured.
-MEASURED_SECONDS = 1.0
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}
@@ -64,7 +63,7 @@ class DraftingKernels:
         self._loading = threading.Lock()
         self._compilation: subprocess.Popen[bytes] | None = None
         self._idle_since = math.inf
-        self._measured_since: tuple[float, float] | None = None  # seconds, of them on processors
+        self._waits_for_end = False  # of a call, before the other process starts
 
     def compile(self) -> None:
         """Loads all, and compiles those that numba's cache lacks: half a minute, once."""
@@ -80,21 +79,17 @@ class DraftingKernels:
 
     def ready(self, in_call: bool = False) -> bool:
         """Whether the kernels of all modules that are imported by now are loaded. Loads them from
-        numba's cache, in half a second; if it lacks any, another process compiles all.
-
-        Args:
-            in_call: Whether the model is decoding: the other process then waits for half of a core
-                to be free.
-        """
+        numba's cache, in half a second; if it lacks any, another process compiles all: in a call
+        that decodes on all cores of this processor, only once the call has ended."""
         if self.loaded:
             compile_all(_imported())  # of what was imported since
             return True
+        if in_call and self._waits_for_end:
+            return False
         if not self._loading.acquire(blocking=False):  # another thread loads them
             return False
         try:
             if self._compilation is None:
-                if in_call and self._measured_since is not None and not self._leaves_half_a_core():
-                    return False
                 compile_all(_imported(), cached_only=True)
                 self.loaded = True
             elif (status := self._compilation.poll()) is None:
@@ -113,8 +108,10 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
-            if in_call and self._measured_since is None:
-                self._measured_since = monotonic(), process_time()
+            from ..store.build.engine import usable_cores  # imports much that most calls never need
+
+            self._waits_for_end = in_call and torch.get_num_threads() >= usable_cores()
+            if self._waits_for_end:
                 return False
             self._compilation = _start_compilation(idle=True)
             self._idle_since = monotonic()
@@ -123,18 +120,6 @@ class DraftingKernels:
         finally:
             self._loading.release()
         return self.loaded
-
-    def _leaves_half_a_core(self) -> bool:
-        """Whether this process has left half of a core free since it was measured last."""
-        from ..store.build.engine import usable_cores  # no other call needs what this imports
-
-        assert self._measured_since is not None
-        seconds = monotonic() - self._measured_since[0]
-        if seconds < MEASURED_SECONDS:
-            return False
-        used = process_time() - self._measured_since[1]
-        self._measured_since = monotonic(), process_time()
-        return used / seconds <= usable_cores() - 0.5
 
 
 drafting_kernels = DraftingKernels()

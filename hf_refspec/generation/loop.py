@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -118,8 +118,7 @@ class Loop:
             result = self._forward(steps, records=fraction > 0)
             top = self._accept(steps, result.logits)
             self._keep(steps)
-            states = [*self._states, *result.states]
-            if states and top is not None:  # not while kernels are compiled
+            if (states := [*self._states, *result.states]) and self._agreed(top is not None):
                 self._observe_prompts(rows, result, states, fraction)
             self._states = []
             self._observe(steps, result.logits, top)
@@ -137,7 +136,12 @@ class Loop:
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
         """The most that learning from the prompts may cost, as a part of the prefill."""
         drafters = [row.drafter for row in rows]
-        return max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
+        # Of the first rank, since the output layer may be split.
+        return self._agreed(max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters))
+
+    def _agreed(self, value: Any) -> Any:
+        """The value of the first of all ranks."""
+        return value
 
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
@@ -146,7 +150,7 @@ class Loop:
             self._draft(steps)
         self._cross_limits(steps)  # outside of all clocks: it may probe the model
         with self._timed("drafting_seconds"):
-            trimmed = self._trim(steps, drafting_seconds())
+            trimmed = self._agreed(self.budget.trim(steps, drafting_seconds()))
             for step, verified in zip(steps, trimmed, strict=True):
                 step.verified = verified
         with self._timed("verifying_seconds") as verifying_seconds:
@@ -183,19 +187,14 @@ class Loop:
         """Probes the lengths that the texts have come to, once there is a draft to verify, and
         drops the drafts if they are refused there."""
         length = max(len(step.row.seen) for step in steps if not step.is_idle)
-        if not self.limits.needs_probe(length) or not self._has_drafts(steps):
+        is_drafted = any(len(step.draft) for step in steps)
+        if not (self.limits.needs_probe(length) and self._agreed(is_drafted)):
             return
         with self.noting_failures():
             self.limits.cross(length)
         if self.limits.refused is not None:
             for step in steps:
                 step.draft = DraftTree.empty()
-
-    def _has_drafts(self, steps: Sequence[Step]) -> bool:
-        return any(len(step.draft) for step in steps)
-
-    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
-        return self.budget.trim(steps, drafting_seconds)
 
     def _last_position(self, index: int, row: Row) -> int:
         """The position of the last token of the row with this index."""
@@ -237,9 +236,8 @@ class Loop:
             accept(steps, logits, None if top is None else top.choices[0])
             return top
         accept(steps, logits)  # no token waits for kernels
-        if k == 0 or not drafting_kernels.ready(in_call=True):
-            return None
-        return top_tokens(logits[None], k)
+        is_ready = drafting_kernels.ready(in_call=logits.device.type == "cpu")
+        return top_tokens(logits[None], k) if k > 0 and is_ready else None
 
     def _observe_prompts(
         self,
@@ -307,18 +305,12 @@ class RankedLoop(Loop):
     ranks: Ranks = field(default_factory=Ranks)
     pads: ClassVar[bool] = False  # each rank has measured other costs
 
-    def _prompt_fraction(self, rows: Sequence[Row]) -> float:
-        return self.ranks.agree(super()._prompt_fraction(rows))  # the output layer may be split
+    def _agreed(self, value: Any) -> Any:
+        return self.ranks.agree(value)
 
     def _draft(self, steps: Sequence[Step]) -> None:
         if self.ranks.is_first:
             super()._draft(steps)
-
-    def _has_drafts(self, steps: Sequence[Step]) -> bool:
-        return self.ranks.agree(super()._has_drafts(steps))
-
-    def _trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
-        return self.ranks.agree(super()._trim(steps, drafting_seconds))
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         top = super()._accept(steps, logits)

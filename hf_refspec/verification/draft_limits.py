@@ -110,10 +110,9 @@ class DraftLimits:
                 deepest = min(deepest, max(self._unscaled - 1 - last, 0))
             elif self._is_dynamic:
                 deepest = min(deepest, 0)
-        for boundary in self._boundaries:
-            if boundary > length or self.refused is not None:
-                return min(deepest, boundary - length)
-        return deepest
+        refused = self.refused is not None
+        ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
+        return min(deepest, ahead[0] - length) if ahead else deepest
 
 
 def boundaries(config: PreTrainedConfig) -> list[int]:
