@@ -39,9 +39,9 @@ logger = logging.getLogger("hf_refspec")
 # its core slows down all. A process group of its own keeps ctrl-C away; in a session of its own
 # Linux would give it half of the processor, whatever its priority. A busy machine may leave it
 # nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place,
-# which gets a tenth of a core that others want.
+# which gets a quarter of a core that another thread wants.
 IDLE_SECONDS = 20.0
-_NICE = 10
+_NICE = 5
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}

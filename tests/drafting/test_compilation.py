@@ -19,7 +19,7 @@ from hf_refspec.store.build import engine
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
-import logging, os, time, torch
+import contextlib, logging, os, time, torch
 from pathlib import Path
 torch.set_num_threads(1)
 import hf_refspec as rs
@@ -47,6 +47,9 @@ def wait_until(condition):  # while a process compiles, however long that takes
 def compiled():
     files = Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc")
     return {path: path.stat().st_mtime_ns for path in files}
+def raise_priority(process):  # other tests would leave it little
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, process, 0)
 def children():
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 idle = drafting_kernels._compilation.pid
@@ -54,14 +57,16 @@ wait_until(lambda: os.sched_getscheduler(idle) == os.SCHED_IDLE)
 assert os.getpriority(os.PRIO_PROCESS, idle) == 19
 # A busy machine would leave it nothing.
 os.sched_setscheduler(idle, os.SCHED_OTHER, os.sched_param(0))
+raise_priority(idle)
 wait_until(compiled)
 assert len(os.listdir(f"/proc/{idle}/task")) == 1, "it has one thread"
 compilation.IDLE_SECONDS = 0
 assert not drafting_kernels.ready()
 first, hurried = compiled(), drafting_kernels._compilation.pid
 wait_until(lambda: children() == {str(hurried)} and len(compiled()) > len(first))
-assert os.getpriority(os.PRIO_PROCESS, hurried) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+assert os.getpriority(os.PRIO_PROCESS, hurried) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
 assert os.sched_getscheduler(hurried) == os.sched_getscheduler(0) != os.SCHED_IDLE
+raise_priority(hurried)
 wait_until(drafting_kernels.ready)
 assert not children() and compiled().items() > first.items(), "the first one's work is kept"
 assert generate(**options) == plain
