@@ -34,7 +34,7 @@ def chromium() -> Iterator[Browser]:
 
 def run_preset(shown: Page, label: str) -> None:
     """Chooses a preset, and waits for the end of its race."""
-    shown.get_by_role("button", name=label, exact=True).click()
+    shown.get_by_role("button", name=f"▶ {label}:").click()
     shown.locator("#rs-tree svg").wait_for(state="hidden")
     shown.locator("#rs-tree svg").wait_for(timeout=1000 * SECONDS)
 

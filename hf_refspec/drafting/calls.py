@@ -41,7 +41,7 @@ class LateDrafter(Drafter):
 
     def begin_if_ready(self) -> bool:
         """Begins once the kernels are ready; returns whether the drafter has begun."""
-        if not self.begun and drafting_kernels.ready():
+        if not self.begun and drafting_kernels.ready(in_call=True):
             self.begun = True
             self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
@@ -52,7 +52,9 @@ class LateDrafter(Drafter):
         return self.drafter.draft(budget) if self.begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
-        if self.begin_if_ready():
+        # A pass that ended before the kernels were ready has no top tokens: it begins at the next.
+        is_complete = self.observed_top_k == 0 or observation.top_tokens is not None
+        if self.begun or (is_complete and self.begin_if_ready()):
             self.drafter.observe(observation)
         elif not observation.of_prompt:
             self._missed.append(observation.tokens)
@@ -60,6 +62,8 @@ class LateDrafter(Drafter):
     def end(self) -> None:
         if self.begun:
             self.drafter.end()
+        elif self._missed:
+            drafting_kernels.ready()  # the next call shall find them
         # They hold the call's budget and random numbers.
         self.drafter.call.speed = self.drafter.call.noise = None
 

@@ -5,9 +5,10 @@ it takes each later process half a second.
 
 - `drafting_kernels.compile()` waits until they are compiled: `warmup()`, `check()`, the commands.
 - `drafting_kernels.ready()` never waits for more than the cache. Each call of `generate` asks it
-  after its tokens, and drafts once it is true. Where the cache lacks kernels, it starts another
-  process that compiles them, and the call decodes plainly meanwhile. A thread could not do it:
-  numba's compiler holds the interpreter's lock, which every operation of the model needs.
+  after its tokens, and drafts once it is true. Where the cache lacks kernels, another process
+  compiles them, and the call decodes plainly meanwhile. A thread could not do it: numba's compiler
+  holds the interpreter's lock, which every operation of the model needs. The process starts when
+  the call ends, or at once if torch leaves a core free.
 - A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
 """
 
@@ -24,6 +25,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from time import monotonic
 
+import torch
 from filelock import FileLock
 
 from .. import index
@@ -36,15 +38,17 @@ logger = logging.getLogger("hf_refspec")
 # meanwhile: each of their operations waits for all of torch's threads, so that a thread that shares
 # its core slows down all. A process group of its own keeps ctrl-C away; in a session of its own
 # Linux would give it half of the processor, whatever its priority. A busy machine may leave it
-# nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place.
+# nothing, and no process may raise a priority: after `IDLE_SECONDS` another one takes its place,
+# which gets a quarter of a core that another thread wants.
 IDLE_SECONDS = 20.0
+_NICE = 5
 _COMPILE = """
 import contextlib, os, sys
 sys.path[:] = {path!r}
 with contextlib.suppress(AttributeError, OSError):  # not on Windows, not in every sandbox
     os.setpgrp()
+    os.nice({nice})
     if {idle}:
-        os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 from {module} import compile_in_background
 compile_in_background({idle})
@@ -59,6 +63,7 @@ class DraftingKernels:
         self._compiling = threading.Lock()
         self._compilation: subprocess.Popen[bytes] | None = None
         self._idle_since = math.inf
+        self._waits_for_end = False  # of a call, before the other process starts
 
     def compile(self) -> None:
         """Compiles all of them: half a minute, once."""
@@ -72,12 +77,15 @@ class DraftingKernels:
             compile_all(_imported())
         self.compiled = True
 
-    def ready(self) -> bool:
+    def ready(self, in_call: bool = False) -> bool:
         """Whether the kernels of all modules that are imported by now are compiled. Compiles them
-        if numba's cache has them, in half a second; otherwise another process compiles all."""
+        if numba's cache has them, in half a second; otherwise another process compiles all: in a
+        call that decodes on all cores of this processor, only once the call has ended."""
         if self.compiled:
             compile_all(_imported())  # of what was imported since
             return True
+        if in_call and self._waits_for_end:
+            return False
         if not self._compiling.acquire(blocking=False):  # another thread does it
             return False
         try:
@@ -100,6 +108,11 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
+            from ..store.build.engine import usable_cores  # imports much that most calls never need
+
+            self._waits_for_end = in_call and torch.get_num_threads() >= usable_cores()
+            if self._waits_for_end:
+                return False
             self._compilation = _start_compilation(idle=True)
             self._idle_since = monotonic()
             if self._compilation is None:
@@ -130,9 +143,12 @@ def _start_compilation(idle: bool) -> subprocess.Popen[bytes] | None:
         return None
     # This process's paths alone: `python -c` would add the working directory.
     path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
+    nice = 19 if idle else _NICE
+    program = _COMPILE.format(path=path, module=__name__, idle=idle, nice=nice)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMPILE.format(path=path, module=__name__, idle=idle)],
+            [sys.executable, "-c", program],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

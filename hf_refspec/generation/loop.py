@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import DraftStats
@@ -121,7 +122,8 @@ class Loop:
             result = self._forward(steps, records=fraction > 0)
             top = self._accept(steps, result.logits)
             self._keep(steps)
-            if states := [*self._states, *result.states]:
+            states = [*self._states, *result.states]
+            if states and self._agreed(top is not None):
                 self._observe_prompts(rows, result, states, fraction)
             self._states = []
             self._observe(steps, result.logits, top)
@@ -149,12 +151,11 @@ class Loop:
     def step(self, steps: Sequence[Step]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
         more. Idle rows are left out."""
-        if self.budget.max_nodes > 0:  # outside of all clocks: it may probe the model
-            with self.noting_failures():
-                self.limits.cross(max(len(step.row.seen) for step in steps if not step.is_idle))
         with self._timed("drafting_seconds") as drafting_seconds:
             if self.ranks is None or self.ranks.is_first:
                 self._draft(steps)
+        self._cross_limits(steps)  # outside of all clocks: it may probe the model
+        with self._timed("drafting_seconds"):
             trimmed = self._agreed(self.budget.trim(steps, drafting_seconds()))
             for step, verified in zip(steps, trimmed, strict=True):
                 step.verified = verified
@@ -186,6 +187,19 @@ class Loop:
                 drafted = checked_draft(row.drafter, max_nodes, self.vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
+
+    def _cross_limits(self, steps: Sequence[Step]) -> None:
+        """Probes the lengths that the texts have come to, once there is a draft to verify, and
+        drops the drafts if they are refused there."""
+        length = max(len(step.row.seen) for step in steps if not step.is_idle)
+        is_drafted = any(len(step.draft) for step in steps)
+        if not (self.limits.needs_probe(length) and self._agreed(is_drafted)):
+            return
+        with self.noting_failures():
+            self.limits.cross(length)
+        if self.limits.refused is not None:
+            for step in steps:
+                step.draft = DraftTree.empty()
 
     def _last_position(self, index: int, row: Row) -> int:
         """The position of the last token of the row with this index."""
@@ -221,20 +235,28 @@ class Loop:
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses. Returns the best next tokens at each
-        node, if any drafter needs them."""
+        node, if any drafter needs them and the kernels are loaded."""
         k = max(step.row.drafter.observed_top_k for step in steps)
-        top = top_tokens(logits[None], k) if k > 0 else None
-        accept(steps, logits, None if top is None else top.choices[0])
-        if self.ranks is not None:
-            outcomes = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
-            agreed = self.ranks.agree(outcomes)
-            for step, outcome, (path, tokens, stopped_at) in zip(
-                steps, outcomes, agreed, strict=True
-            ):
-                if outcome != (path, tokens, stopped_at):
-                    step.path = path
-                    step.row.replace(len(outcome[1]), tokens, stopped_at)
-        return top
+        if drafting_kernels.compiled:
+            top = top_tokens(logits[None], k) if k > 0 else None
+            accept(steps, logits, None if top is None else top.choices[0])
+            self._agree_on_tokens(steps)
+            return top
+        accept(steps, logits)  # no token waits for kernels
+        self._agree_on_tokens(steps)
+        is_ready = drafting_kernels.ready(in_call=logits.device.type == "cpu")
+        return top_tokens(logits[None], k) if k > 0 and is_ready else None
+
+    def _agree_on_tokens(self, steps: Sequence[Step]) -> None:
+        """Gives each row the tokens of the first rank."""
+        if self.ranks is None:
+            return
+        outcomes = [(step.path, step.emitted.tolist(), step.row.stopped_at) for step in steps]
+        agreed = self.ranks.agree(outcomes)
+        for step, outcome, (path, tokens, stopped_at) in zip(steps, outcomes, agreed, strict=True):
+            if outcome != (path, tokens, stopped_at):
+                step.path = path
+                step.row.replace(len(outcome[1]), tokens, stopped_at)
 
     def _observe_prompts(
         self,

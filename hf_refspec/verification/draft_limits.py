@@ -30,8 +30,9 @@ class DraftLimits:
     """The positions that a draft may have, and the lengths that are probed.
 
     Drafts first end before the next length at which attention may become another computation. Once
-    a text is there, a probe whose text crosses it decides whether drafts go on. A verifier that has
-    not been `probed` is probed first of all. `stats` count the passes of probes.
+    a text is there and has a draft, a probe whose text crosses it decides whether drafts go on. A
+    verifier that has not been `probed` is probed before its first draft. `stats` count the passes
+    of probes.
     """
 
     def __init__(
@@ -57,13 +58,17 @@ class DraftLimits:
         self._boundaries = ([] if probed else [0]) + boundaries(config)
         self.refused: Finding | None = None  # at the next of them, if drafts end there
 
+    def needs_probe(self, length: int) -> bool:
+        """Whether a draft behind a text of this length must wait for `cross`."""
+        return self.refused is None and bool(self._boundaries) and length >= self._boundaries[0]
+
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each.
 
         Raises:
             InexactTreesError: If the first probe finds that nothing can be verified.
         """
-        while self.refused is None and self._boundaries and length >= self._boundaries[0]:
+        while self.needs_probe(length):
             call = self._call._replace(boundary=self._boundaries[0] or None)
             finding = known_finding(call, self._stats)
             if finding.exact:
@@ -80,10 +85,11 @@ class DraftLimits:
         """How deep a draft may go behind a text of this length and last position; 0 or less allows
         none.
 
-        A draft passes no length that was not probed. It ends with the table of positions, unless
-        the text is past it already, as in plain decoding; and before rotary frequencies change: one
-        pass has one set of them, so that a longer draft would change those of the tokens that are
-        accepted."""
+        A draft passes no length that its text has not come to, and none where drafts are refused;
+        what [`needs_probe`] is probed before it is verified. It ends with the table of positions,
+        unless the text is past it already, as in plain decoding; and before rotary frequencies
+        change: one pass has one set of them, so that a longer draft would change those of the
+        tokens that are accepted."""
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (last_position, length - 1):
@@ -94,7 +100,9 @@ class DraftLimits:
                 deepest = min(deepest, max(self._unscaled - 1 - last, 0))
             elif self._is_dynamic:
                 deepest = min(deepest, 0)
-        return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest
+        refused = self.refused is not None
+        ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
+        return min(deepest, ahead[0] - length) if ahead else deepest
 
 
 def boundaries(config: PreTrainedConfig) -> list[int]:

@@ -7,13 +7,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from architectures import small
+from calls import GREEDY, PROMPT, ListStreamer
 
+import hf_refspec as rs
+from hf_refspec.drafting import compilation
 from hf_refspec.drafting.compilation import DraftingKernels
 from hf_refspec.index import kernels
+from hf_refspec.store.build import engine
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
-import logging, os, time, torch
+import contextlib, logging, os, time, torch
 from pathlib import Path
 torch.set_num_threads(1)
 import hf_refspec as rs
@@ -41,19 +47,26 @@ def wait_until(condition):  # while a process compiles, however long that takes
 def compiled():
     files = Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc")
     return {path: path.stat().st_mtime_ns for path in files}
+def raise_priority(process):  # other tests would leave it little
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, process, 0)
 def children():
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 idle = drafting_kernels._compilation.pid
 wait_until(lambda: os.sched_getscheduler(idle) == os.SCHED_IDLE)
+assert os.getpriority(os.PRIO_PROCESS, idle) == 19
 # A busy machine would leave it nothing.
 os.sched_setscheduler(idle, os.SCHED_OTHER, os.sched_param(0))
+raise_priority(idle)
 wait_until(compiled)
+assert len(os.listdir(f"/proc/{idle}/task")) == 1, "it has one thread"
 compilation.IDLE_SECONDS = 0
 assert not drafting_kernels.ready()
 first, hurried = compiled(), drafting_kernels._compilation.pid
 wait_until(lambda: children() == {str(hurried)} and len(compiled()) > len(first))
-assert os.getpriority(os.PRIO_PROCESS, hurried) == os.getpriority(os.PRIO_PROCESS, 0)
+assert os.getpriority(os.PRIO_PROCESS, hurried) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
 assert os.sched_getscheduler(hurried) == os.sched_getscheduler(0) != os.SCHED_IDLE
+raise_priority(hurried)
 wait_until(drafting_kernels.ready)
 assert not children() and compiled().items() > first.items(), "the first one's work is kept"
 assert generate(**options) == plain
@@ -87,6 +100,7 @@ def run(program: str, folder) -> str:
 def test_a_first_call_decodes_plainly_and_a_second_process_drafts_at_once(tmp_path):
     logged = run(FIRST, tmp_path)
     assert logged.count("kernels are being compiled") == 1
+    assert "Waited" not in logged, "plain decoding needs no kernel"
     assert "compile" not in run(SECOND, tmp_path)
 
 
@@ -96,6 +110,50 @@ def test_what_another_process_could_not_compile_is_compiled_by_the_call(caplog):
     waiting._compilation.wait()
     assert waiting.ready()
     assert "NUMBA_CACHE_DIR" in caplog.text
+
+
+@pytest.mark.parametrize(("threads", "starts"), [(3, True), (4, False)])
+def test_compilation_begins_in_a_call_that_leaves_a_core_free_and_else_at_its_end(
+    monkeypatch, threads, starts
+):
+    def lacking(*_, **__):
+        raise kernels.NotCachedError
+
+    started = []
+    monkeypatch.setattr(compilation, "compile_all", lacking)
+    monkeypatch.setattr(
+        compilation, "_start_compilation", lambda idle: started.append(idle) or HasNotEnded()
+    )
+    monkeypatch.setattr(engine, "usable_cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    waiting = DraftingKernels()
+    for _ in range(3):  # tokens
+        assert not waiting.ready(in_call=True)
+        assert started == [True] * starts
+    assert not waiting.ready()
+    assert started == [True]
+    assert not waiting.ready(in_call=True) and started == [True]
+
+
+class HasNotEnded:
+    def poll(self):
+        return None
+
+
+def test_a_call_on_all_cores_decodes_plainly_and_has_them_compiled_once_it_ends(monkeypatch):
+    asked, streamed = [], ListStreamer()
+
+    def ready(kernels, in_call=False):
+        asked.append((in_call, len(streamed.puts)))
+        return False
+
+    monkeypatch.setattr(compilation.drafting_kernels, "compiled", False)
+    monkeypatch.setattr(DraftingKernels, "ready", ready)
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+    small("llama").generate(PROMPT, candidate_generator=drafter, streamer=streamed, **GREEDY)
+    assert asked[0] == (True, 2), "the prompt and the first token wait for nothing"
+    assert [in_call for in_call, _ in asked].index(False) == len(asked) - 1
+    assert drafter.stats.drafted == drafter.stats.probe_passes == 0
 
 
 def test_one_thread_compiles_and_others_do_not_wait_for_it():

@@ -30,9 +30,9 @@ def late(request, unloaded, monkeypatch):
     """Kernels that are ready when a call asks for them once more than this, or not at all."""
     asked, ready = itertools.count(), DraftingKernels.ready
 
-    def ready_later(kernels):
+    def ready_later(kernels, in_call=False):
         waits = request.param is None or next(asked) < request.param
-        return False if waits else ready(kernels)
+        return False if waits else ready(kernels, in_call)
 
     monkeypatch.setattr(DraftingKernels, "ready", ready_later)
     return request.param

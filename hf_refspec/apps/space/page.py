@@ -28,10 +28,18 @@ _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
 <p>A language model writes one token at a time. Here {model} answers twice, plainly and drafted:
 likely next tokens are looked up, and the model checks many of them at once and keeps those that it
-would have written. {promise} Coloured words were drafted.{documentation}</p></div>"""
+would have written. {promise} Coloured words were drafted.
+<a href="{link}" target="_blank">Documentation</a></p>
+<p class="quiet">Examples, each of which starts a race:</p></div>"""
 _MEASURING = """<div class="rs"><p class="quiet">How the race is measured: two real calls of
 <code>generate()</code>, greedy, in {dtype}, on {device}, take turns; each has a clock that runs
 only while it computes, and the call whose clock is behind goes next.</p></div>"""
+# On a phone, scrolls to each race once, where both columns are in view.
+_FOLLOW = """() => {
+  const running = document.querySelector("#rs-chat .running");
+  if (running && !window.rsFollowed && innerWidth <= 640) running.scrollIntoView();
+  window.rsFollowed = !!running;
+}"""
 _PAPERS = {
     "REST": "REST finds the longest match in the whole datastore",
     "CREST": "CREST looks up the datastore's commonest n-grams alone",
@@ -43,10 +51,10 @@ _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and b
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
 # After an answer, the next message of its example is offered.
 EXAMPLES = (
-    Scene("RAG", (f"{FROM_THE_TEXT} {NEWS}", _HOURS), NOTICE),
-    Scene("Edit", (EDIT,), TEMPERATURE),
-    Scene("Chat", QUERIES),
-    Scene("Code", (_ACCOUNT, _TRANSFER)),
+    Scene("RAG", (f"{FROM_THE_TEXT} {NEWS}", _HOURS), NOTICE, "a question about a document"),
+    Scene("Edit", (EDIT,), TEMPERATURE, "docstrings for two functions"),
+    Scene("Chat", QUERIES, title="SQL, and a change of it"),
+    Scene("Code", (_ACCOUNT, _TRANSFER), title="a Python class, and a new method"),
 )
 
 
@@ -65,10 +73,12 @@ def page(host: Host) -> gr.Blocks:
         gr.HTML(intro)
         state = gr.State(None, time_to_live=3600)
         with gr.Row(elem_id="rs-presets"):
-            buttons = [gr.Button(example.name, size="sm", min_width=60) for example in EXAMPLES]
+            labels = [f"▶ {example.name}: {example.title}" for example in EXAMPLES]
+            buttons = [gr.Button(label, size="sm", min_width=150) for label in labels]
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 document = gr.Textbox(
+                    EXAMPLES[0].document,
                     label="Document",
                     info="Stands before the first message.",
                     lines=6,
@@ -97,7 +107,8 @@ def page(host: Host) -> gr.Blocks:
             with gr.Column(scale=5, min_width=300, elem_id="rs-talk"):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 with gr.Column(elem_id="rs-ask"):
-                    message = gr.Textbox(label="Message", max_lines=6, elem_id="rs-message")
+                    first = EXAMPLES[0].questions[0]
+                    message = gr.Textbox(first, label="Message", max_lines=6, elem_id="rs-message")
                     with gr.Row():
                         send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
                         stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)
@@ -125,6 +136,7 @@ def page(host: Host) -> gr.Blocks:
         for button, example in zip(buttons, EXAMPLES, strict=True):
             race_example = partial(_race_example, host, example)
             button.click(race_example, [state, new_tokens, drafts], **racing)
+        chat.change(None, js=_FOLLOW, **private)
         new.click(_start_over, state, [state, *shown], **private)
         stop.click(_stop, state, None, queue=False, **private)
         look = partial(_look, host)
@@ -138,13 +150,9 @@ def _texts(host: Host) -> tuple[str, str]:
     promise = "The words are those of plain decoding."
     if host.model.dtype != torch.float32:
         promise += f" Where two are within the rounding of {dtype}, either of them may come out."
-    more = ""
-    for entry in metadata("hf_refspec").get_all("Project-URL", []):
-        label, link = entry.split(", ")
-        if label == "Documentation":
-            more = f' <a href="{link}" target="_blank">Documentation</a>'
+    links = dict(entry.split(", ") for entry in metadata("hf_refspec").get_all("Project-URL", []))
     device = "the CPU" if host.model.device.type == "cpu" else "a GPU"
-    intro = _INTRO.format(model=escape(host.name), promise=promise, documentation=more)
+    intro = _INTRO.format(model=escape(host.name), promise=promise, link=links["Documentation"])
     return intro, _MEASURING.format(dtype=dtype, device=device)
 
 

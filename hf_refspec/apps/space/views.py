@@ -21,8 +21,8 @@ _EXPLANATIONS = {
     "DatastoreDrafts": "looked up in the datastore",
 }
 _EMPTY = (
-    '<div class="empty">Choose an example, or type a message. Plain and drafted decoding race side '
-    "by side.</div>"
+    '<div class="empty">Send the message below, or choose an example. Plain and drafted decoding '
+    "race side by side.</div>"
 )
 _ROW = 30  # pixels, the height of a row
 _BOX = 22  # of a box in it
@@ -49,7 +49,10 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
             parts.append(f'<div class="lane drafted">{text}</div>{_verdict(race)}')
             continue
         lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
-        parts.append(f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race, wait)}')
+        running = "" if _is_over(race) else " running"
+        parts.append(
+            f'<div class="lanes{running}">{lanes}</div>{_legend(race)}{_verdict(race, wait)}'
+        )
     if error:
         parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
     return f'<div class="rs">{"".join(parts) or _EMPTY}</div>'
@@ -58,12 +61,13 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
 def _lane(title: str, lane: Lane, race: Race) -> str:
     width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
     counts = f"<span>{len(lane.ids)} tokens</span><span>{lane.passes} passes</span>"
+    copied = race.copied if lane is race.drafted else ()
     figures = f"{counts}<span>MAT {lane.mat:.2f}</span><span>{lane.seconds:.1f} s</span>"
     return (
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
         f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
         f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
-        f'<div class="text">{_text(lane, race.copied if lane is race.drafted else ())}</div>'
+        f'<div class="text"><span>{_text(lane, copied)}</span></div>'
         f'<div class="figures">{figures}</div></div>'
     )
 
@@ -95,6 +99,11 @@ def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
     return "".join(parts)
 
 
+def _is_over(race: Race) -> bool:
+    """Whether neither call computes any more: both are complete, or were stopped."""
+    return race.plain.finished and race.drafted.finished
+
+
 def _verdict(race: Race, wait: str = "") -> str:
     """Whether the texts are the same, and how much faster the drafted one is."""
     position = race.first_difference()
@@ -105,12 +114,15 @@ def _verdict(race: Race, wait: str = "") -> str:
     elif race.finished:
         verdict = f"The same text: all {len(race.plain.ids)} tokens are equal."
         kind = " same"
-    elif race.plain.finished and race.drafted.finished:
+    elif _is_over(race):
         count = min(len(race.plain.ids), len(race.drafted.ids))
         verdict = f"Stopped; the first {count} tokens are equal."
     else:
         verdict = "" if race.speedup else wait or "Reading the prompt …"
-    gain = f" {race.speedup:.2f}x the speed of plain decoding." if race.speedup else ""
+    gain = ""
+    if race.speedup:
+        factor = f"{race.speedup:.2f}x" if _is_over(race) else f"So far {race.speedup:.1f}x"
+        gain = f" {factor} the speed of plain decoding."
     return f'<p class="verdict{kind}">{verdict}{gain}</p>{_loss(race)}'
 
 

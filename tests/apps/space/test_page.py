@@ -109,7 +109,7 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
     assert shown.locator(".drafted .text span.s0").count() > 0  # coloured
     color = "element => getComputedStyle(element).borderBottomColor"
     assert shown.locator(".drafted .text span.s0").first.evaluate(color) == "rgb(0, 114, 178)"
-    assert shown.locator(".plain .text span").count() == 0
+    assert shown.locator(".plain .text span[class]").count() == 0
     assert "The same text" in shown.locator(".verdict").inner_text()
 
 
@@ -132,6 +132,27 @@ def test_the_message_box_is_in_sight_on_a_phone(shown):
         for each in ("message", "send"):
             box = shown.locator(f"#rs-{each}").bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= 844
+
+
+def test_a_race_on_a_phone_is_in_sight_with_the_ends_of_both_columns(shown):
+    shown.set_viewport_size({"width": 390, "height": 844})
+    shown.get_by_role("button", name="▶ Code:").click()
+    shown.wait_for_function(
+        "[...document.querySelectorAll('.running .text')].every(text => text.innerText.length > 9)"
+    )
+    boxes = """() => [...document.querySelectorAll(".running .lane")].map(
+        lane => [lane.getBoundingClientRect().top, lane.getBoundingClientRect().bottom])"""
+    above = shown.locator("#rs-ask").bounding_box()["y"]
+    plain, drafted = shown.evaluate(boxes)
+    assert 0 <= plain[0] < plain[1] <= drafted[0] < drafted[1] <= above
+    shown.click("#rs-stop")
+
+
+def test_an_example_is_chosen_at_the_start_and_the_others_are_offered_as_examples(shown):
+    assert shown.input_value("#rs-document textarea") == EXAMPLES[0].document
+    assert shown.input_value("#rs-message textarea") == EXAMPLES[0].questions[0]
+    labels = shown.locator("#rs-presets button").all_inner_texts()
+    assert labels == [f"▶ {example.name}: {example.title}" for example in EXAMPLES]
 
 
 def test_the_tree_of_any_step_can_be_looked_into(shown):

@@ -39,6 +39,21 @@ def test_both_columns_show_their_texts_and_only_drafts_are_coloured(run):
     assert f"MAT {race.drafted.mat:.2f}" in html
 
 
+def test_a_speed_up_is_provisional_while_the_race_runs(host):
+    conversation = Conversation()
+    race = conversation.ask(host, "abcabcabc", 20)
+    running = race.run()
+    while not race.speedup:
+        next(running)
+    html = conversation_html(conversation)
+    assert f"So far {race.speedup:.1f}x the speed" in html and "lanes running" in html
+    for _ in running:
+        pass
+    html = conversation_html(conversation)
+    assert f"equal. {race.speedup:.2f}x the speed" in html
+    assert "So far" not in html and "running" not in html
+
+
 def test_a_difference_and_a_stop_are_told(run, host):
     conversation = Conversation()
     race = run("abcabcabc", conversation)
