@@ -23,6 +23,7 @@ _STORE: Commands = {
     "merge": ("merge the shards of a datastore", "store.merge"),
     "retokenize": ("build a datastore for another model from one", "store.retokenize"),
     "compact": ("build the compact form of a datastore", "store.compact"),
+    "describe": ("change the name, licence or description on a folder's card", "store.describe"),
     "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
     "card": ("print the card with which a folder is pushed to the Hub", "store.card"),

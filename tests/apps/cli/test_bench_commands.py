@@ -148,6 +148,9 @@ def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
     assert "the compact form of" in printed and "is undecided" in printed
     assert "in the datastore itself" not in printed
+    (measured,) = StoreConfig.read(compact.path).measured
+    assert measured["speed-up with it"] == "not enough to say"
+    assert measured["prompts"].startswith("2 of prompts.jsonl;")
 
 
 def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
@@ -162,6 +165,9 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     assert float(mat) >= float(without) > 1
     asked = f"5 of {texts.name} (2 of them are in it); 12 new tokens"
     row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
+    speed_up = StoreConfig.read(mine.path).measured[0]["speed-up with it"]
+    assert re.fullmatch(r"\d+\.\d\dx \(\d+\.\d\dx to \d+\.\d\dx\)", speed_up)
+    assert f"{row}{speed_up} |" in printed("store", "card", mine.path, "owner/store")
     mine.verify()
     mine.push_to_hub("owner/store", token=TOKEN)
     assert row in hub.repos["owner/store"].files()["README.md"].decode()
