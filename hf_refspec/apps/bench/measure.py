@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from math import ceil
 from operator import or_
@@ -150,34 +148,14 @@ def recorded_answers(
     return [(prompt, answer) for prompt, answer in pairs if answer]
 
 
-@dataclass(repr=False)
-class ReplayStats(DraftStats):
-    """Statistics that also count the passes by their number of tokens."""
-
-    pass_tokens: Counter[int] = field(default_factory=Counter)
-
-    def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
-        rows = list(rows)
-        super().record_rows(rows)
-        self.pass_tokens.update(1 + drafted for drafted, _ in rows)
-
-    def pass_cost(self, relative_costs: Mapping[int, float]) -> float:
-        """The mean cost of a pass, in plain steps, from the costs of passes of some sizes."""
-        sizes = sorted(relative_costs)
-        costs = [relative_costs[size] for size in sizes]
-        passes = self.pass_tokens.items()
-        total = sum(count * np.interp(size, sizes, costs) for size, count in passes)
-        return float(total) / self.pass_tokens.total()
-
-
 def replay(
     answers: Iterable[tuple[list[int], list[int]]],
     drafter: Drafter,
     vocab_size: int,
     max_draft_tokens: int,
-) -> ReplayStats:
+) -> DraftStats:
     """The statistics of `generate` if a model wrote these answers; the drafter sees tokens only."""
-    stats = ReplayStats()
+    stats = DraftStats()
     for prompt_ids, answer_ids in answers:
         drafter.begin(np.array(prompt_ids), vocab_size)
         left = np.array(answer_ids)

@@ -16,6 +16,7 @@ from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.stats import DraftStats
 from ...extras import require
 from ...index.kernels import all_kernels, compile_all
 from ...model_check import check as checked
@@ -23,6 +24,7 @@ from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
 from ...store.build.source import open_source
 from ...store.datastore import Datastore
+from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
 from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
@@ -151,7 +153,7 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     console.print(about)
     vocabulary = vocabulary_size(tokenizer)
     table = new_table("MAT, draft tokens:", *budgets)
-    replayed: dict[tuple[str, int], measure.ReplayStats] = {}
+    replayed: dict[tuple[str, int], DraftStats] = {}
     for name in names:
         new = measure.drafter_named(name, tokenizer)
         for budget in budgets:
@@ -165,14 +167,14 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         console.print(f"{about}measures how long they take.", soft_wrap=True)
         return 0
     found = checked(load_model(args.model, args.device_map, args.dtype))
-    if not found.relative_costs:
-        console.print(found.advice, soft_wrap=True)
-    else:
-        for (name, budget), stats in replayed.items():
-            cost = stats.pass_cost(found.relative_costs)
-            about = f"{name}, at most {budget} draft tokens: a pass costs {cost:.1f} plain steps, "
-            about += f"MAT {stats.mat:.2f}: expect {stats.mat / cost:.1f}x"
-            console.print(about, soft_wrap=True)
+    for (name, budget), stats in replayed.items():
+        tokens = 1 + stats.drafted / stats.forward_passes
+        if (cost := found.cost(tokens)) is None:
+            console.print(found.advice, soft_wrap=True)
+            break
+        about = f"{name}, at most {budget} draft tokens: a pass has {tokens:.1f} tokens and costs "
+        about += f"{cost:.2f} plain steps, MAT {stats.mat:.2f}: expect {stats.mat / cost:.1f}x"
+        console.print(about, soft_wrap=True)
     return 0
 
 
@@ -252,18 +254,10 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
     gain = comparison.gain(_WITH_STORE, _DEFAULT)
-    figures = {
-        "form": store.form,
-        "prompts": prompts,
-        "model": model,
-        "draft tokens": nodes,
-        "MAT without it": without,
-        "MAT with it": with_store,
-        "speed-up with it": gain.spread if gain.prompts >= FEWEST_PROMPTS else "not enough to say",
-        "measured": measured,
-    }
+    speed_up = gain.spread if gain.prompts >= FEWEST_PROMPTS else "not enough to say"
+    figures = store.form, prompts, model, nodes, without, with_store, speed_up, measured
     try:
-        store.record(figures)
+        store.record(dict(zip(COLUMNS, figures, strict=True)))
         print(f"written into {store.path / CONFIG}, for the card")
     except (DatastoreError, OSError) as error:
         print(f"not written: {error}")

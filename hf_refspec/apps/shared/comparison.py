@@ -38,6 +38,9 @@ class Decoded:
     passes: int = 0
 
 
+Show: TypeAlias = Callable[[str, Decoded], None]  # receives each method's call as it ends
+
+
 def decode(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Decoded:
     """Calls `generate` for prompts, ids and mask `(rows, n)`, and measures the time."""
     passes = 0
@@ -170,18 +173,14 @@ class Comparison:
         for name, call in calls.items():
             self.calls[name].append(call)
 
-    def ask(
-        self,
-        inputs: BatchEncoding,
-        after_call: Callable[[str, Decoded], None] = lambda *_: None,
-        **options: Any,
-    ) -> Decoded:
+    def ask(self, inputs: BatchEncoding, show: Show | None = None, **options: Any) -> Decoded:
         """Decodes a prompt by all methods, in a random order; returns the first method's call."""
         order = random.Random(len(self.calls[self.first]))
         found: dict[str, Decoded] = {}
         for name in order.sample(list(self.methods), len(self.methods)):
             found[name] = self.call(name, inputs, **options)
-            after_call(name, found[name])
+            if show is not None:
+                show(name, found[name])
         self.record(found)
         self.prompts.append(inputs["input_ids"].flatten().tolist())
         return found[self.first]

@@ -1,11 +1,8 @@
-"""What `hf-refspec bench` says of its progress, and what a replay counts."""
+"""What `hf-refspec bench` says of its progress."""
 
 from __future__ import annotations
 
-import pytest
-
-import hf_refspec as rs
-from hf_refspec.apps.bench.measure import Progress, replay
+from hf_refspec.apps.bench.measure import Progress
 from hf_refspec.apps.shared.comparison import Decoded
 
 
@@ -22,14 +19,3 @@ def test_each_call_has_a_line_with_the_time_that_further_ones_take():
         "prompt 2 of 2, auto: 10.0 s; about 1 minute left"
     )
     assert progress.line("plain", Decoded([1], 30.0)) == "prompt 2 of 2, plain: 30.0 s"
-
-
-def test_a_replay_counts_passes_by_size_and_weighs_them_by_their_cost():
-    text = [*range(1, 9)]
-    stats = replay([(text, text)], rs.ReferenceCopy(), 64, 3)
-    assert sum(size * passes for size, passes in stats.pass_tokens.items()) == (
-        stats.forward_passes + stats.drafted
-    )
-    assert stats.pass_tokens == {1: 1, 4: 2}  # the prompt's pass, and two with drafts
-    costs = {1: 1.0, 3: 2.0, 5: 3.0}  # 2.5 for four tokens
-    assert stats.pass_cost(costs) == pytest.approx((1.0 + 2 * 2.5) / 3)

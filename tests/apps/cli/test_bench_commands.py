@@ -74,9 +74,9 @@ def test_recorded_chats_are_replayed_without_a_model(printed, prompts, folder, m
 
 def test_a_replay_with_a_model_lays_the_cost_of_its_passes_beside_the_mat(bench, prompts):
     printed = bench("--replay", prompts, "--drafters", "ReferenceCopy", "--max-draft-tokens", 8)
-    expected = r"ReferenceCopy, at most 8 draft tokens: a pass costs (\S+) plain steps, MAT (\S+): "
-    cost, mat, gain = map(float, re.search(expected + r"expect (\S+)x", printed).groups())
-    assert cost > 0 and mat > 1 and gain == pytest.approx(mat / cost, rel=0.2, abs=0.1)
+    expected = r"8 draft tokens: a pass has (\d\.\d) tokens and costs \d+\.\d\d plain steps, "
+    tokens, mat = re.search(expected + r"MAT (\S+): expect \d+\.\dx$", printed).groups()
+    assert 1 < float(tokens) <= 9 and float(mat) > 1
 
 
 def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama):
