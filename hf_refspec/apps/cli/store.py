@@ -42,7 +42,7 @@ def add_build(parser: ArgumentParser) -> None:
 def _add_about(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", help="of the corpus, for the card; by default its own")
-    add("--license", help="of the corpus, for the card; by default what the corpus states")
+    add("--license", help="its licence, for the card; by default what the corpus states")
     add("--description", metavar="TEXT", help="of the corpus, for the card")
 
 
@@ -58,20 +58,6 @@ def build(args: Namespace) -> None:
         StoreConfig.describe(args.out, description=args.description)
         store.refresh()
     _print_info(store)
-
-
-def add_describe(parser: ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
-    _add_about(parser)
-
-
-def describe(args: Namespace) -> None:
-    about = {"corpus": args.name, "license": args.license, "description": args.description}
-    if not any(about.values()):
-        raise ValueError("nothing to change; give --name, --license or --description")
-    kind = _kind_of(args.store)
-    kind.describe(args.store, **about)
-    _print_origin(args.store, kind.read(args.store))
 
 
 def add_extend(parser: ArgumentParser) -> None:
@@ -180,10 +166,16 @@ def info(args: Namespace) -> None:
 def add_card(parser: ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
     parser.add_argument("repo", help='the name of the repository on the Hub, "user/name"')
+    parser.epilog = "--name, --license and --description change the folder."
+    _add_about(parser)
 
 
 def card(args: Namespace) -> None:
-    print(card_of(_kind_of(args.store).read(args.store), args.repo))
+    about = {"corpus": args.name, "license": args.license, "description": args.description}
+    kind = _kind_of(args.store)
+    if any(about.values()):
+        kind.describe(args.store, **about)
+    print(card_of(kind.read(args.store), args.repo))
 
 
 def add_search(parser: ArgumentParser) -> None:

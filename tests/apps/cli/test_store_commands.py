@@ -111,7 +111,7 @@ def test_builds_from_a_preset_with_its_name_and_licence(built, corpus, monkeypat
 
 @pytest.mark.parametrize("kind", ["datastore", "knowledge base"])
 def test_the_name_licence_and_description_of_the_card_can_change_later(
-    kind, built, run, corpus, tmp_path, tokenizer, folder, refused
+    kind, built, run, corpus, tmp_path, tokenizer, folder
 ):
     about = ["--name", "Areas", "--description", "Two functions | and a cat."]
     _, text = built(corpus, *about)
@@ -119,12 +119,12 @@ def test_the_name_licence_and_description_of_the_card_can_change_later(
     store = tmp_path / "store"
     if kind == "knowledge base":
         store = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base").path
-        run("describe", store, *about)
-    text = run("describe", store, "--license", "MIT")
-    assert "corpus      Areas\n" in text and "licence     MIT\n" in text
-    card = run("card", store, "owner/areas")
+        run("card", store, "owner/areas", *about)
+    assert "license: mit" not in run("card", store, "owner/areas")
+    card = run("card", store, "owner/areas", "--license", "MIT")
+    assert card == run("card", store, "owner/areas")
+    assert re.search(r"^\| (Corpus|Documents) \| Areas \|$", card, re.M)
     assert "license: mit\n" in card and "| Description | Two functions \\| and a cat. |" in card
-    assert "nothing to change; give --name" in refused("store", "describe", store)
     if kind == "datastore":
         run("retokenize", store, "--tokenizer", folder, "--out", tmp_path / "other")
         assert "about       Two functions" in run("info", tmp_path / "other")
