@@ -151,7 +151,7 @@ def _stacks(model: nn.Module | Pipeline | None) -> list[list[Attachment]]:
     generating = [module for module in modules if isinstance(module, GenerationMixin)]
     if not generating:
         raise TypeError(
-            "model must be a transformers model with generate(), or a pipeline of one, but is a "
-            f"{type(model).__name__}"
+            "model must be a transformers model with generate(), or a pipeline of one, but has "
+            f"the type {type(model).__name__}"
         )
     return [_attached.setdefault(module, []) for module in generating]

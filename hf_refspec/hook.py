@@ -130,8 +130,15 @@ def _is_ours(kwargs: dict[str, Any]) -> bool:
     if custom_generate is None:
         # Calls with a drafter are compared with such a call without one.
         return kwargs.get("verification") == "reproducible"
-    module = getattr(_loop_of(custom_generate), "__module__", None) or ""
-    return module.partition(".")[0] == __package__
+    loop = _loop_of(custom_generate)
+    module = getattr(loop, "__module__", None) or ""
+    ours = module.partition(".")[0] == __package__
+    if hasattr(loop, "draft") or (ours and not inspect.isroutine(loop)):
+        raise TypeError(
+            f"`custom_generate={custom_generate!r}` is not a decoding loop. Pass a drafter or a "
+            "datastore as `candidate_generator`."
+        )
+    return ours
 
 
 def _untested(

@@ -69,6 +69,12 @@ class ModelCheck:
         verified = ", ".join(pays) or "almost nothing: passes over several tokens are too expensive"
         return f'"auto" verifies {verified}.'
 
+    def cost(self, tokens: float) -> float | None:
+        """A pass's time in plain steps, between the measured sizes; `None` where none ran."""
+        sizes = [*self.relative_costs]
+        costs = [*self.relative_costs.values()]
+        return float(np.interp(tokens, sizes, costs)) if sizes else None
+
     def __str__(self) -> str:
         exact = {"tree": "exact", "chain": "not exact, chains are"}.get(self.verification, "-")
         lines = [

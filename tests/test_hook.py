@@ -14,6 +14,7 @@ from drafters import Noise, Prophet
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
 import hf_refspec as rs
+from hf_refspec.drafting.candidates import AssistedDrafts
 
 OPTIONS = {**GREEDY, "max_new_tokens": 30}
 
@@ -124,6 +125,23 @@ def test_speculate_works_with_and_without_the_hook(llama, uninstalled):
     rs.install()
     assert llama.generate(PROMPT, candidate_generator=drafter, **loop).tolist() == plain.tolist()
     assert llama.generate(PROMPT, **loop).tolist() == plain.tolist()  # ReferenceCopy by default
+
+
+class _Drafter(rs.Drafter):
+    """As a user writes it, in a module of their own."""
+
+
+@pytest.mark.parametrize("loop", [rs.ReferenceCopy(), rs.ReferenceCopy, _Drafter()])
+def test_a_drafter_is_not_a_decoding_loop(llama, loop):
+    with pytest.raises(TypeError, match=r"is not a decoding loop\. .* as `candidate_generator`"):
+        llama.generate(PROMPT, custom_generate=loop, **OPTIONS)
+
+
+def test_transformers_own_assisted_decoding_takes_a_drafter(fresh_llama):
+    plain = fresh_llama.generate(PROMPT, **OPTIONS)
+    fresh_llama._get_candidate_generator = lambda **_: AssistedDrafts(Prophet(plain, accuracy=0.9))
+    drafted = fresh_llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
 
 
 def test_inference_mode_and_grad_mode_both_work(llama):

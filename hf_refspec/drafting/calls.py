@@ -13,7 +13,7 @@ from .call_options import Call, Sampling
 from .compilation import drafting_kernels
 from .drafter import Drafter
 from .observation import Observation
-from .stats import DraftStats
+from .stats import DraftStats, SourceStats
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
 
@@ -121,6 +121,10 @@ def drafter_call(
         yield rows
         for fork in drafters[1:]:
             drafter.stats += DraftStats(sources=fork.stats.sources)
+        if drafter in drafter.sources:  # alone: the blend that it might be has counted its sources
+            drafted, accepted = drafter.stats.drafted, drafter.stats.accepted
+            alone = SourceStats(type(drafter).__name__, drafted, accepted, first=accepted)
+            drafter.stats.sources = [alone]
 
 
 def share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any
 
@@ -27,6 +28,16 @@ logger = logging.getLogger("hf_refspec")
 # Assisted decoding names no vocabulary (any id of an int32 may be a token), and no budget.
 _ANY_VOCABULARY = 2**31 - 1
 _ASSISTED_DRAFT_TOKENS = 10
+# How the drafters that users name are constructed, for messages.
+_CONSTRUCTORS = {
+    "referencecopy": "rs.ReferenceCopy()",
+    "tokenrecycling": "rs.TokenRecycling()",
+    "sessiondrafts": "rs.SessionDrafts()",
+    "siblingcopy": "rs.SiblingCopy()",
+    "datastoredrafts": "rs.DatastoreDrafts(store)",
+    "draftmodel": "rs.DraftModel(assistant)",
+    "grammardrafts": "rs.GrammarDrafts(tokenizer, json_schema=...)",
+}
 
 
 def default_sources(
@@ -160,8 +171,12 @@ def _shown_with_remedy(value: Any) -> str:
         (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
     }
     remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
-    hint = did_you_mean(value, ["auto"]) if isinstance(value, str) else ""
-    return f"{value!r}{hint or remedy}" if is_name else f"a {type(value).__name__}{remedy}"
+    if isinstance(value, str):
+        name = value.removeprefix("rs.").partition("(")[0].replace("_", "").lower()
+        close = get_close_matches(name, _CONSTRUCTORS, n=1, cutoff=0.9)
+        named = f": pass `{_CONSTRUCTORS[close[0]]}`, not its name" if close else ""
+        remedy = named or did_you_mean(value, ["auto"]) or remedy
+    return f"{value!r}{remedy}" if is_name else f"of the type {type(value).__name__}{remedy}"
 
 
 def check_datastores(

@@ -21,7 +21,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 @dataclass
 class SourceStats:
-    """Counts of one source of a [`Blend`].
+    """Counts of one source of a [`Blend`], or of a drafter alone.
 
     Attributes:
         name (`str`): The name of its class.
@@ -67,7 +67,8 @@ class DraftStats:
             choice of the next tokens, with logits processors, stopping criteria and the streamer.
         learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
-        sources (`list[SourceStats]`): One for each source of a blend.
+        sources (`list[SourceStats]`): One for each source of a blend; a drafter alone is its only
+            source.
         verification (`str`): How drafts were verified: `"tree"`, `"chain"`, `"static"` or
             `"reproducible"`; `"none"` where the call decoded plainly.
         reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
@@ -108,7 +109,7 @@ class DraftStats:
 
     @property
     def mat(self) -> float:
-        """MAT, the mean accepted tokens: a row's new tokens per forward pass; 1.0 if plain."""
+        """MAT, the mean accepted tokens: new tokens per forward pass and row; 1.0 if plain."""
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
 
@@ -154,8 +155,10 @@ class DraftStats:
         return f"DraftStats({self})"
 
     def __str__(self) -> str:
+        has_rows = sum(self.accepted_lengths) > self.forward_passes
         line = (
-            f"{self.tokens} tokens in {self.forward_passes} passes, MAT {self.mat:.2f}, "
+            f"{self.tokens} tokens in {self.forward_passes} passes"
+            f"{' over several rows' * has_rows}, MAT {self.mat:.2f}{' per row' * has_rows}, "
             f"{self.drafted} drafted, {self.accepted} accepted"
         )
         if self.drafted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,8 @@ from ..index.token_buffer import LARGEST_ID
 
 logger = logging.getLogger("hf_refspec")
 
+_FILE_NAME = re.compile(r"\S+\.[A-Za-z]\w{0,4}")  # also of one that does not exist
+
 Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 
 
@@ -22,22 +25,24 @@ def references_to_ids(
     references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[np.ndarray]:
     """The ids of one text, or of each in a list, see [`ReferenceCopy`]. Raises as [`to_ids`] does,
-    and warns of a string that is the name of a file."""
+    and warns of a string that is the name of a file, or looks like one."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
         texts: dict[str, Any] = {"references": references}
     elif not isinstance(references, Sequence) or isinstance(references, bytes):
         raise TypeError(
             "references must be a string, ids, or a list of these, "
-            f"but is a {type(references).__name__}"
+            f"but has the type {type(references).__name__}"
         )
     else:
         texts = {f"references[{i}]": text for i, text in enumerate(references)}
     for name, text in texts.items():
-        if isinstance(text, str) and os.path.isfile(text):
+        if isinstance(text, str) and (os.path.isfile(text) or _FILE_NAME.fullmatch(text)):
+            is_or_seems = "is" if os.path.isfile(text) else "looks like"
             logger.warning(
-                "%s is the name of a file, and drafts are copied from the name itself; pass the "
+                "%s %s the name of a file, and drafts are copied from the name itself; pass the "
                 "text: Path(%r).read_text()",
                 name,
+                is_or_seems,
                 text,
             )
     return [to_ids(name, text, tokenizer) for name, text in texts.items()]
@@ -54,7 +59,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
     elif not isinstance(reference, np.ndarray) and not _is_ids(reference):
         raise TypeError(
             f"{name} must be a string, a list of ids or a 1-D tensor or array, "
-            f"but is a {type(reference).__name__}"
+            f"but has the type {type(reference).__name__}"
         )
     ids = np.asarray(reference)
     if ids.ndim != 1:

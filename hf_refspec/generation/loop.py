@@ -123,7 +123,8 @@ class Loop:
             top = self._accept(steps, result.logits)
             self._keep(steps)
             states = [*self._states, *result.states]
-            if states and self._agreed(top is not None):
+            has_top_tokens = self._agreed(top is not None)
+            if states and has_top_tokens:
                 self._observe_prompts(rows, result, states, fraction)
             self._states = []
             self._observe(steps, result.logits, top)

@@ -183,7 +183,10 @@ def _refusals_of_config(
             "sampling are lossless"
         )
     if model_kwargs.get("inputs_embeds") is not None:
-        yield "`inputs_embeds`: drafts are looked up by token id. Pass `input_ids`"
+        yield (
+            "`inputs_embeds`, which models such as BLIP-2 pass by themselves: drafts are looked up "
+            "by token id. Pass `input_ids` to the language model, or leave the drafter out"
+        )
     if input_ids.shape[1] == 0:
         yield "`input_ids` with no token: pass a prompt"
     if not config.use_cache:

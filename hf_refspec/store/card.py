@@ -44,8 +44,10 @@ def card(config: FolderConfig, repo_id: str) -> str:
     about = {field.name: getattr(config, field.name) for field in fields(config)}
     texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})
+    description = texts.get("description")
     texts.update(
         config.card_texts(),
+        description_row=f"\n| Description | {description} |" if description else "",
         # The Hub's viewer would show config.json as rows of data.
         metadata=DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml(),
         title=repo_id.split("/")[-1],

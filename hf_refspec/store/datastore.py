@@ -268,7 +268,10 @@ class Datastore(StoredFolder[StoreConfig]):
 
         options.setdefault("corpus_name", self.config.source.get("corpus"))
         options.setdefault("license", self.config.source.get("license"))
-        return Datastore.build(texts(), tokenizer, path, **options)
+        store = Datastore.build(texts(), tokenizer, path, **options)
+        StoreConfig.describe(store.path, description=self.config.source.get("description"))
+        store.refresh()
+        return store
 
     @classmethod
     def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:
@@ -276,7 +279,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the full form, with the separators between documents."""
+        """Tokens of the full form's documents."""
         return self.config.tokens
 
     @property

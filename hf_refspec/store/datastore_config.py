@@ -31,7 +31,16 @@ OWN_FILES = (TOKENS, SUFFIXES, NGRAMS, NAMES)
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
 # The entries of a measurement that the card shows.
-COLUMNS = ["form", "prompts", "model", "draft tokens", "MAT without it", "MAT with it", "measured"]
+COLUMNS = [
+    "form",
+    "prompts",
+    "model",
+    "draft tokens",
+    "MAT without it",
+    "MAT with it",
+    "speed-up with it",
+    "measured",
+]
 # A position in a shard must fit into an int32.
 LARGEST_SHARD = 2**31 - 2
 
@@ -49,7 +58,7 @@ class ShardEntry:
 @dataclass(frozen=True)
 class NgramsEntry:
     """The compact form: the number of n-grams of the orders 1, 2, ..., the nodes of all draft trees
-    together, the tokens of the shards that were counted, and the file of its arrays."""
+    together, the tokens of the documents that were counted, and the file of its arrays."""
 
     ngrams: Annotated[list[Annotated[int, range(LARGEST_SHARD + 1)]], range(LONGEST_NGRAM + 1)]
     nodes: Annotated[int, range(LARGEST_SHARD + 1)]
@@ -82,8 +91,8 @@ class StoreConfig(FolderConfig):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the full form, with the separators between documents."""
-        return sum(shard.tokens for shard in self.shards)
+        """Tokens of the full form's documents, without the separator after each."""
+        return sum(shard.tokens - shard.documents for shard in self.shards)
 
     @property
     def documents(self) -> int:
@@ -137,13 +146,13 @@ class StoreConfig(FolderConfig):
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
         if shards:
-            # A separator follows each document, and is not counted.
-            tokens = self.tokens - self.documents
             size = readable_size(
                 sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
             )
             parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
-            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array, in {parts}"
+            texts["full_form"] = (
+                f"{size}: {self.tokens:,} tokens and their suffix array, in {parts}"
+            )
         if ngrams:
             texts["compact_form"] = (
                 f"{readable_size(ngrams.file.size)}: {sum(ngrams.ngrams):,} n-grams of up to "

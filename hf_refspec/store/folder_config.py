@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from reprlib import repr as short
@@ -36,7 +36,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, write_bytes
-from .folder import sync_folder
+from .folder import only_writer, sync_folder
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 
 if TYPE_CHECKING:
@@ -95,6 +95,15 @@ class FolderConfig:
     def card_texts(self) -> dict[str, str]:
         """Texts for the card's template, beside the fields and the entries of `source`."""
         return {}
+
+    @classmethod
+    def describe(cls, folder: Path, **about: str | None) -> None:
+        """Changes what a folder's card says of its corpus: the entries `corpus`, `license` and
+        `description` of `source`; those that are `None` stay."""
+        with only_writer(folder):
+            config: Any = cls.read(folder)
+            changed = {name: value for name, value in about.items() if value is not None}
+            replace(config, source=config.source | changed).write(folder)
 
     def write(self, folder: Path) -> None:
         """Replaces a folder's config.json atomically."""

@@ -21,7 +21,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..version import __version__
 from .card import card
-from .files import CONFIG, DatastoreError, read_small
+from .files import CONFIG, DatastoreError, copy_file, read_small, write_bytes
+from .folder import new_folder
 from .names import is_here
 from .printable import one_line
 
@@ -91,6 +92,17 @@ def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) ->
         return changes
 
     return _commit(f"the {kind.NOUN} in {folder}", repo_id, "dataset", operations, **target)
+
+
+def write_repository(folder: Path, kind: type[FolderConfig], repo_id: str, out: Path) -> None:
+    """Writes what [`push`] publishes into a new folder."""
+    config = kind.read(folder)
+    content = _read_card(folder) or card(config, repo_id).encode()
+    with new_folder(out) as new:
+        for entry in config.files():
+            copy_file(folder, entry, new)
+        write_bytes(new / CARD, content)
+        config.write(new)
 
 
 def _read_card(folder: Path) -> bytes | None:

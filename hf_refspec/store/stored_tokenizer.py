@@ -38,7 +38,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
-            f"but is a {type(tokenizer).__name__}"
+            f"but has the type {type(tokenizer).__name__}"
         )
     return _fingerprint(tokenizer.backend_tokenizer.to_str())
 

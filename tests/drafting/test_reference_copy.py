@@ -52,6 +52,13 @@ def test_the_name_of_a_file_is_a_text_with_a_warning(tmp_path, caplog, many, nam
     assert message.startswith(f"{name} is the name of a file") and "read_text()" in message
 
 
+@pytest.mark.parametrize("name", ["docs/notes.md", "notes.txt", "C:\\\\notes.json"])
+def test_the_name_of_a_file_that_does_not_exist_is_a_text_with_a_warning(caplog, name):
+    ReferenceCopy(["a text.", "text", "3.14", name], WordLengths())
+    [message] = caplog.messages
+    assert message.startswith("references[3] looks like the name of a file, and drafts are copied")
+
+
 @pytest.mark.parametrize(
     "references",
     [

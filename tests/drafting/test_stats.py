@@ -2,6 +2,7 @@
 
 import json
 
+import hf_refspec as rs
 from hf_refspec.drafting.stats import DraftStats
 
 
@@ -34,9 +35,30 @@ def test_str_is_one_readable_line():
     assert repr(stats) == f"DraftStats({stats})"
 
 
+def test_the_mat_of_several_rows_is_said_to_be_per_row():
+    stats = DraftStats()
+    for _ in range(4):
+        stats.record_rows([(0, 0), (2, 1), (0, 0)])
+    assert str(stats).startswith("16 tokens in 4 passes over several rows, MAT 1.33 per row, 8 ")
+    stats += recorded()
+    assert str(stats).startswith("26 tokens in 8 passes over several rows, MAT 1.62 per row, 28 ")
+
+
 def test_to_dict_holds_what_json_can():
     stats = recorded()
     figures = json.loads(json.dumps(stats.to_dict()))
     assert figures["mat"] == 2.5
     assert figures["accepted_lengths"] == [2, 0, 0, 2]
     assert figures["prefill_seconds"] == 0.0
+
+
+def test_a_drafter_alone_is_its_only_source(byte_llama, tokenizer):
+    drafter = rs.ReferenceCopy()
+    inputs = tokenizer(["the mat the mat", "cat cat cat cat"], return_tensors="pt", padding=True)
+    options = {"max_new_tokens": 24, "do_sample": False, "candidate_generator": drafter}
+    byte_llama.generate(**inputs, **options, max_draft_tokens=8)
+    stats = drafter.stats
+    (source,) = stats.sources
+    assert (source.name, source.drafted) == ("ReferenceCopy", stats.drafted)
+    assert source.accepted == source.first == stats.accepted > 0
+    assert " passes over several rows, MAT " in str(stats)

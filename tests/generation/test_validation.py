@@ -96,11 +96,25 @@ def test_is_refused(llama, untouched, case):
     [
         *(("max_draft_tokens", value, "") for value in (2.5, "8", True)),
         ("candidate_generator", "autoo", r"but is 'autoo' \(did you mean 'auto'\?\)\."),
-        *(("candidate_generator", value, "") for value in ("ReferenceCopy", 3, rs.ReferenceCopy)),
-        ("candidate_generator", [rs.ReferenceCopy()], r"but is a list: join drafters with `\|`"),
+        *(("candidate_generator", value, "") for value in (3, rs.ReferenceCopy)),
+        *(
+            ("candidate_generator", name, rf"{name!r}: pass `rs\.ReferenceCopy\(\)`, not its name")
+            for name in ("ReferenceCopy", "referencecopi", "reference_copy")
+        ),
+        (
+            "candidate_generator",
+            "rs.DraftModel",
+            r"pass `rs\.DraftModel\(assistant\)`, not its name",
+        ),
+        ("candidate_generator", 7, r"of the type int\.$"),
+        (
+            "candidate_generator",
+            [rs.ReferenceCopy()],
+            r"but is of the type list: join drafters with `\|`",
+        ),
         ("candidate_generator", "org/store", r"'org/store': open a datastore by `rs\.Datastore"),
         ("candidate_generator", Path("store"), r"open a datastore by `rs\.Datastore\.from_pretr"),
-        ("candidate_generator", torch.nn.Linear(2, 2), r"but is a Linear\.$"),
+        ("candidate_generator", torch.nn.Linear(2, 2), r"but is of the type Linear\.$"),
     ],
 )
 def test_a_value_of_another_type_is_refused(llama, untouched, name, value, hint):
@@ -110,7 +124,7 @@ def test_a_value_of_another_type_is_refused(llama, untouched, name, value, hint)
 
 
 def test_a_model_as_drafter_is_told_how_it_drafts(llama, untouched):
-    remedy = r"a LlamaForCausalLM: a model drafts as `rs\.DraftModel\(model\)`"
+    remedy = r"the type LlamaForCausalLM: a model drafts as `rs\.DraftModel\(model\)`"
     for call in (
         lambda: llama.generate(PROMPT, max_length=40, candidate_generator=llama),
         lambda: rs.ReferenceCopy() | llama,
@@ -137,7 +151,7 @@ def test_a_quantized_cache_is_refused():
 
 def test_inputs_embeds_are_refused(llama, untouched):
     embeds = llama.get_input_embeddings()(PROMPT)
-    with pytest.raises(ValueError, match="`inputs_embeds`"):
+    with pytest.raises(ValueError, match=r"`inputs_embeds`, .* BLIP-2 .* or leave the drafter out"):
         llama.generate(inputs_embeds=embeds, max_length=40, candidate_generator=rs.ReferenceCopy())
 
 

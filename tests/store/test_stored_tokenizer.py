@@ -220,7 +220,7 @@ class Slow(PreTrainedTokenizer):
 
 @pytest.mark.parametrize("tokenizer", [Slow(), "org/name", None])
 def test_what_is_no_fast_tokenizer_is_refused(tokenizer):
-    message = f"tokenizer must be a fast one .*, but is a {type(tokenizer).__name__}"
+    message = f"tokenizer must be a fast one .*, but has the type {type(tokenizer).__name__}"
     with pytest.raises(ValueError, match=message):
         tokenizer_fingerprint(tokenizer)
 

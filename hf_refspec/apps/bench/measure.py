@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
+from math import ceil
 from operator import or_
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
 
 import numpy as np
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ...did_you_mean import did_you_mean
@@ -26,7 +26,7 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
-from ..shared.comparison import UNDRAFTED, Comparison
+from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.prompts import tokens_left
 from .prompts import Chat
 
@@ -73,6 +73,26 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter
     return BY_NAME[text]
 
 
+class Progress:
+    """Describes each call of a comparison, with the time that all further ones will take."""
+
+    def __init__(self, prompts: int, methods: int) -> None:
+        self.prompts = prompts
+        self._methods = methods
+        self._calls = 0
+        self._seconds = 0.0
+
+    def line(self, name: str, call: Decoded) -> str:
+        """A line for a method's call, which is over."""
+        number = 1 + self._calls // self._methods
+        self._calls += 1
+        self._seconds += call.seconds
+        left = self.prompts * self._methods - self._calls
+        minutes = ceil(left * self._seconds / self._calls / 60)
+        done = f"prompt {number} of {self.prompts}, {name}: {call.seconds:.1f} s"
+        return f"{done}; about {minutes} minute{'s' * (minutes != 1)} left" if left else done
+
+
 def measure(
     comparison: Comparison,
     tokenizer: PreTrainedTokenizerBase,
@@ -80,21 +100,31 @@ def measure(
     turns: int | None,
     max_new_tokens: int,
 ) -> None:
-    """Answers each turn by all methods, after plain decoding's answers to the earlier ones."""
+    """Answers each turn by all methods, after plain decoding's answers to the earlier ones; says
+    on the standard error how far it is."""
+    prompts = sum(len(chat.turns[:turns]) for chat in chats)
+    progress = Progress(prompts, len(comparison.methods))
+
+    def show(name: str, call: Decoded) -> None:
+        print(progress.line(name, call), file=sys.stderr, flush=True)
+
+    print("first a short call by each method, which is not timed", file=sys.stderr, flush=True)
     comparison.warm_up()
     model = comparison.model
     try:
-        for chat in tqdm(chats, "prompts", leave=False, disable=None):
+        for chat in chats:
             answers: list[str] = []
-            for turn in range(len(chat.turns[:turns])):
+            asked = len(chat.turns[:turns])
+            for turn in range(asked):
                 inputs = chat.inputs(tokenizer, turn, answers)
                 hint = "it is left out"
                 try:
                     left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
                 except ValueError as error:
                     print(error, file=sys.stderr)
+                    progress.prompts -= asked - turn
                     break
-                call = comparison.ask(inputs.to(model.device), max_new_tokens=left)
+                call = comparison.ask(inputs.to(model.device), show, max_new_tokens=left)
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)

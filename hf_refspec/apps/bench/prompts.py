@@ -12,7 +12,7 @@ from typing import Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ...store.build.chats import messages_of, with_texts
-from ...store.build.rows import read_rows
+from ...store.build.rows import ROWS, read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 logger = logging.getLogger("hf_refspec")
@@ -51,7 +51,9 @@ class Chat:
 def read_chats(path: Path) -> list[Chat]:
     """The chats of a file of rows, by default JSON lines; skips and counts rows without a text."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file; name one of JSON(L), CSV or Parquet")
+        raise FileNotFoundError(
+            f"{path} is not a file; name one of {', '.join(ROWS)}, also with .gz"
+        )
     chats = []
     empty: Counter[str] = Counter()
     for number, row in read_rows(path):

@@ -23,6 +23,8 @@ from ...store.names import ask_hub, is_here
 
 logger = logging.getLogger("hf_refspec")
 
+WRITTEN_TO = "write the repository into a new folder instead of pushing it"  # what --out does
+
 
 def positive(text: str) -> int:
     """Reads an integer of at least 1."""
@@ -94,7 +96,7 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str
     if bool(args.source) == (args.dataset is not None or args.preset is not None):
         raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
     about = {"column": args.column, "pattern": args.pattern}
-    about |= {"corpus_name": None, "license": vars(args).get("license")}
+    about |= {"corpus_name": vars(args).get("name"), "license": vars(args).get("license")}
     if args.source:
         return (args.source[0] if len(args.source) == 1 else args.source), about
     options = {"name": args.config, "split": args.split, "streaming": streaming}
@@ -102,7 +104,8 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str
     if args.preset is None:
         return _load_dataset(args.dataset, options), about
     preset = PRESETS[args.preset]
-    about |= {"corpus_name": preset.corpus, "license": about["license"] or preset.license}
+    about["corpus_name"] = about["corpus_name"] or preset.corpus
+    about["license"] = about["license"] or preset.license
     name = args.dataset or preset.dataset
     if name is None:
         return python_stdlib(), about
@@ -145,6 +148,13 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
             raise
         why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
         raise OSError(f"{why}: {silent}") from error
+
+
+def show_written(folder: Path, repo_id: str, repo_type: str) -> None:
+    """Prints a repository's files, which have been written into a folder, and how to push them."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {', '.join(sorted(path.relative_to(folder).as_posix() for path in files))}")
+    print(f"push it: hf upload {repo_id} {folder} --repo-type {repo_type}")
 
 
 def waiting(message: str) -> Status:

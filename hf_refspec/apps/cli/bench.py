@@ -16,6 +16,7 @@ from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.stats import DraftStats
 from ...extras import require
 from ...index.kernels import all_kernels, compile_all
 from ...model_check import check as checked
@@ -32,7 +33,7 @@ from ...version import __version__
 from ...warm_up import warmup as warm_up
 from ..bench import measure
 from ..bench.prompts import Chat, read_chats, taking_turns
-from ..shared.comparison import UNDRAFTED, Comparison, Methods, figure_table
+from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison, Methods, figure_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .arguments import add_model, draft_budget, positive
@@ -66,9 +67,12 @@ def add_bench(parser: ArgumentParser) -> None:
     add = parser.add_argument
     files = parser.add_mutually_exclusive_group(required=True)
     files.add_argument("--prompts", type=Path, metavar="FILE", help="JSON(L), CSV or Parquet")
-    help = "recorded chats: measure the MAT of drafts by look-up, without a model"
+    help = "recorded chats: measure the MAT of drafts by look-up; with --model also what passes "
+    help += "cost, and the speed-up to expect"
     files.add_argument("--replay", type=Path, metavar="FILE", help=help)
     add_model(parser)
+    help = "with --replay: a folder or a Hub id of a tokenizer; no model is loaded"
+    add("--tokenizer", metavar="NAME", help=help)
     help = ", ".join([*measure.BY_NAME, *measure.OF_A_NAME])
     help += ', or several of them, as in "ReferenceCopy | TokenRecycling"; by default auto, in a '
     help += "replay ReferenceCopy with and without SessionDrafts"
@@ -83,6 +87,8 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
+    if args.tokenizer and (args.replay is None or args.model):
+        raise ValueError(f"--tokenizer {args.tokenizer} is for --replay without --model")
     if args.out is not None:
         require("matplotlib", "--out", "bench")
     chats = taking_turns(read_chats(args.replay or args.prompts))[: args.limit]
@@ -113,7 +119,9 @@ def _compared(
 ) -> Comparison:
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
-    print(f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats")
+    about = f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats"
+    prompts = sum(len(chat.turns[:turns]) for chat in chats)
+    print(f"{about}, {prompts} prompts; a verdict needs at least {FEWEST_PROMPTS}", flush=True)
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {UNDRAFTED: {}}
@@ -136,20 +144,37 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     budgets = args.max_draft_tokens or REPLAYED
     if "auto" in budgets:
         raise ValueError("--max-draft-tokens auto is measured on a model; give --replay numbers")
-    tokenizer = load_tokenizer(args.model)
+    name_of_tokenizer = args.tokenizer or args.model
+    tokenizer = load_tokenizer(name_of_tokenizer)
     answers = measure.recorded_answers(chats, tokenizer, args.turns)
     if not answers:
         raise ValueError(f"--replay {args.replay} has no recorded answers")
-    console.print(f"{len(answers)} recorded answers in the tokens of {name_for_people(args.model)}")
+    about = f"{len(answers)} recorded answers in the tokens of {name_for_people(name_of_tokenizer)}"
+    console.print(about)
     vocabulary = vocabulary_size(tokenizer)
     table = figure_table("MAT, draft tokens:", *budgets)
+    replayed: dict[tuple[str, int], DraftStats] = {}
     for name in names:
         new = measure.drafter_named(name, tokenizer)
-        mats = [measure.replay(answers, new(), vocabulary, budget).mat for budget in budgets]
-        table.add_row(name, *(f"{mat:.2f}" for mat in mats))
+        for budget in budgets:
+            replayed[name, budget] = measure.replay(answers, new(), vocabulary, budget)
+        table.add_row(name, *(f"{replayed[name, budget].mat:.2f}" for budget in budgets))
     console.print(table)
-    about = "MAT is the speed-up if passes over drafts take no longer than plain ones; --prompts "
-    console.print(f"{about}measures how long they take.", soft_wrap=True)
+    if args.model is None:
+        about = (
+            "MAT is the speed-up if passes over drafts take no longer than plain steps; --model "
+        )
+        console.print(f"{about}measures how long they take.", soft_wrap=True)
+        return 0
+    found = checked(load_model(args.model, args.device_map, args.dtype))
+    for (name, budget), stats in replayed.items():
+        tokens = 1 + stats.drafted / stats.forward_passes
+        if (cost := found.cost(tokens)) is None:
+            console.print(found.advice, soft_wrap=True)
+            break
+        about = f"{name}, at most {budget} draft tokens: a pass has {tokens:.1f} tokens and costs "
+        about += f"{cost:.2f} plain steps, MAT {stats.mat:.2f}: expect {stats.mat / cost:.1f}x"
+        console.print(about, soft_wrap=True)
     return 0
 
 
@@ -228,7 +253,9 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int
     dtype = str(comparison.model.dtype).removeprefix("torch.")
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
-    figures = store.form, prompts, model, nodes, without, with_store, measured
+    gain = comparison.gain(_WITH_STORE, _DEFAULT)
+    speed_up = gain.spread if gain.prompts >= FEWEST_PROMPTS else "not enough to say"
+    figures = store.form, prompts, model, nodes, without, with_store, speed_up, measured
     try:
         store.record(dict(zip(COLUMNS, figures, strict=True)))
         print(f"written into {store.path / CONFIG}, for the card")

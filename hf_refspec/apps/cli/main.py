@@ -25,7 +25,7 @@ _STORE: Commands = {
     "compact": ("build the compact form of a datastore", "store.compact"),
     "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
-    "card": ("print the card with which a folder is pushed to the Hub", "store.card"),
+    "card": ("print or change the card with which a folder is pushed to the Hub", "store.card"),
     "search": ("show a text's longest match in a datastore, and its draft tree", "store.search"),
     "evaluate": ("measure whether a datastore pays off for a model", "bench.evaluate"),
     "recycle": ("learn a model's next tokens from texts", "ralm.recycle"),

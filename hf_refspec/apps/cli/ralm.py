@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
+from typing import Any
 
 import torch
 from rich.text import Text
@@ -89,20 +90,21 @@ def add_knn_build(parser: ArgumentParser) -> None:
     parser.add_argument("--license", help="of the corpus, for the card")
 
 
-def _check_paths(args: Namespace) -> None:
-    """Refuses files that cannot be read or written before a model is loaded."""
+def _opened(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
+    """Loads documents, tokenizer, model and options to build with; first refuses paths that cannot
+    be read or written."""
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
     for path in args.source:
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
+    documents, about = load_corpus(args, streaming)
+    tokenizer = load_tokenizer(args.model)
+    return documents, tokenizer, load_model(args.model, args.device_map, args.dtype), about
 
 
 def knn_build(args: Namespace) -> None:
-    _check_paths(args)
-    documents, about = load_corpus(args)
-    tokenizer = load_tokenizer(args.model)
-    model = load_model(args.model, args.device_map, args.dtype)
+    documents, tokenizer, model, about = _opened(args)
     store = KnnDatastore.build(documents, tokenizer, model, args.out, **about)
     print(args.out)
     print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
@@ -115,10 +117,7 @@ def add_recycle(parser: ArgumentParser) -> None:
 
 
 def recycle(args: Namespace) -> None:
-    _check_paths(args)
-    documents, about = load_corpus(args, streaming=True)
-    tokenizer = load_tokenizer(args.model)
-    model = load_model(args.model, args.device_map, args.dtype)
+    documents, tokenizer, model, about = _opened(args, streaming=True)
     about["max_tokens"] = args.max_tokens
     table = TokenRecycling.build(documents, tokenizer, model, **about)
     table.save_pretrained(args.out)

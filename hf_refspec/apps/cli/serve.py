@@ -23,11 +23,18 @@ from ...store.hub import RepoType, push_files
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
-from .arguments import add_listening, add_model, listen, log_to_stderr, positive
+from .arguments import (
+    WRITTEN_TO,
+    add_listening,
+    add_model,
+    listen,
+    log_to_stderr,
+    positive,
+    show_written,
+)
 
 logger = logging.getLogger("hf_refspec")
 
-_OUT = "write the repository into a new folder instead of pushing it"
 _PASS_SECONDS = 5  # a second ctrl-C waits this long for the running forward pass
 _LOG_LINES = 10_000  # the longest queue of lines to be written
 _KEY = "HF_REFSPEC_API_KEY"
@@ -151,7 +158,7 @@ def add_space(parser: ArgumentParser) -> None:
     add_listening(parser, 7860)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--push", metavar="USER/NAME", help="push the page to the Hub as a Space")
-    place.add_argument("--out", type=Path, metavar="FOLDER", help=_OUT)
+    place.add_argument("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
     add("--private", action="store_true", help="with --push: a new Space is private")
     add("--package", metavar="PACKAGE", help=f"with --push or --out: {PACKAGE_HELP}")
 
@@ -168,7 +175,6 @@ def space(args: Namespace) -> None:
         _publish(args, name, "space", contents)
         if args.out is not None:
             print(f"try it: python {args.out / 'app.py'}")
-            print(f"push it: hf upload USER/{name} {args.out} --repo-type space")
         return
     if args.package:
         raise ValueError("--package has no effect without --push or --out; add one")
@@ -182,7 +188,7 @@ def add_publish(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
     add("--private", action="store_true", help="make a new repository private")
-    add("--out", type=Path, metavar="FOLDER", help=_OUT)
+    add("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
     add("--package", metavar="PACKAGE", help=PACKAGE_HELP)
 
 
@@ -203,3 +209,4 @@ def _publish(args: Namespace, name: str, kind: RepoType, contents: dict[str, byt
         for path, content in contents.items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
+    show_written(args.out, name if "/" in name else f"USER/{name}", kind)

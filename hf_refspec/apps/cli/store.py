@@ -23,7 +23,7 @@ from ...store.names import named_tokenizer
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
-from .arguments import add_source, load_corpus, positive
+from .arguments import WRITTEN_TO, add_source, load_corpus, positive, show_written
 
 _SEARCH_NODES = 24
 _EXAMPLES = 3  # occurrences that a search shows
@@ -36,7 +36,14 @@ def add_build(parser: ArgumentParser) -> None:
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N", help="of a shard")
-    add("--license", help="of the corpus, for the card; by default what the corpus states")
+    _add_about(parser)
+
+
+def _add_about(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--name", help="of the corpus, for the card; by default its own")
+    add("--license", help="its licence, for the card; by default what the corpus states")
+    add("--description", metavar="TEXT", help="of the corpus, for the card")
 
 
 def build(args: Namespace) -> None:
@@ -46,7 +53,11 @@ def build(args: Namespace) -> None:
 
         args.tokenizer = default_model()
     options = {**about, **_options(args), "shard_tokens": args.shard_tokens}
-    _print_info(Datastore.build(documents, named_tokenizer(args.tokenizer), args.out, **options))
+    store = Datastore.build(documents, named_tokenizer(args.tokenizer), args.out, **options)
+    if args.description is not None:
+        StoreConfig.describe(args.out, description=args.description)
+        store.refresh()
+    _print_info(store)
 
 
 def add_extend(parser: ArgumentParser) -> None:
@@ -97,12 +108,20 @@ def add_push(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of a datastore, recycling table, knowledge base or kNN datastore")
     add("repo", help='the name of the dataset repo on the Hub, "user/name"')
-    add("--private", action="store_true", default=None, help="make a new repository private")
+    place = parser.add_mutually_exclusive_group()
+    help = "make a new repository private"
+    place.add_argument("--private", action="store_true", default=None, help=help)
+    place.add_argument("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
 
 
 def push(args: Namespace) -> None:
     folder = Path(args.store)
-    print(hub.push(folder, _kind_of(folder), args.repo, private=args.private).repo_url)
+    kind = _kind_of(folder)
+    if args.out is None:
+        print(hub.push(folder, kind, args.repo, private=args.private).repo_url)
+    else:
+        hub.write_repository(folder, kind, args.repo, args.out)
+        show_written(args.out, args.repo, "dataset")
 
 
 def _kind_of(folder: Path) -> type[FolderConfig]:
@@ -143,10 +162,16 @@ def info(args: Namespace) -> None:
 def add_card(parser: ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a folder that can be pushed, of any kind")
     parser.add_argument("repo", help='the name of the repository on the Hub, "user/name"')
+    parser.epilog = "--name, --license and --description change the folder."
+    _add_about(parser)
 
 
 def card(args: Namespace) -> None:
-    print(card_of(_kind_of(args.store).read(args.store), args.repo))
+    about = {"corpus": args.name, "license": args.license, "description": args.description}
+    kind = _kind_of(args.store)
+    if any(about.values()):
+        kind.describe(args.store, **about)
+    print(card_of(kind.read(args.store), args.repo))
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -232,10 +257,10 @@ def _options(args: Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names}
 
 
-def _print_origin(path: Path, config: StoreConfig | KnowledgeBaseConfig) -> None:
+def _print_origin(path: Path, config: Any) -> None:
     print(path)
-    print(f"  corpus      {printable(config.source.get('corpus') or 'not stated')}")
-    print(f"  licence     {printable(config.source.get('license') or 'not stated')}")
+    for label, name in (("corpus", "corpus"), ("licence", "license"), ("about", "description")):
+        print(f"  {label:11} {printable(config.source.get(name) or 'not stated')}")
     fingerprint = printable(config.fingerprint)
     print(f"  tokenizer   {printable(config.tokenizer)}, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
@@ -248,4 +273,5 @@ def _print_info(store: Datastore) -> None:
         if texts[name] != "none":
             print(f"  {name.removesuffix('_form'):11} {texts[name]}")
     for row in store.config.measured:
-        print("  MAT        ", printable(", ".join(f"{name} {row.get(name)}" for name in COLUMNS)))
+        entries = [f"{name} {row[name]}" for name in COLUMNS if name in row]
+        print("  measured   ", printable(", ".join(entries)))

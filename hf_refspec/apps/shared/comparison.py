@@ -38,6 +38,9 @@ class Decoded:
     passes: int = 0
 
 
+Show: TypeAlias = Callable[[str, Decoded], None]  # receives each method's call as it ends
+
+
 def decode(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Decoded:
     """Calls `generate` for prompts, ids and mask `(rows, n)`, and measures the time."""
     passes = 0
@@ -115,15 +118,23 @@ class Gain:
         return cls(prompts, speedup(plain, other), float(low), float(high))
 
     def __str__(self) -> str:
-        """Whether it pays, and by how much."""
-        spread = f"{self.ratio:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
+        """Whether it pays, by how much, or why that is undecided."""
         if self.prompts < FEWEST_PROMPTS:
-            return f"too few prompts to say: {self.ratio:.2f}x over {self.prompts} of them"
+            few = f"{self.ratio:.2f}x over {self.prompts} prompts"
+            return f"is undecided: {few}, and a verdict needs {FEWEST_PROMPTS}"
         if self.low > 1 and self.ratio >= LEAST_GAIN:
-            return f"pays: {spread}"
+            return f"pays: {self.spread}"
         if self.high < LEAST_GAIN:
-            return f"does not pay: {spread}"
-        return f"too few prompts to say: {spread}"
+            return f"does not pay: {self.spread}"
+        bound = 1 if self.low <= 1 else LEAST_GAIN
+        return (
+            f"is undecided: {self.spread}, an interval that spans {bound}; more prompts narrow it"
+        )
+
+    @property
+    def spread(self) -> str:
+        """The ratio with its bounds."""
+        return f"{self.ratio:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
 
 
 class Comparison:
@@ -162,11 +173,14 @@ class Comparison:
         for name, call in calls.items():
             self.calls[name].append(call)
 
-    def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
+    def ask(self, inputs: BatchEncoding, show: Show | None = None, **options: Any) -> Decoded:
         """Decodes a prompt by all methods, in a random order; returns the first method's call."""
         order = random.Random(len(self.calls[self.first]))
-        names = order.sample(list(self.methods), len(self.methods))
-        found = {name: self.call(name, inputs, **options) for name in names}
+        found: dict[str, Decoded] = {}
+        for name in order.sample(list(self.methods), len(self.methods)):
+            found[name] = self.call(name, inputs, **options)
+            if show is not None:
+                show(name, found[name])
         self.record(found)
         self.prompts.append(inputs["input_ids"].flatten().tolist())
         return found[self.first]

@@ -72,7 +72,11 @@ def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
                 if row is not None:
                     yield number, row
         except (ValueError, TypeError, LookupError, RuntimeError, csv.Error) as error:
-            reason = getattr(error, "msg", None) or one_line(error)
+            reason = one_line(error)
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg}{f' at column {error.colno}' * (kind == '.jsonl')}"
+            if kind_of(path) not in ROWS:
+                reason += f"; {', '.join(ROWS)} and these with .gz are read, any other as .jsonl"
             message = f"{printable(path)}, row {number + 1} is not valid {kind}: {reason}"
             raise ValueError(message) from None
 

@@ -106,8 +106,8 @@ def open_source(
     is_scalar = getattr(documents, "ndim", 1) == 0  # an array without a length
     if is_scalar or isinstance(documents, bytes | Mapping) or not isinstance(documents, Iterable):
         raise ValueError(
-            "documents must be a dataset, a file or folder, rows, texts or lists of ids, but is a "
-            f"{kind}"
+            "documents must be a dataset, a file or folder, rows, texts or lists of ids, but has "
+            f"the type {kind}"
         )
     rest = iter(documents)
     first = [*islice(rest, 1)]
@@ -115,7 +115,9 @@ def open_source(
     if names is None and first and isinstance(first[0], Mapping):
         return Source(of_rows(_mapping_rows(documents, column)), "unnamed", total=total)
     if column is not None:
-        raise ValueError(f"column={column!r} is for datasets and files of rows, not for a {kind}")
+        raise ValueError(
+            f"column={column!r} is for datasets and files of rows, not for the type {kind}"
+        )
     named = zip(documents, names or (f"document {i}" for i in count()), strict=False)
     return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
 
@@ -159,7 +161,9 @@ def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
-            raise ValueError(f"documents is a list of files, but has a {type(path).__name__}")
+            raise ValueError(
+                f"documents is a list of files, but one has the type {type(path).__name__}"
+            )
         found = files_of(path, pattern)
         path = Path(path)
         if not found:
@@ -293,7 +297,7 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
             f"{name} must be a text or one list of ids (in a row also a chat: "
-            "messages with role and content, or from and value), but is a "
+            "messages with role and content, or from and value), but has the type "
             f"{type(document).__name__}: {short(document)}"
         )
     wrong = ids[(ids < 0) | (ids >= vocab_size)]

@@ -64,10 +64,10 @@ def test_rows_without_a_text_are_skipped_counted_and_named(tmp_path, caplog):
 
 
 REFUSED = {
-    "no file": (None, "is not a file; name one of JSON(L), CSV or Parquet"),
+    "no file": (None, "is not a file; name one of .jsonl, .json, .csv, .parquet, also with .gz"),
     "no rows": ("\n", "has no prompts"),
     "no text": ('{"question": null}\n', "has no prompts"),
-    "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value"),
+    "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value at column 1"),
     "no object": ("[1]\n", "row 1 has none of the columns turns, "),
     "no column": ('{"prompt": "a"}\n{"input": "a"}\n', "row 2 has none of the columns"),
     "a number": ('{"prompt": 1}\n', "row 1: prompt must be text, or a list"),
@@ -88,3 +88,13 @@ def test_what_is_no_prompt_is_named_with_its_row(content, message, tmp_path):
     with pytest.raises((OSError, ValueError), match=r"prompts\.jsonl") as raised:
         read_chats(path)
     assert message in str(raised.value)
+
+
+def test_a_file_of_another_kind_is_told_which_are_read(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a prompt")
+    message = (
+        r"not valid \.jsonl: .*; \.jsonl, \.json, \.csv, \.parquet and these with \.gz are read"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_chats(path)

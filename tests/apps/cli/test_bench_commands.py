@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hub_server import TOKEN
 
+from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
@@ -41,22 +42,41 @@ def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
     out = tmp_path / "speed.png"
     options = ["--drafters", *drafters, "--max-draft-tokens", "auto", 8, "--max-new-tokens", 12]
     printed = bench("--prompts", prompts, *options, "--out", out)
-    assert "in float32 on cpu, 2 chats" in printed
+    assert "in float32 on cpu, 2 chats, 4 prompts; a verdict needs at least 5" in printed
     assert printed.count(" 4 of 4") == 2 + 2 * 2  # two turns of two chats
     for name in ("transformers' prompt look-up", "auto", "auto, 8 draft tokens"):
-        verdict = rf"{name} against plain too few prompts to say: \d\.\d\dx over 4 of them; "
+        verdict = rf"{name} against plain is undecided: \d\.\d\dx over 4 prompts, and .* needs 5; "
         assert re.search(verdict + r"\d\.\d\d tokens a pass, which takes \d+\.\d\d times", printed)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert " 1 of 1" in bench("--prompts", prompts, "--limit", 1, "--turns", 1)
 
 
-def test_recorded_chats_are_replayed_without_a_model(bench, prompts, folder, monkeypatch):
+def test_each_call_is_reported_with_the_time_that_is_left(prompts, folder, capsys):
+    options = ["--prompts", prompts, "--turns", 1, "--max-new-tokens", 4]
+    assert main(["bench", "--model", folder, *map(str, options)]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("prompt ")]
+    prompt, minutes = r"prompt (\d) of 2, [\w' -]+: \d+\.\d s", r"; about \d+ minutes? left"
+    numbers = [re.fullmatch(f"{prompt}{minutes}", line)[1] for line in told[:-1]]
+    assert [*numbers, re.fullmatch(prompt, told[-1])[1]] == [*"111222"]
+
+
+def test_recorded_chats_are_replayed_without_a_model(printed, prompts, folder, monkeypatch):
     monkeypatch.setattr("hf_refspec.apps.cli.bench.load_model", None)
-    printed = bench("--replay", prompts, "--max-draft-tokens", 2, 64)
-    assert printed.startswith("4 recorded answers in the tokens of bytes")
-    copied, cached = re.findall(r"([A-Z][\w |]+) (\d+\.\d\d) (\d+\.\d\d)", printed)
+    budgets = ["--max-draft-tokens", 2, 64]
+    options = ["--replay", prompts, "--tokenizer", folder, *budgets]
+    said = " ".join(printed("bench", *options).split())
+    assert said.startswith("4 recorded answers in the tokens of bytes")
+    assert said.endswith("--model measures how long they take.")
+    copied, cached = re.findall(r"([A-Z][\w |]+) (\d+\.\d\d) (\d+\.\d\d)", said)
     assert (copied[0], cached[0]) == ("ReferenceCopy", "ReferenceCopy | SessionDrafts")
     assert 1 < float(copied[1]) <= 3 < float(copied[2])
+
+
+def test_a_replay_with_a_model_lays_the_cost_of_its_passes_beside_the_mat(bench, prompts):
+    printed = bench("--replay", prompts, "--drafters", "ReferenceCopy", "--max-draft-tokens", 8)
+    expected = r"8 draft tokens: a pass has (\d\.\d) tokens and costs \d+\.\d\d plain steps, "
+    tokens, mat = re.search(expected + r"MAT (\S+): expect \d+\.\dx$", printed).groups()
+    assert 1 < float(tokens) <= 9 and float(mat) > 1
 
 
 def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama):
@@ -111,7 +131,7 @@ def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts
     for name in ("plain", "default drafter", "with the datastore"):
         assert re.search(rf"{name} \d+\.\d \d+\.\d \d+\.\d\dx \d\.\d\d 5 of 5", printed)
     verdict = "with the datastore against default drafter "
-    assert re.search(verdict + "(pays|does not pay|too few prompts to say): ", printed)
+    assert re.search(verdict + "(pays|does not pay|is undecided): ", printed)
     assert "2 prompts are in the datastore itself" in printed
 
 
@@ -126,8 +146,11 @@ def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     compact = store.compact(tmp_path / "compact", progress=False)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')
     printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
-    assert "the compact form of" in printed and "too few prompts to say" in printed
+    assert "the compact form of" in printed and "is undecided" in printed
     assert "in the datastore itself" not in printed
+    (measured,) = StoreConfig.read(compact.path).measured
+    assert measured["speed-up with it"] == "not enough to say"
+    assert measured["prompts"].startswith("2 of prompts.jsonl;")
 
 
 def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
@@ -142,6 +165,9 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     assert float(mat) >= float(without) > 1
     asked = f"5 of {texts.name} (2 of them are in it); 12 new tokens"
     row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
+    speed_up = StoreConfig.read(mine.path).measured[0]["speed-up with it"]
+    assert re.fullmatch(r"\d+\.\d\dx \(\d+\.\d\dx to \d+\.\d\dx\)", speed_up)
+    assert f"{row}{speed_up} |" in printed("store", "card", mine.path, "owner/store")
     mine.verify()
     mine.push_to_hub("owner/store", token=TOKEN)
     assert row in hub.repos["owner/store"].files()["README.md"].decode()

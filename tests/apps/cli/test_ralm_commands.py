@@ -55,7 +55,7 @@ def test_compare_sums_up_the_speed_of_both_over_all_questions(texts, ask):
     steps = [int(step) for steps, _ in passages for step in steps.split(", ")]
     assert sorted(steps) == [1, 2, 3, 4]  # 14 tokens, 4 a step
     assert re.search(r"  retrieval   4 steps, .* right \(", first)
-    assert "speculated against baseline too few prompts to say: " in printed
+    assert "speculated against baseline is undecided: " in printed
     assert printed.count("3 of 3") == 2
     assert "\x1b" not in printed  # not a terminal
 

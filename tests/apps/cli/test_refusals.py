@@ -89,6 +89,7 @@ REFUSED = [
     ("bench --prompts none.jsonl", "none.jsonl is not a file"),
     (f"{REPLAY} --drafters TokenRecycling", "TokenRecycling needs a model; with --replay name"),
     (f"{REPLAY} --max-draft-tokens auto", "--max-draft-tokens auto is measured on a model"),
+    (f"{REPLAY} --tokenizer x --model y", "--tokenizer x is for --replay without --model"),
     ("bench --replay asked.jsonl", "has no recorded answers"),
     (f"{EVALUATE} ./missing texts", "does not exist; name a folder"),
     (f"{EVALUATE} store missing", "'missing' is neither a file nor a folder"),

@@ -109,6 +109,27 @@ def test_builds_from_a_preset_with_its_name_and_licence(built, corpus, monkeypat
     assert "corpus      Python standard library\n" in text and "licence     PSF-2.0\n" in text
 
 
+@pytest.mark.parametrize("kind", ["datastore", "knowledge base"])
+def test_the_name_licence_and_description_of_the_card_can_change_later(
+    kind, built, run, corpus, tmp_path, tokenizer, folder
+):
+    about = ["--name", "Areas", "--description", "Two functions | and a cat."]
+    _, text = built(corpus, *about)
+    assert "corpus      Areas\n" in text and "about       Two functions | and a cat.\n" in text
+    store = tmp_path / "store"
+    if kind == "knowledge base":
+        store = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base").path
+        run("card", store, "owner/areas", *about)
+    assert "license: mit" not in run("card", store, "owner/areas")
+    card = run("card", store, "owner/areas", "--license", "MIT")
+    assert card == run("card", store, "owner/areas")
+    assert re.search(r"^\| (Corpus|Documents) \| Areas \|$", card, re.M)
+    assert "license: mit\n" in card and "| Description | Two functions \\| and a cat. |" in card
+    if kind == "datastore":
+        run("retokenize", store, "--tokenizer", folder, "--out", tmp_path / "other")
+        assert "about       Two functions" in run("info", tmp_path / "other")
+
+
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
 def test_builds_from_a_dataset_of_this_machine(built, rows, streaming):
     options = ["--column", "title", "--deduplicate", *streaming]
@@ -179,6 +200,13 @@ def test_push_publishes_what_push_to_hub_does(kind, run, hub, store, tokenizer, 
     assert again.private and not pushed.private
     assert set(pushed.files()) == set(again.files())
     assert pushed.files()["config.json"] == again.files()["config.json"]
+    out = tmp_path / "written"
+    said = run("push", folder, "owner/pushed", "--out", out)
+    names = sorted({*pushed.files()} - {".gitattributes"})
+    assert said == (
+        f"{out}: {', '.join(names)}\npush it: hf upload owner/pushed {out} --repo-type dataset\n"
+    )
+    assert all((out / name).read_bytes() == pushed.files()[name] for name in names)
 
 
 def test_info_tells_what_is_in_it_and_verifies_all_files(
@@ -187,7 +215,9 @@ def test_info_tells_what_is_in_it_and_verifies_all_files(
     full, compact = run("info", store), run("info", compact_store, "--verify")
     assert "vocabulary  259\n" in full and Datastore(store).config.fingerprint in full
     assert "compact " not in full and "as they were written" not in full
-    corpus_tokens = sum(map(len, TEXTS.values())) + len(TEXTS)
+    corpus_tokens = sum(map(len, TEXTS.values()))
+    assert f": {corpus_tokens} tokens and" in full
+    assert f"tokens={corpus_tokens}, documents=3" in repr(Datastore(store))
     assert re.search(rf"compact +\S+B: \d+ n-grams .*, from {corpus_tokens} tokens\n", compact)
     assert "all files are as they were written" in compact
     damaged = tmp_path / "damaged"

@@ -40,9 +40,13 @@ def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
     assert "$" not in card
 
 
-def test_a_wheel_lies_in_the_repository_and_the_card_says_how_to_get_it(wheel, tmp_path):
+def test_a_wheel_lies_in_the_repository_and_the_card_says_how_to_get_it(wheel, tmp_path, capsys):
     arguments = ["--out", str(tmp_path / "out"), "--package", str(wheel)]
     assert main(["publish", "owner/refspec", *arguments]) == 0
+    said = capsys.readouterr().out
+    files = ["README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"]
+    assert f"out: {', '.join([*files, wheel.name])}\n" in said
+    assert f"push it: hf upload owner/refspec {tmp_path / 'out'} --repo-type model\n" in said
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
     card = (tmp_path / "out" / "README.md").read_text()
     assert (
@@ -77,17 +81,16 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
     byte_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     script = f"""
+        import sys
         from transformers import AutoModelForCausalLM, AutoTokenizer
         tokenizer = AutoTokenizer.from_pretrained({str(tmp_path / "model")!r})
         model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})
         inputs = tokenizer({PROMPT!r}, return_tensors="pt", return_token_type_ids=False)
-        passes = []
-        model.register_forward_hook(lambda *_: passes.append(1))
         plain = model.generate(**inputs, max_new_tokens=40)
-        plain_passes, passes[:] = len(passes), []
+        print("hf_refspec" in sys.modules)
         ids = model.generate(**inputs, max_new_tokens=40, custom_generate="owner/refspec",
                              trust_remote_code=True)
-        print(ids.equal(plain), len(passes) < plain_passes)
+        print(ids.equal(plain), "hf_refspec" in sys.modules)
     """
     with running_hub() as hub:
         environment = {
@@ -109,4 +112,4 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
         assert published.stdout.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
         assert hub.repos["owner/refspec"].private
         used = run("-c", dedent(script))
-    assert used.stdout == "True True\n", used.stderr
+    assert used.stdout == "False\nTrue True\n", used.stderr

@@ -49,14 +49,14 @@ def test_requests_draft_from_documents_that_came_and_not_from_those_that_left(
 
     text = answer()
     added = ask(server, "POST", json={"documents": {"a b/c.py": "the cat" + text, "first": "new"}})
-    assert added.json() == {"store": "code", "document_count": 2, "token_count": 12 + len(text)}
+    assert added.json() == {"store": "code", "document_count": 2, "token_count": 10 + len(text)}
     assert answer() == text and text[0] in drafted()
     assert ask(server, "GET").json()["documents"] == ["a b/c.py", "first"]
     assert ask(server, "DELETE", "/a%20b/c.py").json()["document_count"] == 1
     assert answer() == text and drafted() == ""
     # A text that names a file of the server stays a text.
     unnamed = ask(server, "POST", json={"documents": [__file__, "two"]}).json()
-    assert (unnamed["document_count"], unnamed["token_count"]) == (3, 4 + len(__file__) + 1 + 4)
+    assert (unnamed["document_count"], unnamed["token_count"]) == (3, 3 + len(__file__) + 3)
     Datastore(store.path).add({"other": "of another process"}, progress=False)
     assert ask(server, "GET").json()["documents"] == ["first", "other"]
     assert ask(server, "DELETE", "/other").json()["document_count"] == 3

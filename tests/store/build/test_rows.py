@@ -139,7 +139,7 @@ def test_a_column_must_be_in_every_row(built, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"body": "a"}, {"text": "b"}])
     with pytest.raises(ValueError, match=r"'body' is not in .*a\.jsonl, row 2; it has \['text'\]"):
         built(path, column="body")
-    with pytest.raises(ValueError, match=r"'body' is for datasets .*, not for a list"):
+    with pytest.raises(ValueError, match=r"'body' is for datasets .*, not for the type list"):
         built(["a"], column="body")
 
 

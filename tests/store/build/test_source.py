@@ -41,12 +41,12 @@ REFUSED = [
     ([[1], [2, 259]], "document 1 has the id 259, but the tokenizer's ids are from 0 to 258"),
     ([[-1]], "document 0 has the id -1"),
     ([[2**70]], "document 0"),
-    (["a", 7], "document 1 must be a text or one list of ids .* but is a int: 7"),
+    (["a", 7], "document 1 must be a text or one list of ids .* but has the type int: 7"),
     *(
-        ([bad], f"document 0 must .* is a {type(bad).__name__}: ")
+        ([bad], f"document 0 must .* has the type {type(bad).__name__}: ")
         for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], None)
     ),
-    *((bad, f"but is a {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
+    *((bad, f"but has the type {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
     *(
         (text, r"is neither a file nor a folder; put .*\[text\]")
@@ -198,7 +198,7 @@ def test_arrays_of_strings_are_texts(read):
     assert read(np.array(["one", "two"])) == read(np.array(["one", "two"], object))
     assert read(np.array([[3, 4], [5, 6]]))[1].tolist() == [5, 6]
     for source, message in {
-        "0-d": (np.array("one"), "but is a ndarray"),
+        "0-d": (np.array("one"), "but has the type ndarray"),
         "2-d": (np.array([["one"]]), "document 0 must be a text"),
         "columns": ({"text": ["one", "two"]}, "text must be a text or one list of ids"),
     }.values():
