@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 VOCABULARY = 32_000  # one byte for each of its tokens is more than all else that crosses at once
 NODES = 16
-NEW_TOKENS = 24, 72  # of a short call and a long one, which differ by passes alone
+NEW_TOKENS = 20, 100  # of a short call and a long one, which differ by passes alone
 PLAIN, PROPHET, LOOK_UP = "plain", "prophet", "look-up"
 
 

@@ -270,8 +270,7 @@ class Datastore(StoredFolder[StoreConfig]):
         options.setdefault("license", self.config.source.get("license"))
         store = Datastore.build(texts(), tokenizer, path, **options)
         StoreConfig.describe(store.path, description=self.config.source.get("description"))
-        store.refresh()
-        return store
+        return Datastore(store.path)
 
     @classmethod
     def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:

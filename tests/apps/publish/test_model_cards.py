@@ -13,6 +13,7 @@ import pytest
 from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.publish import repositories
+from hf_refspec.apps.shared.comparison import FEWEST_PROMPTS
 
 pytest.importorskip("gradio")
 CARDS = Path(__file__).parents[3] / "model_cards"
@@ -24,7 +25,8 @@ FIGURES = re.compile(r"(?<=ngrams-)[0-9a-f]{12}|\d[\d.,]*[kMG]?B?")
 @pytest.fixture
 def small(tmp_path, monkeypatch, wheel) -> Path:
     """A folder with the sources that the commands name, but small ones."""
-    for name in ("docs/page.md", "docs/tasks/page.md", "examples/example.py"):
+    examples = [f"examples/example_{number}.py" for number in range(FEWEST_PROMPTS)]
+    for name in ("docs/page.md", "docs/tasks/page.md", *examples):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(TEXT * 3)
     (tmp_path / "model_cards").mkdir()
