@@ -104,9 +104,10 @@ def bench(args: Namespace) -> int:
         for budget in args.max_draft_tokens or ["auto"]
     }
     comparison = _compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
+    status = comparison.report(console)
     if args.out is not None:
         measure.plot_speed_ups(comparison, args.out)
-    return comparison.report(console)
+    return status
 
 
 def _compared(
@@ -161,10 +162,8 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         table.add_row(name, *(f"{replayed[name, budget].mat:.2f}" for budget in budgets))
     console.print(table)
     if args.model is None:
-        about = (
-            "MAT is the speed-up if passes over drafts take no longer than plain steps; --model "
-        )
-        console.print(f"{about}measures how long they take.", soft_wrap=True)
+        about = "MAT is the speed-up if passes over drafts take no longer than plain steps; "
+        console.print(f"{about}--model measures how long they take.", soft_wrap=True)
         return 0
     found = checked(load_model(args.model, args.device_map, args.dtype))
     for (name, budget), stats in replayed.items():
