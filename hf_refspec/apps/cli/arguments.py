@@ -169,7 +169,7 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path} is not text in UTF-8: {error}") from error
+        raise ValueError(f"{option} {path} cannot be read as UTF-8 text: {error}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

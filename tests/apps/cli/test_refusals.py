@@ -55,11 +55,11 @@ RECYCLE = "store recycle --model no/model --out"
 SPACE = "space --push owner/page"
 # Command lines, of which "--model model" is left out, and parts of the messages, in order.
 REFUSED = [
-    ("generate x --reference missing.md", "--reference missing.md is not text in UTF-8"),
+    ("generate x --reference missing.md", "--reference missing.md cannot be read as UTF-8 text"),
     ("generate --reference long.txt empty.md", "'empty.md' is a file: give '<' or"),
     ("generate x --context missing.md", "--context missing.md"),
-    ("generate x --context picture.png", "--context picture.png is not text"),
-    ("generate x --context .", "--context . is not text in UTF-8"),
+    ("generate x --context picture.png", "--context picture.png cannot be read as UTF-8 text"),
+    ("generate x --context .", "--context . cannot be read as UTF-8 text"),
     ("generate x --reference empty.md", "--reference empty.md is empty"),
     ("generate x --cache empty.md", "--cache empty.md is a file"),
     ("generate x --model missing/model/folder", "missing/model/folder"),
