@@ -238,7 +238,7 @@ def parsed(kind: type[BodyT], body: bytes) -> BodyT:
         # No field takes more digits, and thousands would take long to convert.
         data = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     except json.JSONDecodeError as error:
-        raise not_json(f" ({error.msg}, character {error.pos})") from error
+        raise not_json(f" ({error.msg.removesuffix(' at')}, character {error.pos})") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, or thousands of brackets
         raise not_json() from error
     if not isinstance(data, dict):

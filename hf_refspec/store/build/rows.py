@@ -74,7 +74,8 @@ def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
         except (ValueError, TypeError, LookupError, RuntimeError, csv.Error) as error:
             reason = one_line(error)
             if isinstance(error, json.JSONDecodeError):
-                reason = f"{error.msg}{f' at column {error.colno}' * (kind == '.jsonl')}"
+                reason = error.msg.removesuffix(" at")
+                reason += f" at column {error.colno}" * (kind == ".jsonl")
             if kind_of(path) not in ROWS:
                 reason += f"; {', '.join(ROWS)} and these with .gz are read, any other as .jsonl"
             message = f"{printable(path)}, row {number + 1} is not valid {kind}: {reason}"

@@ -68,6 +68,7 @@ REFUSED = {
     "no rows": ("\n", "has no prompts"),
     "no text": ('{"question": null}\n', "has no prompts"),
     "no JSON": ("a prompt\n", "row 1 is not valid .jsonl: Expecting value at column 1"),
+    "no end": ('{"prompt": "a\n', "Invalid control character at column 14"),
     "no object": ("[1]\n", "row 1 has none of the columns turns, "),
     "no column": ('{"prompt": "a"}\n{"input": "a"}\n', "row 2 has none of the columns"),
     "a number": ('{"prompt": 1}\n', "row 1: prompt must be text, or a list"),
