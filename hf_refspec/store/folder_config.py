@@ -140,7 +140,7 @@ class FolderConfig:
             raise DatastoreError(
                 f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
                 f"{short(header)}, not {expected}; install the hf_refspec that it was made with, "
-                "or build it again"
+                "build it again, or name another folder"
             )
         try:
             return cls._parsed(content)
