@@ -91,6 +91,9 @@ def bench(args: Namespace) -> int:
         raise ValueError(f"--tokenizer {args.tokenizer} is for --replay without --model")
     if args.out is not None:
         require("matplotlib", "--out", "bench")
+        if not args.out.parent.is_dir():
+            parent = args.out.parent
+            raise ValueError(f"--out {args.out} cannot be written: {parent} is not a folder")
     chats = taking_turns(read_chats(args.replay or args.prompts))[: args.limit]
     console = Terminal()
     if args.replay is not None:

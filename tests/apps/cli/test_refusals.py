@@ -87,6 +87,7 @@ REFUSED = [
     (f"{BENCH} DatastoreDrafts", "DatastoreDrafts=STORE"),
     (f"{BENCH} DatastoreDrafts=./none", "./none"),
     ("bench --prompts none.jsonl", "none.jsonl is not a file"),
+    ("bench --prompts chats.jsonl --out nowhere/x.png", "--out nowhere/x.png cannot be written"),
     (f"{REPLAY} --drafters TokenRecycling", "TokenRecycling needs a model; with --replay name"),
     (f"{REPLAY} --max-draft-tokens auto", "--max-draft-tokens auto is measured on a model"),
     (f"{REPLAY} --tokenizer x --model y", "--tokenizer x is for --replay without --model"),
