@@ -18,7 +18,9 @@ ELSEWHERE = copy.deepcopy(HERE).to("meta")  # as far from a CPU as a GPU is
 def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
     before = cuda.cudnn_sdp_enabled()
     cuda.enable_cudnn_sdp(enabled)
-    seen, first_inside, second_ended = [], threading.Event(), threading.Event()
+    seen = []
+    first_inside = threading.Event()
+    second_ended = threading.Event()
 
     def another_call():
         first_inside.wait()
