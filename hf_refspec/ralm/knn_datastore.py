@@ -70,7 +70,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
     It is memory-mapped, except that float16 keys are converted to float32 in memory. Opening it
-    reads no keys, unless it builds an HNSW graph or copies them to GPUs.
+    reads no keys, unless it builds an HNSW graph or copies them to GPUs. The first call of a model
+    makes an int8 copy for exact searches on the CPU, a quarter of the size of float32.
 
     Args:
         path (`str` or `Path`): The folder.
@@ -244,6 +245,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 f"knn_datastore was made with another model ({printable(self.config.model)}): this "
                 f"{name} has other hidden states after the same text; build one with this model"
             )
+        # An index makes what it needs in its first search, before text is generated.
+        self.search([self._fingerprint], 1)
         self._known[model] = True
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
@@ -260,11 +263,14 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 f"queries must be of {self.config.dimension} finite numbers, but are of shape "
                 f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
             )
-        found = self._index.search(batch, k)
-        least = min(k, len(self)) if self.index == "flat" else 1  # a graph may miss some
+        damaged = self._damaged(self.config.file, "keys are not finite; build it again")
+        try:
+            found = self._index.search(batch, k)
+        except FloatingPointError as error:
+            raise damaged from error
         for neighbours in found:
-            if len(neighbours) < least or not np.isfinite(neighbours.scores).all():
-                raise self._damaged(self.config.file, "keys are not finite; build it again")
+            if not len(neighbours) or not np.isfinite(neighbours.scores).all():
+                raise damaged
         return found
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:

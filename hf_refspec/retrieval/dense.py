@@ -20,8 +20,10 @@ class DenseRetriever:
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
     The query is the text of the last tokens. `"flat"` looks at all passages, on GPUs if faiss-gpu
-    finds some, otherwise in the memory-mapped file. `"hnsw"` walks a graph of FAISS, which is built
-    here and holds a copy of the embeddings; it misses some passages and is much faster.
+    finds some, otherwise in an int8 copy that is made here, a quarter of the size of their float32
+    embeddings; those that may be the best are compared by the latter, in the memory-mapped file.
+    `"hnsw"` walks a graph of FAISS, which is built here and holds a copy of the embeddings; it
+    misses some passages and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): The passages to search.
@@ -68,6 +70,8 @@ class DenseRetriever:
             )
         self._vectors = index_type(index)(vectors, lengths, "inner_product")
         self._vectors.threads = threads
+        # An index makes what it needs in its first search, before text is generated.
+        self._vectors.search(vectors[:1], 1)
 
     @property
     def search_threads(self) -> int:

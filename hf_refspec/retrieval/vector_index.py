@@ -1,7 +1,7 @@
-"""Search among vectors in two stages: another index finds candidates, and `score_rows` ranks them.
+"""Search among vectors in two stages: an index finds candidates, and `score_rows` ranks them.
 
-The other index may round in its own way, which can depend on the batch. Speculation compares what
-a request cache ranks first with what a search finds, so both must score alike to the last bit,
+An index may round in its own way, which can depend on the batch. Speculation compares what a
+request cache ranks first with what a search finds, so both must score alike to the last bit,
 whatever else is in the batch: all final scores come from one kernel.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib.metadata import distributions
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numba import njit
@@ -30,9 +30,6 @@ _LINKS = 32  # of each vector in the graph
 # The fewest candidates of an approximate search: what it finds must not depend on how many are
 # wanted, since a request cache wants more than a step does.
 LEAST_WALKED = 128
-# The fewest candidates beyond k of an exact search, which may be as good as the k-th.
-_SPARE = 16
-_UNIT_ROUNDOFF = 2.0**-24
 _LENGTHS_AT_ONCE = 1 << 16
 # Sums may be reordered for vector instructions; the compiled order is the same for every row.
 vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
@@ -80,7 +77,6 @@ class VectorIndex(ABC):
             distance.
     """
 
-    exact: ClassVar[bool]  # whether a search returns the best of all vectors or of candidates
     threads: int | None = None  # of an exact search
     search_threads = 1  # that a search keeps busy
 
@@ -90,67 +86,16 @@ class VectorIndex(ABC):
         self._longest = float(lengths.max()) ** 0.5
         score_rows.compile()
 
-    @abstractmethod
-    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
-        """The ids of `count` candidates for each query (int64, in any order), and a bound on the
-        scores of all other vectors, as the index computes them."""
-
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) of the vectors `ids` (int64, not checked) for a query."""
         scores = np.empty(len(ids), np.float32)
         score_rows(self.vectors, ids, query, self.metric == "l2", scores)
         return scores
 
+    @abstractmethod
     def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
         """The `k` best vectors for each query (float32 of shape `(q, d)`), or all if there are
         fewer. An approximate index takes at least `ef_search` candidates, and may find fewer."""
-        k = min(k, len(self.vectors))
-        if self.exact:
-            return self._exact_search(queries, k, k + max(k // 8, _SPARE))
-        return [found for found, _ in self._best_candidates(queries, k, max(k, ef_search))]
-
-    def _best_candidates(
-        self, queries: np.ndarray, k: int, count: int
-    ) -> list[tuple[Retrieved, float]]:
-        """For each query the best of `count` candidates, and a bound on all other scores."""
-        candidates = self.candidates(queries, min(count, len(self.vectors)))
-        return [
-            (Retrieved.best(ids, self.score(query, ids), k), bound)
-            for query, (ids, bound) in zip(queries, candidates, strict=True)
-        ]
-
-    def _exact_search(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
-        """Takes `count` candidates, and four times that number for queries whose candidates may
-        lack a vector that is as good as the k-th."""
-        best = self._best_candidates(queries, k, count)
-        found = [passages for passages, _ in best]
-        if count >= len(self.vectors):
-            return found
-        unsure = [
-            i
-            for i, (query, (passages, bound)) in enumerate(zip(queries, best, strict=True))
-            if len(passages) < k  # if vectors are not finite
-            or passages.scores[k - 1]
-            <= bound + self._rounding(query, float(passages.scores[k - 1]))
-        ]
-        if unsure:
-            again = self._exact_search(queries[unsure], k, 4 * count)
-            for i, passages in zip(unsure, again, strict=True):
-                found[i] = passages
-        return found
-
-    def _rounding(self, query: np.ndarray, score: float) -> float:
-        """How far the index's score of a vector and ours can differ, for scores from this one on.
-
-        A sum of d products in any order is off by at most d roundings of the sum of their absolute
-        values, which is at most the product of both lengths.
-        """
-        length = float(np.linalg.norm(query.astype(np.float64)))
-        roundings = 2 * (len(query) + 2) * _UNIT_ROUNDOFF
-        if self.metric == "inner_product":
-            return roundings * length * self._longest
-        reach = length + max(-score, 0.0) ** 0.5  # the length of so near a vector is at most this
-        return 2 * roundings * (reach**2 + length**2)
 
 
 class HnswIndex(VectorIndex):
@@ -160,8 +105,6 @@ class HnswIndex(VectorIndex):
     The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors.
     """
 
-    exact = False
-
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self._faiss = faiss = import_faiss('index="hnsw"')
         by = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
@@ -169,11 +112,15 @@ class HnswIndex(VectorIndex):
         self._graph.add(vectors)
         super().__init__(vectors, lengths, metric)
 
-    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
+        count = min(max(k, ef_search), len(self.vectors))
         parameters = self._faiss.SearchParametersHNSW(efSearch=count)
-        _, ids = self._graph.search(queries, count, params=parameters)
-        # -1 stands for a vector that a disconnected graph does not reach.
-        return [(some[some >= 0], np.inf) for some in ids]
+        _, candidates = self._graph.search(queries, count, params=parameters)
+        found = []
+        for query, ids in zip(queries, candidates, strict=True):
+            reached = ids[ids >= 0]  # a disconnected graph does not reach all
+            found.append(Retrieved.best(reached, self.score(query, reached), k))
+        return found
 
 
 def import_faiss(what: str) -> Any:

@@ -229,13 +229,10 @@ class TestDamage:
         with pytest.raises(DatastoreError, match=r"entries\.safetensors is damaged: a squared"):
             KnnDatastore(folder)
 
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
     @pytest.mark.parametrize("count", [1, 10**9])
-    @pytest.mark.parametrize("k", [1, 10**9])
-    def test_keys_that_are_no_numbers_are_said_to_be_damaged(self, damaged, k, count, store):
-        store = KnnDatastore(damaged("keys", lambda keys: keys[:count].fill(np.nan)))
+    def test_keys_that_are_no_numbers_are_said_to_be_damaged(self, damaged, bad, count):
+        store = KnnDatastore(damaged("keys", lambda keys: keys[:count].fill(bad)))
         query = np.zeros(store.config.dimension, np.float32)
-        if count == k == 1:  # the others are sound, and enough
-            assert len(store.search([query], k)[0]) == 1
-        else:
-            with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
-                store.search([query], k)
+        with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
+            store.search([query], 1)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from hard_vectors import HARD, hard_vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,13 +78,20 @@ def test_it_finds_what_sorting_by_score_and_id_gives(metric, n, d, count, k, kin
         assert_same(found, ranked(index, query, k))
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_rows_far_from_the_origin_are_told_apart(metric):
-    generator = np.random.default_rng(0)
-    rows = generator.standard_normal((3000, 16), dtype=np.float32) * 0.01 + 100
-    index = flat(rows, metric)
-    (found,) = index.search(rows[:1], 10)
-    assert_same(found, ranked(index, rows[0], 10))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(METRICS),
+    st.sampled_from(HARD),
+    st.integers(1, 3000),
+    st.integers(1, 100),
+    st.sampled_from([1, 20, 300]),
+    st.integers(0, 1000),
+)
+def test_it_tells_vectors_apart_that_are_hard_to_round(metric, kind, n, d, k, seed):
+    vectors, queries = hard_vectors(kind, n, d, seed)
+    index = flat(vectors, metric)
+    for query, found in zip(queries, index.search(queries, k), strict=True):
+        assert_same(found, ranked(index, query, k))
 
 
 @pytest.mark.parametrize("metric", METRICS)
