@@ -1,9 +1,9 @@
 """Speculative retrieval against waiting for every search, as in RaLMSpec (arXiv 2401.14021).
 
-    python benchmarks/retrieval.py build FOLDER --data DATA --encoder ENCODER
-    python benchmarks/retrieval.py ralm FOLDER --data DATA --encoder ENCODER --out FILE ...
+    python benchmarks/retrieval.py build FOLDER --data DATA
+    python benchmarks/retrieval.py ralm FOLDER --data DATA --out FILE ...
     python benchmarks/retrieval.py knn FOLDER --out FILE ...
-    python benchmarks/retrieval.py latency FOLDER --encoder ENCODER
+    python benchmarks/retrieval.py latency FOLDER --data DATA
 
 `build` makes what the others search: `base` and `vectors.npy` for dense retrieval, `sparse` for
 BM25, `knn` for the kNN-LM. `ralm` answers questions (iterative RaLM), `knn` continues files of the
@@ -76,8 +76,9 @@ METHODS |= {name: _published(name.lower()) for name in ("P", "S", "A", "PS", "PA
 METHODS |= {f"{n}256": replace(_published(n.lower()), prefetch=LARGE) for n in ("P", "PSA")}
 METHODS |= {f"s={n}": replace(_published(""), stride=n) for n in range(1, 9)}
 METHODS |= {OURS: RalmSpeculation(), DRAFTS: RalmSpeculation(), EMPTY: RalmSpeculation()}
-DIMENSION = 768
-CHUNK_LENGTH = 64
+DIMENSION = 768  # of vectors that `--encoder` names
+CHUNK_LENGTH = 256
+COMMON = 1e-3  # frequency of a token that weighs half as much as a rare one
 FILES = 100  # that are embedded
 ENTRIES = 20_000  # of the kNN datastore
 NEAR = 16  # neighbours that the entries of a kNN-LM are drawn towards
@@ -162,6 +163,36 @@ def wide_encoder(name: str) -> Callable[[list[str]], np.ndarray]:
     return encode
 
 
+def token_encoder(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:
+    """The mean of the model's token embeddings, where common tokens weigh less: smooth inverse
+    frequency (Arora et al. 2017), without the direction that most of them share."""
+    tokenizer = load_tokenizer(args.model)
+    model = load_model(args.model, "cpu", torch.float32)
+    tokens = model.get_input_embeddings().weight.detach().numpy()
+    docs = [doc for row in json_lines(args.data / "llma_rag.jsonl") for doc in row["docs"]]
+    ids = np.concatenate(tokenizer(docs, add_special_tokens=False)["input_ids"])
+    frequency = (np.bincount(ids, minlength=len(tokens)) + 0.5) / len(ids)
+    tokens = tokens - frequency @ tokens / frequency.sum()
+    tokens /= np.linalg.norm(tokens, axis=1, keepdims=True)
+    tokens *= COMMON / (COMMON + frequency[:, None])
+    tokens -= tokens.mean(axis=0)
+    shared = np.linalg.eigh(tokens.T @ tokens)[1][:, -1:]
+    tokens = (tokens - tokens @ shared @ shared.T).astype(np.float32)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        rows = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        vectors = np.stack([tokens[row].sum(axis=0) for row in rows])
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+    return encode
+
+
+def chosen_encoder(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:
+    """That of `--encoder`, or else `token_encoder`."""
+    return wide_encoder(args.encoder) if args.encoder else token_encoder(args)
+
+
 def python_files() -> list[Path]:
     """The sources of the standard library and of all installed packages."""
     return [*python_stdlib(), *sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))]
@@ -179,7 +210,7 @@ def _build(args: argparse.Namespace) -> None:
     build = partial(KnowledgeBase.build, chunk_length=CHUNK_LENGTH)
     if not (folder / "base").exists():
         texts = chain(docs, _texts(files[:: len(files) // FILES + 1]))
-        build(texts, tokenizer, wide_encoder(args.encoder), folder / "base")
+        build(texts, tokenizer, chosen_encoder(args), folder / "base")
     if not (folder / "vectors.npy").exists():
         own = KnowledgeBase(folder / "base", tokenizer).embeddings
         assert own is not None
@@ -235,7 +266,7 @@ def retrievers(
 ) -> dict[str, Callable[[], Retriever]]:
     """The retrievers that were asked for, by name, not opened yet."""
     found: dict[str, Callable[[], Retriever]] = {}
-    encoder = wide_encoder(args.encoder) if {"flat", "hnsw"} & set(args.index) else None
+    encoder = chosen_encoder(args) if {"flat", "hnsw"} & set(args.index) else None
 
     def dense(index: Index, vectors: int) -> Retriever:
         base = NearKnowledgeBase(args.folder, tokenizer, vectors)
@@ -476,7 +507,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("folder", type=Path, help="what `build` made")
     add_model(parser)
     add("--data", type=Path, help="the folder with llma_rag.jsonl")
-    add("--encoder", help="a sentence-transformers model, such as all-MiniLM-L6-v2")
+    named = "a sentence-transformers model; by default the model's token embeddings"
+    add("--encoder", metavar="NAME", help=named)
     add("--index", nargs="+", choices=("flat", "hnsw", "bm25"), default=("flat", "hnsw", "bm25"))
     more = "searched exactly; for more than `build` made, searches are made several times"
     add("--vectors", nargs="+", type=positive, default=[3_000_000], metavar="N", help=more)
