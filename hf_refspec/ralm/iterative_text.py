@@ -104,7 +104,6 @@ class IterativeText:
         row.seen = context
         row.drafter = drafter
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
-        context.prefill()
         if self._observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             drafter.begin(ids, self.passages.vocab_size)
