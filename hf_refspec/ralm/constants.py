@@ -33,7 +33,8 @@ class RalmConstants:
     per_query_exact: float = 0.25
     learning_cost: float = 0.01  # of a step, for a guess from which no step is generated
     # For keys and values of passages: a quarter of the weights' bytes, but no less than those of 43
-    # passages of 256 tokens with a model of 135M parameters in float32.
+    # passages of 256 tokens with a model of 135M parameters in float32; on a GPU no more than a
+    # quarter of its free memory.
     passage_fraction: float = 0.25
     passage_bytes: int = 1 << 29
 

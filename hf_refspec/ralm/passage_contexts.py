@@ -126,7 +126,8 @@ class PassageContexts:
         cache = self._entries.get(key)
         if cache is None:
             kwargs = fresh_kwargs(self._model, self._model_kwargs, torch.ones_like(ids))
-            cache = find_cache(prefill(self._model, ids, self._generation_config, kwargs))
+            outputs = prefill(self._model, ids, self._generation_config, kwargs)
+            cache = find_cache({**kwargs, **outputs})  # some models return none
             assert cache is not None
             self._entries.add(key, cache)
         return deepcopy(cache)

@@ -41,6 +41,9 @@ class PassageEntries:
         if entries is None or entries._model_state != state:
             weights = sum(parameter.nbytes for parameter in model.parameters())
             max_bytes = max(CONSTANTS.passage_bytes, int(CONSTANTS.passage_fraction * weights))
+            if model.device.type == "cuda":
+                free_bytes = torch.cuda.mem_get_info(model.device)[0]
+                max_bytes = min(max_bytes, int(CONSTANTS.passage_fraction * free_bytes))
             entries = memo[cls] = cls(state, max_bytes)
         return entries
 

@@ -52,7 +52,7 @@ class ReadPassages:
 
 @pytest.mark.parametrize(
     # Trees, ALiBi, eager attention, windows shorter than most passages, experts, chunks, layers of
-    # the cache that the model adds as it runs.
+    # the cache that the model adds as it runs, no cache.
     "model_type",
     [
         "llama",
@@ -64,6 +64,7 @@ class ReadPassages:
         "qwen3_moe",
         "llama4_text",
         "dory",
+        "openai-gpt",
     ],
 )
 @pytest.mark.parametrize("speculation", [None, "psa"])
