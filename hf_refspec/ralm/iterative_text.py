@@ -110,7 +110,8 @@ class IterativeText:
         if self._loop is None:
             nodes = self.max_draft_tokens
             self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
-        loop = replace(self._loop, verifier=verifier)  # what it has learned stays
+        # What it has learned stays. Each new context reads the prompt again: drafters have seen it.
+        loop = replace(self._loop, verifier=verifier, reads_prompts=not row.output)
         while not row.finished and len(row) < end:
             if verifier.cached:
                 loop.step([Step(row)])
