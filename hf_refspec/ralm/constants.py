@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RalmConstants:
-    """Numbers of the request cache and of the stride scheduler."""
+    """Numbers of the request cache, of the stride scheduler and of kept passages."""
 
     most_cached: int = 1 << 14  # ids; scoring more takes longer than the search that a guess saves
     earlier_cost: float = 0.05  # of a search and of a step, to score the ids of earlier requests
@@ -32,6 +32,11 @@ class RalmConstants:
     per_query: float = 0.75
     per_query_exact: float = 0.25
     learning_cost: float = 0.01  # of a step, for a guess from which no step is generated
+    # For keys and values of passages: a quarter of the weights' bytes, but no less than those of 43
+    # passages of 256 tokens with a model of 135M parameters in float32; on a GPU no more than a
+    # quarter of its free memory.
+    passage_fraction: float = 0.25
+    passage_bytes: int = 1 << 29
 
 
 CONSTANTS = RalmConstants()

@@ -67,8 +67,10 @@ def iterative_ralm(
 
     Every few tokens, the last tokens of prompt and output retrieve the best passage, which takes
     the place of the earlier one before the prompt (behind its BOS token). The ids are the same with
-    every `speculation`, and only verified tokens are streamed. `generate` prepares all arguments
-    but these:
+    every `speculation`, and only verified tokens are streamed. Keys and values of passages stay at
+    the model for later calls, up to a quarter of the weights' bytes or 512 MiB, whichever is more,
+    and on a GPU no more than a quarter of the free memory.
+    `generate` prepares all arguments but these:
 
     Args:
         retriever ([`Retriever`]): Finds the passages, whose tokens are those of the model's

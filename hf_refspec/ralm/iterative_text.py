@@ -104,14 +104,14 @@ class IterativeText:
         row.seen = context
         row.drafter = drafter
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
-        context.prefill()
         if self._observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             drafter.begin(ids, self.passages.vocab_size)
         if self._loop is None:
             nodes = self.max_draft_tokens
             self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
-        loop = replace(self._loop, verifier=verifier)  # what it has learned stays
+        # What it has learned stays. Each new context reads the prompt again: drafters have seen it.
+        loop = replace(self._loop, verifier=verifier, reads_prompts=not row.output)
         while not row.finished and len(row) < end:
             if verifier.cached:
                 loop.step([Step(row)])

@@ -88,8 +88,8 @@ class RalmSpeculation:
         published kNN-LM is `"s"`: the next entries take the place of prefetching, and verification
         is not asynchronous.
 
-        Three things differ: a verification takes `b0 + b1 * stride`, four passages keep their
-        caches (for the baseline as well), and asynchronous verification runs in real time instead
+        Three things differ: a verification takes `b0 + b1 * stride`, passages keep their keys and
+        values (for the baseline as well), and asynchronous verification runs in real time instead
         of being computed. Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, prefetch_searches="first")
 

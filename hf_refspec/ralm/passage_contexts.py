@@ -1,32 +1,34 @@
 """The model's input: a passage, the prompt and the output, with a cache for each passage.
 
-The last few passages keep their caches, so that a passage that comes back costs no prefill. The
-model computes the same with speculation and without: a passage and the prompt are always one pass,
-the output follows in passes that depend only on the earlier passages, and undoing a step restores
-every cache.
+The last few passages keep their caches, so that a passage that comes back costs no prefill. One
+that was read before costs the prompt and the output alone, see `passage_entries.py`. The model
+computes the same with speculation and without: a passage is always a pass of its own, the rest
+follows in passes that depend only on the earlier passages, and undoing a step restores every cache.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
-from ..drafting.tree import DraftTree
 from ..generation.row import Row
 from ..text_config import length_dependent_rope, text_config
+from ..transformers_names import cache_name, prefill
 from ..verification.caches import find_cache, fresh_kwargs
 from ..verification.choice import select_verifier
 from ..verification.passes import FixedTokens
-from ..verification.verifier import PLAIN, Kind, Verifier
+from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
+from .passage_entries import PassageEntries
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
-_PASSAGES = 4
+_PASSAGES = 8
 
 
 @dataclass(eq=False)
@@ -35,8 +37,8 @@ class Context:
     [`Row.seen`]."""
 
     prefix: torch.Tensor  # passage and prompt, (1, p)
-    verifier: Verifier
     _row: Row
+    verifier: Verifier = field(init=False)
 
     @property
     def ids(self) -> torch.Tensor:
@@ -51,15 +53,6 @@ class Context:
     def __len__(self) -> int:
         return self.prefix.shape[1] + len(self._row.output)
 
-    def prefill(self) -> None:
-        """Runs passage and prompt in a pass of their own if output follows them already."""
-        if self.verifier.cached or not self._row.output:
-            return
-        if not self.verifier.kind.takes_several_tokens:  # runs all at once
-            self.verifier.begin_again(self)
-        else:
-            self.verifier.forward([FixedTokens(self.prefix)], [DraftTree.empty()])
-
 
 @dataclass(frozen=True, slots=True)
 class ContextChange:
@@ -67,7 +60,6 @@ class ContextChange:
     that was among them."""
 
     kept: OrderedDict[bytes, Context]
-    entered: bytes
     go_back: Callable[[], None] | None
 
 
@@ -91,9 +83,8 @@ class PassageContexts:
             )
             if choice.verifier is not None:
                 self.kind = choice.verifier.kind
+        self._entries = PassageEntries.of(self._model)
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
-        # Contexts of undone steps only: without any output.
-        self._prefixes: OrderedDict[bytes, Context] = OrderedDict()
 
     def enter(self, passage: np.ndarray) -> tuple[Context, ContextChange]:
         """Returns the context of a passage (int64 ids) for the next step, and what `undo` needs."""
@@ -101,31 +92,42 @@ class PassageContexts:
         kept = self._kept.copy()
         context = self._kept.pop(key, None)
         go_back = None if context is None else context.verifier.mark()
-        if context is None and self._row.output:  # a first step needs the logits of the prefix
-            context = self._prefixes.pop(key, None)
         self._kept[key] = context or self._new(passage)
         if len(self._kept) > _PASSAGES:
             self._kept.popitem(last=False)
-        return self._kept[key], ContextChange(kept, key, go_back)
+        return self._kept[key], ContextChange(kept, go_back)
 
     def undo(self, change: ContextChange) -> None:
         """Undoes the last step."""
-        context = self._kept[change.entered]
         self._kept = change.kept.copy()
         if change.go_back is not None:
             change.go_back()
-        elif context.verifier.kind.takes_several_tokens and context.verifier.crop(
-            context.prefix.shape[1]
-        ):
-            self._prefixes[change.entered] = context
-            if len(self._prefixes) > _PASSAGES:
-                self._prefixes.popitem(last=False)
 
     def _new(self, passage: np.ndarray) -> Context:
         prefix = torch.from_numpy(np.concatenate([self._begin, passage, self._prompt]))[None]
         prefix = prefix.to(self._row.ids.device)
+        context = Context(prefix, self._row)
         kwargs = self._model_kwargs
         if find_cache(kwargs) is not None:
-            kwargs = fresh_kwargs(self._model, kwargs, torch.ones_like(prefix))
-        verifier = Verifier(self.kind, self._model, self._generation_config, kwargs)
-        return Context(prefix, verifier, self._row)
+            mask = torch.ones_like(context.ids)
+            kwargs = fresh_kwargs(self._model, kwargs, mask)
+            # The prefill needs a token behind the passage.
+            length = min(len(self._begin) + len(passage), len(context) - 1)
+            if length and self.kind in (TREE, CHAIN):
+                kwargs[cache_name(kwargs)] = self._read(prefix[:, :length])
+                # Its length shows that the ids include the cached ones.
+                kwargs["attention_mask"] = mask
+        context.verifier = Verifier(self.kind, self._model, self._generation_config, kwargs)
+        return context
+
+    def _read(self, ids: torch.Tensor) -> Cache:
+        """A cache that holds these ids `(1, n)` of a passage, which run unless they are kept."""
+        key = ids.numpy(force=True).tobytes()
+        cache = self._entries.get(key)
+        if cache is None:
+            kwargs = fresh_kwargs(self._model, self._model_kwargs, torch.ones_like(ids))
+            outputs = prefill(self._model, ids, self._generation_config, kwargs)
+            cache = find_cache({**kwargs, **outputs})  # some models return none
+            assert cache is not None
+            self._entries.add(key, cache)
+        return deepcopy(cache)

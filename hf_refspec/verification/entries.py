@@ -85,13 +85,6 @@ class Entries:
         """Adds the only row of other entries of this type, which are then empty."""
         raise NotImplementedError(f"{type(self).__name__} take no further row")
 
-    def crop(self, excess: int) -> bool:
-        """Drops the last `excess` tokens of a single row; returns `False` if that is impossible."""
-        if self.cache is None or not keeps_every_position(self.cache):
-            return False
-        self.cache.crop(-excess)
-        return True
-
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
         """How much of each row stays before the last pass brings all rows to this length."""
         return cached

@@ -321,13 +321,6 @@ class InPlaceEntries(Entries):
         where the prefill has left out what is outside of a window."""
         return [] if self._has_windows else self.rows[index].first(cached)
 
-    def crop(self, excess: int) -> bool:
-        if self._has_windows:
-            return False  # what the prefill left out may be seen again
-        [row] = self.rows
-        row.length -= excess
-        return True
-
     def close(self, cached: list[int]) -> None:
         """Fills the call's own layers with the first tokens of all rows, padding among them, as
         plain decoding leaves them."""

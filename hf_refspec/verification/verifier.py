@@ -200,15 +200,6 @@ class Verifier:
 
         return go_back
 
-    def crop(self, length: int) -> bool:
-        """Drops all but the first `length` tokens of a single row, where it has more; returns
-        `False` if its cache cannot be cropped."""
-        length = min(length, self.cached[0])
-        if not self.entries.crop(self.cached[0] - length):
-            return False
-        self.cached = [length]
-        return True
-
     def finish(self, ids: torch.Tensor, own_lengths: Sequence[int]) -> None:
         """Leaves the cache as plain decoding would: with all of the returned ids `(R, length)` but
         the last column. The first ids of each row are its own, the others padding. It takes one

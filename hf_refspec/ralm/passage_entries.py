@@ -1,0 +1,77 @@
+"""Keys and values of passages, kept across steps, calls and threads.
+
+A passage stands first in the model's input, so that its keys and values depend on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from ..generation.prefixes import state_of
+from ..verification.model_memo import memo_of
+from .constants import CONSTANTS
+
+
+class PassageEntries:
+    """The caches of passages that one state of a model has read, up to `max_bytes`; those not used
+    for the longest time are dropped first.
+
+    Attributes:
+        bytes (`int`): The size of all keys and values that are kept.
+    """
+
+    def __init__(self, model_state: tuple[Any, ...], max_bytes: int) -> None:
+        self.bytes = 0
+        self._model_state = model_state
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[bytes, tuple[Cache, int]] = OrderedDict()  # oldest first
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> PassageEntries:
+        """Those of the model as it is now; they live as long as the model and this state of it."""
+        memo = memo_of(model)
+        state = state_of(model)
+        entries = memo.get(cls)
+        if entries is None or entries._model_state != state:
+            weights = sum(parameter.nbytes for parameter in model.parameters())
+            max_bytes = max(CONSTANTS.passage_bytes, int(CONSTANTS.passage_fraction * weights))
+            if model.device.type == "cuda":
+                free_bytes = torch.cuda.mem_get_info(model.device)[0]
+                max_bytes = min(max_bytes, int(CONSTANTS.passage_fraction * free_bytes))
+            entries = memo[cls] = cls(state, max_bytes)
+        return entries
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, tokens: bytes) -> Cache | None:
+        """The cache of a passage with these tokens, if it is kept. Passes need a copy of it."""
+        with self._lock:
+            if tokens not in self._kept:
+                return None
+            self._kept.move_to_end(tokens)
+            return self._kept[tokens][0]
+
+    def add(self, tokens: bytes, cache: Cache) -> None:
+        """Keeps the cache of a passage, unless it is larger than all may be together."""
+        size = sum(
+            value.untyped_storage().nbytes()
+            for layer in cache.layers
+            for value in vars(layer).values()
+            if isinstance(value, torch.Tensor)
+        )
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            _, replaced = self._kept.pop(tokens, (None, 0))  # another thread has read it as well
+            self._kept[tokens] = cache, size
+            self.bytes += size - replaced
+            while self.bytes > self._max_bytes:
+                _, (_, dropped) = self._kept.popitem(last=False)
+                self.bytes -= dropped
