@@ -23,6 +23,7 @@ from .datastore_config import Form, StoreConfig, check_form
 from .document_names import read_names
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
+from .names import check_path
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
@@ -64,6 +65,7 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        check_path("path", path)
         self._written = _when_written(Path(path))
         super().__init__(path, form)
         if tokenizer is not None:
