@@ -111,7 +111,9 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     check_count("context", context)
     longest = (context_length(model) or 2**31) - 2 * (len(TIMED_TOKENS) + TIMED_TOKENS[-1])
     if not 8 <= context <= longest:
-        raise ValueError(f"`context` must be 8 to {longest} for this model, but is {context}.")
+        raise ValueError(
+            f"context={context} cannot be timed: for this model it must be from 8 to {longest}"
+        )
     drafting_kernels.compile()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(text_config(model).vocab_size, (2, context), generator=generator)

@@ -69,7 +69,7 @@ def test_a_context_that_is_no_number_is_refused(llama):
 
 @pytest.mark.parametrize("context", [7, 10_000])
 def test_a_context_that_cannot_be_timed_is_refused(llama, context):
-    with pytest.raises(ValueError, match=rf"`context` must be 8 to \d+ .*but is {context}"):
+    with pytest.raises(ValueError, match=rf"context={context} cannot be timed: .* from 8 to \d+"):
         rs.check(llama, context=context)
 
 

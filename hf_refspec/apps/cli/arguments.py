@@ -96,6 +96,8 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str
     if bool(args.source) == (args.dataset is not None or args.preset is not None):
         raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
     check_sources(args.source)
+    if args.config is not None and args.dataset is None:
+        raise ValueError(f"--config {args.config} has no effect without --dataset; leave it out")
     about = {"column": args.column, "pattern": args.pattern}
     about |= {"corpus_name": vars(args).get("name"), "license": vars(args).get("license")}
     if args.source:

@@ -264,9 +264,9 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
     gain = comparison.gain(_WITH_STORE, _DEFAULT)
-    speed_up = gain.spread if gain.prompts >= FEWEST_PROMPTS else "not enough to say"
-    if not gain.drafts_help:
-        speed_up = "none, MAT 1.00"
+    speed_up = gain.spread if gain.drafts_help else "none, MAT 1.00"
+    if gain.prompts < FEWEST_PROMPTS:
+        speed_up = "not enough to say"
     figures = store.form, prompts, model, nodes, without, with_store, speed_up, measured
     try:
         store.record(dict(zip(COLUMNS, figures, strict=True)))

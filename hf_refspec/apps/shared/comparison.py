@@ -122,11 +122,11 @@ class Gain:
 
     def __str__(self) -> str:
         """Whether it pays, by how much, or why that is undecided."""
-        if not self.drafts_help:
-            return f"does not pay: with a MAT of 1.00 no speed-up comes from drafts ({self.spread})"
         if self.prompts < FEWEST_PROMPTS:
             few = f"{self.ratio:.2f}x over {counted(self.prompts, 'prompt')}"
             return f"is undecided: {few}, and a verdict needs {FEWEST_PROMPTS}"
+        if not self.drafts_help:
+            return f"does not pay: with a MAT of 1.00 no speed-up comes from drafts ({self.spread})"
         if self.low > 1 and self.ratio >= LEAST_GAIN:
             return f"pays: {self.spread}"
         if self.high < LEAST_GAIN:

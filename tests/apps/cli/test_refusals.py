@@ -124,6 +124,8 @@ REFUSED = [
     (f"{BUILD} --dataset org/none", "'org/none' is not a folder here … the Hub cannot be reached"),
     (f"{BUILD} --dataset ./missing", "does not exist"),
     (f"{BUILD} missing", NO_SOURCE),
+    (f"{BUILD} texts --config x", "--config x has no effect without --dataset"),
+    (f"{BUILD} --preset python-stdlib --config x", "--config x has no effect without --dataset"),
     (f"{BUILD} /dev/null", "'/dev/null' is neither … write the output of a pipe into a file first"),
     ("store extend store missing", NO_SOURCE),
     ("knn build missing --out new", NO_SOURCE),
