@@ -54,12 +54,6 @@ def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
     raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
 
 
-def check_path(name: str, value: Any) -> None:
-    """Refuses an argument that is not a path, whatever else its name may stand for."""
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a str or a path, but is {value!r}")
-
-
 def check_repo_id(repo_id: str) -> None:
     """Refuses anything but a name for a repo on the Hub, with or without an owner."""
     try:

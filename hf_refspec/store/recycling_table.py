@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
 from .folder_config import FolderConfig, token_dtype
-from .names import check_path
 from .stored_folder import StoredFolder
 
 TABLE = re.compile(r"table\.safetensors")
@@ -75,8 +73,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         entries = table.entries()
         vocab_size = table.vocab_size
         assert vocab_size is not None  # something is learned
-        check_path("path", path)
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             ids = token_dtype(vocab_size)
             counts = np.zeros(vocab_size, dtype=np.float32)
             counts[: len(entries.counts)] = entries.counts[:vocab_size]

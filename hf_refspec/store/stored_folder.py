@@ -21,9 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from . import hub
 from .files import DatastoreError, FileEntry, copy_file, reading
-from .folder import new_folder
+from .folder import check_path, new_folder
 from .folder_config import FolderConfig
-from .names import check_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -128,9 +127,8 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is damaged.
             OSError: If the folder cannot be written.
         """
-        check_path("path", path)
         config = self._open_part
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             for entry in config.files():
                 copy_file(self.path, entry, folder)
             config.write(folder)
