@@ -147,7 +147,8 @@ def _stacks(model: nn.Module | Pipeline | None) -> list[list[Attachment]]:
     from transformers import GenerationMixin
 
     module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
-    modules = module.modules() if hasattr(module, "modules") else ()
+    is_module = hasattr(module, "modules") and not isinstance(module, type)
+    modules = module.modules() if is_module else ()
     generating = [module for module in modules if isinstance(module, GenerationMixin)]
     if not generating:
         raise TypeError(

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from .check_count import check_count
 from .drafting.compilation import drafting_kernels
 from .drafting.observation import Observation
 from .drafting.tree import DraftTree
+from .generation.validation import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .verification.narrow_products import why_unused
@@ -101,12 +103,17 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         [`ModelCheck`]: Print it.
 
     Raises:
+        TypeError: If `model` is no model, or `context` is not an int.
         ValueError: If `context` is less than 8 or longer than the model can read, or the model has
             no single decoder.
     """
+    check_generates(model)
+    check_count("context", context)
     longest = (context_length(model) or 2**31) - 2 * (len(TIMED_TOKENS) + TIMED_TOKENS[-1])
     if not 8 <= context <= longest:
-        raise ValueError(f"`context` must be 8 to {longest} for this model, but is {context}.")
+        raise ValueError(
+            f"context={context} cannot be timed: for this model it must be from 8 to {longest}"
+        )
     drafting_kernels.compile()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(text_config(model).vocab_size, (2, context), generator=generator)

@@ -12,6 +12,7 @@ from .check_count import check_count
 from .drafting.compilation import drafting_kernels
 from .drafting.drafter import Drafter
 from .drafting.tree import ROOT, DraftTree
+from .generation.validation import check_generates
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
@@ -43,11 +44,13 @@ def warmup(
             `verification="reproducible"`.
 
     Raises:
-        TypeError: If `max_length` or `rows` is not an int.
+        TypeError: If `model` is no model, or `max_length` or `rows` is not an int.
         ValueError: If either is less than 1, or as `generate` does.
     """
     check_count("max_length", max_length)
     check_count("rows", rows)
+    if model is not None:
+        check_generates(model)
     drafting_kernels.compile()
     if model is None:
         return

@@ -191,6 +191,7 @@ def test_a_module_around_the_model_or_its_pipeline_will_do(byte_llama, tokenizer
     ("arguments", "error", "message"),
     [
         ({"model": torch.nn.Linear(1, 1)}, TypeError, "model must be a transformers model"),
+        ({"model": torch.nn.Linear}, TypeError, "model must be a transformers model"),
         ({"model": "gpt2"}, TypeError, "has the type str"),
         ({"drafter": rs.ReferenceCopy}, TypeError, "pass an instance, not the class"),
         ({"max_draft_tokens": -1}, ValueError, "`max_draft_tokens` must be 0"),

@@ -56,9 +56,20 @@ def test_a_model_that_decodes_plainly_says_why():
     assert str(found).endswith(f"Calls decode plainly: {found.reason}.")
 
 
+@pytest.mark.parametrize("model", ["tiny", 5, None])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TypeError, match=rf"^model must be .* generate\(\), but is {model!r}; load"):
+        rs.check(model)
+
+
+def test_a_context_that_is_no_number_is_refused(llama):
+    with pytest.raises(TypeError, match=r"^context must be an int, but is '256'"):
+        rs.check(llama, context="256")
+
+
 @pytest.mark.parametrize("context", [7, 10_000])
 def test_a_context_that_cannot_be_timed_is_refused(llama, context):
-    with pytest.raises(ValueError, match=rf"`context` must be 8 to \d+ .*but is {context}"):
+    with pytest.raises(ValueError, match=rf"context={context} cannot be timed: .* from 8 to \d+"):
         rs.check(llama, context=context)
 
 

@@ -33,6 +33,7 @@ class AssistantText:
         # it can always go back.
         self._cache = DynamicCache()
         self._read = np.empty(0, dtype=np.int64)  # what the cache holds
+        self._has_dropout = any(module.training for module in assistant.modules())
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
@@ -54,7 +55,7 @@ class AssistantText:
             device = new_ids.device
         # Dropout must not use up the random numbers of a call that samples.
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
+        with torch.random.fork_rng(devices) if self._has_dropout else nullcontext():
             output = model(
                 input_ids=new_ids.to(device, non_blocking=True),
                 attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),

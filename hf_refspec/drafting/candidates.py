@@ -70,7 +70,9 @@ class CandidateChain(Drafter):
         self._drafted: DraftTree | None = None
 
     def draft(self, budget: int) -> DraftTree:
-        candidate_ids, logits = self.generator.get_candidates(self._ids)
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices):  # an assistant may sample, or have dropout
+            candidate_ids, logits = self.generator.get_candidates(self._ids)
         tokens = candidate_ids[0, self._ids.shape[1] :][:budget]
         probs = None
         if logits is not None and logits.shape[1] >= len(tokens):  # (1, m, vocab_size)

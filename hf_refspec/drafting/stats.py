@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from ..counted import counted
+
 if TYPE_CHECKING:
     from .copied_spans import CopiedSpan
 
@@ -157,7 +159,7 @@ class DraftStats:
     def __str__(self) -> str:
         has_rows = sum(self.accepted_lengths) > self.forward_passes
         line = (
-            f"{self.tokens} tokens in {self.forward_passes} passes"
+            f"{counted(self.tokens, 'token')} in {counted(self.forward_passes, 'pass', 'passes')}"
             f"{' over several rows' * has_rows}, MAT {self.mat:.2f}{' per row' * has_rows}, "
             f"{self.drafted} drafted, {self.accepted} accepted"
         )
@@ -165,5 +167,5 @@ class DraftStats:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
         line += f", {shares(self._seconds_by_part())}"
         if self.probe_passes:
-            line += f"; {self.probe_passes} passes probed the model"
+            line += f"; {counted(self.probe_passes, 'pass', 'passes')} probed the model"
         return line + (f"; nothing drafted: {self.reason}" if self.reason else "")

@@ -77,12 +77,13 @@ def mark_start(request: Request) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class Abandoned:
-    """A call whose forward pass has raised: why it decodes plainly, its rows, and the length up to
-    which criteria and the streamer have seen them."""
+    """A call whose forward pass has raised: why it decodes plainly, its rows, the length up to
+    which criteria and the streamer have seen them, and the random numbers after that."""
 
     why: str
     rows: Sequence[Row]
     shown: int
+    numbers: list[torch.Tensor]
 
 
 def decode_plainly(
@@ -174,7 +175,11 @@ class _KnownAnswers(StoppingCriteriaList):
         length = input_ids.shape[1]
         if length > self._abandoned.shown:
             return super().__call__(input_ids, scores, **kwargs)
-        ends = [row.stopped_at for row in self._abandoned.rows]
+        rows = self._abandoned.rows
+        if len(rows) == 1 and length == len(rows[0]):
+            # Processors that draw random numbers were not asked about the known tokens again.
+            set_random_state(input_ids.device, self._abandoned.numbers)
+        ends = [row.stopped_at for row in rows]
         stopped = [end is not None and end <= length for end in ends]
         return torch.tensor(stopped, device=input_ids.device)
 

@@ -29,7 +29,7 @@ from .loop import Loop
 from .prefixes import CachedText, Prefixes
 from .running_text import RunningText, prepare_text
 from .step import Step
-from .validation import RefusedCallError, check_options
+from .validation import RefusedCallError, check_generates, check_options
 
 # The length of a text by which the memory of a row is estimated.
 _ROW_TOKENS = 4096
@@ -78,6 +78,7 @@ class RunningBatch:
     ) -> None:
         if (why := untested_transformers()) is not None:
             raise RuntimeError(f"{why}.")
+        check_generates(model)
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
         max_rows = _default_rows(model) if max_rows is None else max_rows

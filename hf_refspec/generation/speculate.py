@@ -28,7 +28,7 @@ from ..transformers_names import belongs_to_caller, decoder_output, is_synced
 from ..verification.choice import Choice, RefusedCallError, select_verifier
 from ..verification.draft_limits import InexactTreesError
 from ..verification.probe import error_line
-from ..verification.random_state import random_numbers
+from ..verification.random_state import random_numbers, random_state
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.slots import NoRoomError
 from ..verification.verifier import REPRODUCIBLE, Verifier
@@ -226,7 +226,8 @@ def _decode(
         if isinstance(error, InexactTreesError):
             why = str(error)
         shown = len(rows[0]) if len(rows) == 1 else request.prompt_length
-        return Abandoned(why, rows, shown if criteria is None else criteria.asked)
+        numbers = random_state(request.input_ids.device)
+        return Abandoned(why, rows, shown if criteria is None else criteria.asked, numbers)
     pads = request.pads
     outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
     remember_outputs(stats, drafters, outputs)

@@ -41,6 +41,15 @@ _KNOWN = {
 }
 
 
+def check_generates(model: Any) -> None:
+    """Refuses anything but a model, or what wraps one as PEFT does."""
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise TypeError(
+            f"model must be a transformers model with generate(), but is {model!r}; load it by "
+            "AutoModelForCausalLM.from_pretrained(name)"
+        )
+
+
 def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with, or whose decoding loop is not
     transformers' own: this package cannot know what another loop does besides choosing tokens."""

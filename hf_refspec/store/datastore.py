@@ -22,7 +22,7 @@ from .compact import CompactOptions, compact_form, open_ngrams, replace_ngrams, 
 from .datastore_config import Form, StoreConfig, check_form
 from .document_names import read_names
 from .files import DatastoreError, copy_file
-from .folder import check_writable, new_folder, only_writer
+from .folder import check_path, check_writable, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
@@ -64,6 +64,7 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        check_path("path", path)
         self._written = _when_written(Path(path))
         super().__init__(path, form)
         if tokenizer is not None:
@@ -173,7 +174,7 @@ class Datastore(StoredFolder[StoreConfig]):
             engine=engine,
             progress=progress,
         )
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             full = folder / "full" if form == "compact" else folder
             full.mkdir(exist_ok=True)
             build_store(full, documents, tokenizer, options, license, corpus_name)
@@ -334,7 +335,7 @@ class Datastore(StoredFolder[StoreConfig]):
             raise ValueError("compact() needs the full form, but only the compact one is open")
         options = CompactOptions(published, max_ngram, ngrams_per_order, max_bytes, progress)
         if path is not None:
-            with new_folder(Path(path)) as folder:
+            with new_folder(path) as folder:
                 self._write_compact(folder, options)
             return Datastore(path, form="compact")
         check_writable(self.path)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from ..counted import counted
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
 from .folder_config import FolderConfig, token_dtype
@@ -149,7 +150,7 @@ class StoreConfig(FolderConfig):
             size = readable_size(
                 sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
             )
-            parts = f"{len(shards)} shard{'s' * (len(shards) > 1)}"
+            parts = counted(len(shards), "shard")
             texts["full_form"] = (
                 f"{size}: {self.tokens:,} tokens and their suffix array, in {parts}"
             )

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -27,9 +28,17 @@ _PATIENCE = 0.05
 _PAUSE = 0.005
 
 
+def check_path(name: str, value: Any) -> None:
+    """Refuses an argument that is not a path, whatever else its name may stand for."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a str or a path, but is {value!r}")
+
+
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder beside `path` that is moved there at the end; first deletes a killed one."""
+def new_folder(place: str | os.PathLike) -> Iterator[Path]:
+    """Yields a folder beside a path that is moved there at the end; first deletes a killed one."""
+    check_path("path", place)
+    path = Path(place)
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.hf_refspec-build")

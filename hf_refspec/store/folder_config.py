@@ -135,12 +135,16 @@ class FolderConfig:
             raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
         content = content if isinstance(content, dict) else {}
         expected = cls._header()
+        kind = content.get("kind")
+        if isinstance(kind, str) and kind != cls.NOUN:
+            kinds = f"{short(kind)}, not {cls.NOUN!r}"
+            raise DatastoreError(f"{path} is of the kind {kinds}; name another folder")
         header = {key: content[key] for key in expected if key in content}
         if repr(header) != repr(expected):  # True equals 1
             raise DatastoreError(
                 f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
                 f"{short(header)}, not {expected}; install the hf_refspec that it was made with, "
-                "build it again, or name another folder"
+                "or build it again"
             )
         try:
             return cls._parsed(content)

@@ -17,13 +17,13 @@ from huggingface_hub import (
     constants,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError
 
 from ..version import __version__
 from .card import card
 from .files import CONFIG, DatastoreError, copy_file, read_small, write_bytes
 from .folder import new_folder
-from .names import is_here
+from .names import check_repo_id, is_here, with_owner
 from .printable import one_line
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def fetch(
 
 def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) -> CommitInfo:
     """Checks and publishes a folder, and removes files of an older version from the repo."""
+    check_repo_id(repo_id)
     config = kind.read(folder)
     config.check_files(folder)
     stored_card = _read_card(folder)
@@ -96,8 +97,9 @@ def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) ->
 
 def write_repository(folder: Path, kind: type[FolderConfig], repo_id: str, out: Path) -> None:
     """Writes what [`push`] publishes into a new folder."""
+    check_repo_id(repo_id)
     config = kind.read(folder)
-    content = _read_card(folder) or card(config, repo_id).encode()
+    content = _read_card(folder) or card(config, with_owner(repo_id)).encode()
     with new_folder(out) as new:
         for entry in config.files():
             copy_file(folder, entry, new)
@@ -118,11 +120,17 @@ def _read_card(folder: Path) -> bytes | None:
 
 
 def push_files(
-    repo_id: str, repo_type: RepoType, files: Mapping[str, bytes], **target: Any
+    repo_id: str,
+    repo_type: RepoType,
+    files: Callable[[str], Mapping[str, bytes]],
+    **target: Any,
 ) -> CommitInfo:
-    """Writes files, by their paths, into a repo in one commit; its other files stay."""
-    additions = [CommitOperationAdd(path, content) for path, content in files.items()]
-    return _commit(f"the {repo_type}", repo_id, repo_type, lambda *_: additions, **target)
+    """Writes files, by their paths for the repo's full name, in one commit; its others stay."""
+
+    def operations(repo_id: str, present: list[str]) -> list[Any]:
+        return [CommitOperationAdd(path, content) for path, content in files(repo_id).items()]
+
+    return _commit(f"the {repo_type}", repo_id, repo_type, operations, **target)
 
 
 def _commit(
@@ -165,9 +173,7 @@ def _commit(
         )
     except Exception as error:  # of several libraries
         hint = "a push is one commit, so the repo is unchanged: push again"
-        if isinstance(error, HFValidationError):
-            hint = 'this is not a name for a repo ("organisation/name")'
-        elif isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             hint = "the Hub does not let you write there: use another token, or run `hf auth login`"
         raise OSError(
             f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "

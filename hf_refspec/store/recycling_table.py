@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         entries = table.entries()
         vocab_size = table.vocab_size
         assert vocab_size is not None  # something is learned
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             ids = token_dtype(vocab_size)
             counts = np.zeros(vocab_size, dtype=np.float32)
             counts[: len(entries.counts)] = entries.counts[:vocab_size]

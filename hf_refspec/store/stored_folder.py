@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from . import hub
 from .files import DatastoreError, FileEntry, copy_file, reading
-from .folder import new_folder
+from .folder import check_path, new_folder
 from .folder_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class StoredFolder(Generic[C]):
     config: C
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
+        check_path("path", path)
         self.path = Path(path)
         self._arguments = arguments
 
@@ -97,9 +98,11 @@ class StoredFolder(Generic[C]):
             args, options: The other arguments of the class, such as the tokenizer.
 
         Raises:
+            TypeError: If `repo_or_path` is neither a name nor a path.
             OSError: If there is no such folder or repo, or it cannot be reached.
             DatastoreError: As the class.
         """
+        check_path("repo_or_path", repo_or_path)
         folder = hub.fetch(
             repo_or_path,
             cls.config_type,
@@ -125,7 +128,7 @@ class StoredFolder(Generic[C]):
             OSError: If the folder cannot be written.
         """
         config = self._open_part
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             for entry in config.files():
                 copy_file(self.path, entry, folder)
             config.write(folder)
@@ -144,7 +147,8 @@ class StoredFolder(Generic[C]):
         README.md is the card; without one, a card is generated.
 
         Args:
-            repo_id (`str`): Such as `"org/store"`; the repo is created if there is none.
+            repo_id (`str`): Such as `"org/store"`; the repo is created if there is none. Without an
+                owner it is yours.
             private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
                 the account has set it.
             token (`str` or `bool`, *optional*): As in `huggingface_hub`.
@@ -154,6 +158,7 @@ class StoredFolder(Generic[C]):
                 instead of changing the branch.
 
         Raises:
+            ValueError: If `repo_id` is not a name for a repo.
             DatastoreError: If a file is damaged.
             OSError: If the repo cannot be written; it is never left half changed.
         """

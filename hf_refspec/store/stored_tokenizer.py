@@ -53,6 +53,8 @@ def _fingerprint(content: str) -> str:
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """The smallest number above all of a tokenizer's ids."""
+    if not hasattr(tokenizer, "get_vocab"):
+        raise TypeError(f"tokenizer must be the tokenizer itself, but is {tokenizer!r}")
     return max(tokenizer.get_vocab().values()) + 1
 
 

@@ -63,8 +63,9 @@ def select_verifier(
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
-    `probes_later` the tree of a model that takes the usual steps is probed after the first token,
-    by [`~draft_limits.DraftLimits`]. `stats` count the passes of probes.
+    `probes_later` the tree of a model that takes the usual steps, no part of it in training mode,
+    is probed after the first token, by [`~draft_limits.DraftLimits`]. `stats` count the
+    passes of probes.
     """
     findings: dict[Kind, Finding] = {}
     for kind in _candidates(requested, rows, find_cache(model_kwargs)):
@@ -88,6 +89,9 @@ def select_verifier(
             # call.
             and not attends_locally(text_config(model))
             and _key(call) not in memo_of_state(model)
+            # Dropout uses up random numbers in a processor's own passes too, which a call that
+            # begins anew does not repeat.
+            and not any(module.training for module in model.modules())
         )
         if takes_plain_steps and (not drafts or can_wait):
             return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)

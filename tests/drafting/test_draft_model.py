@@ -333,10 +333,12 @@ def test_copies_and_forks_share_the_weights(llama):
         assert chain_of(restored, 2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)
 
 
-def test_an_assistant_in_training_mode_uses_up_no_random_numbers(llama):
-    assistant = small("gpt2", resid_pdrop=0.5, embd_pdrop=0.5).train()
+@pytest.mark.parametrize("part", [None, "transformer.drop"])
+def test_an_assistant_in_training_mode_uses_up_no_random_numbers(llama, part):
+    assistant = small("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
+    trained = assistant.get_submodule(part or "").train()
     assert_lossless(llama, DraftModel(assistant), do_sample=True)
-    assert assistant.training
+    assert trained.training
 
 
 def test_an_offloaded_assistant_drafts(llama):

@@ -121,6 +121,18 @@ def test_dropout_in_training_mode_is_decoded_plainly(model_type, rows, caplog):
     assert call.assert_lossless().mat == before > 1.2
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("part", [None, "transformer.h.0"])
+def test_dropout_in_the_passes_of_a_logits_processor_draws_the_same_numbers(part, do_sample):
+    model = small("gpt2", resid_pdrop=0.3)
+    model.get_submodule(part or "").train()
+    options = {"guidance_scale": 1.5, "do_sample": do_sample}
+    stats = assert_lossless(model, Noise(), **options)
+    assert stats.reason.startswith("dropout is at work in training mode")
+    model.eval()
+    assert assert_lossless(model, **options).mat > 1.5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_little_dropout_is_found_by_the_random_numbers_it_draws(model, dtype):
     """Too little to change a logit beyond rounding."""

@@ -138,6 +138,15 @@ def test_a_running_batch(llama, max_draft_tokens, do_sample):
         assert text.stats.mat > 2 or max_draft_tokens == "auto"
 
 
+@pytest.mark.parametrize("part", [None, "transformer.drop"])
+def test_a_generator_of_transformers_uses_up_no_random_numbers(llama, part):
+    assistant = small("gpt2", embd_pdrop=0.5)
+    assistant.get_submodule(part or "").train()
+    config = GenerationConfig(max_length=64, min_length=0, do_sample=True, eos_token_id=None)
+    generator = AssistedCandidateGenerator(PROMPT, assistant, config, {})
+    assert assert_lossless(llama, generator, PROMPT, do_sample=True) is None
+
+
 @pytest.fixture
 def other_tokenizer(tokenizer):
     other = copy.deepcopy(tokenizer)

@@ -39,6 +39,11 @@ def broken(model, passes: int):
     return model.register_forward_pre_hook(check, with_kwargs=True)
 
 
+def drawing(input_ids, scores):
+    """A logits processor that draws random numbers."""
+    return scores + torch.rand(scores.shape)
+
+
 def everything(call: Call, drafter=None, **options):
     """All that a call returns and shows to its own objects."""
     seen, streamer, criterion = Alternating(), ListStreamer(), StopAtCall(28)
@@ -48,7 +53,7 @@ def everything(call: Call, drafter=None, **options):
         streamer=streamer,
         stopping_criteria=[criterion],
         return_dict_in_generate=True,
-        **({"logits_processor": [seen], "output_scores": True} if call.rows == 1 else {}),
+        **({"logits_processor": [seen, drawing], "output_scores": True} if call.rows == 1 else {}),
         **({} if drafter is None else {"max_draft_tokens": 8}),
         **options,
     )

@@ -197,7 +197,7 @@ def test_what_it_was_not_made_for_is_refused(base, tmp_path, tokenizer):
     with pytest.raises(DatastoreError, match="made for another tokenizer"):
         KnowledgeBase(base.path, other)
     store = Datastore.build(some_texts(3), tokenizer, tmp_path / "store", progress=False)
-    with pytest.raises(DatastoreError, match="is not that of a knowledge base"):
+    with pytest.raises(DatastoreError, match="of the kind 'datastore', not 'knowledge base'"):
         KnowledgeBase(store.path, tokenizer)
     with pytest.raises(DatastoreError):
         Datastore(base.path)

@@ -128,7 +128,7 @@ NO_JSON += ['{"a":' * 100_000, '{"format_version": ' + "9" * 5000 + "}"]
             for t in ("[]", "null", "{}", '"format_version"')
         ),
         ('{"kind": "datastore", "format_version": 1}', "it does not name"),
-        ('{"kind": "recycling table", "format_version": 1}', "it has {'format_version': 1, 'kind'"),
+        ('{"kind": "recycling table", "format_version": 1}', "'recycling table', not 'datastore'"),
         (
             '{"format_version": 1, "format_version": 7}',
             "has {'format_version': 7}, not {'kind': 'datastore', 'format_version': 1}; install",

@@ -37,6 +37,32 @@ KINDS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.parametrize("value", [5, None, ["store"]])
+@pytest.mark.parametrize("kind", [rs.Datastore, rs.KnnDatastore, rs.KnowledgeBase])
+def test_what_is_no_path_is_refused_by_its_arguments_name(kind, value, tokenizer, tmp_path):
+    arguments = [tokenizer] if kind in OF_TOKENIZER else []
+    with pytest.raises(TypeError, match="repo_or_path must be a str or a path, but is "):
+        kind.from_pretrained(value, *arguments)
+    no_path = pytest.raises(TypeError, match=r"^path must be a str or a path, but is ")
+    with no_path:
+        kind(value, *arguments)
+    store = rs.Datastore.build(["a"], tokenizer, tmp_path / "store", **QUIET)
+    with no_path:
+        store.save_pretrained(value)
+    if value is not None:  # it adds to the datastore
+        with no_path:
+            store.compact(value)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "", "a b", "owner/", "name.git"])
+def test_what_is_no_name_for_a_repo_is_refused_before_anything_is_checked(name, tmp_path, hub):
+    store = rs.Datastore.__new__(rs.Datastore)
+    store.path = tmp_path / "nothing"
+    with pytest.raises(ValueError, match="is not a name for a repo on the Hub; give name or owner"):
+        store.push_to_hub(name, token=TOKEN)
+    assert hub.requests == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_published_is_fetched_and_has_no_path_of_this_machine(
     kind, tmp_path, hub, byte_llama, tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import partial, reduce
 from math import ceil
 from operator import or_
@@ -12,8 +13,9 @@ from textwrap import fill
 from time import perf_counter
 
 import numpy as np
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from ...counted import counted
 from ...did_you_mean import did_you_mean
 from ...drafting.candidates import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
@@ -26,7 +28,9 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
+from ...store.printable import one_line
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
+from ..shared.loading import load_model
 from ..shared.prompts import tokens_left
 from .prompts import Chat
 
@@ -50,7 +54,10 @@ _LABEL = 36  # characters of a line of a method's name
 
 def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
     """A function that creates a drafter from a name, such as `auto | DatastoreDrafts=org/store`."""
-    parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
+    try:
+        parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--drafters {text!r}: {one_line(error)}") from error
     return lambda: reduce(or_, [part() for part in parts])
 
 
@@ -60,14 +67,13 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter
         store = Datastore.from_pretrained(value, tokenizer=tokenizer)
         return partial(DatastoreDrafts, store, published=name == "REST")
     if value and name == "DraftModel":
-        assistant = AutoModelForCausalLM.from_pretrained(value, dtype="auto").eval()
-        return partial(DraftModel, assistant)
+        return partial(DraftModel, load_model(value))
     if value and name == "TokenRecycling":
-        return partial(TokenRecycling.from_pretrained, value, tokenizer)
+        return partial(deepcopy, TokenRecycling.from_pretrained(value, tokenizer))
     if text not in BY_NAME:
         known = [*BY_NAME, *OF_A_NAME]
         raise ValueError(
-            f"--drafters {text!r} is none of {', '.join(known)}, nor several of them, as in "
+            f"{text!r} is none of {', '.join(known)}, nor several of them, as in "
             f'"ReferenceCopy | TokenRecycling"{did_you_mean(text, known)}'
         )
     return BY_NAME[text]
@@ -90,7 +96,12 @@ class Progress:
         left = self.prompts * self._methods - self._calls
         minutes = ceil(left * self._seconds / self._calls / 60)
         done = f"prompt {number} of {self.prompts}, {name}: {call.seconds:.1f} s"
-        return f"{done}; about {minutes} minute{'s' * (minutes != 1)} left" if left else done
+        return f"{done}; about {counted(minutes, 'minute')} left" if left else done
+
+
+def asked(chats: list[Chat], turns: int | None) -> int:
+    """The number of prompts: of each chat all turns, or the first ones."""
+    return sum(len(chat.turns[:turns]) for chat in chats)
 
 
 def measure(
@@ -102,8 +113,7 @@ def measure(
 ) -> None:
     """Answers each turn by all methods, after plain decoding's answers to the earlier ones; says
     on the standard error how far it is."""
-    prompts = sum(len(chat.turns[:turns]) for chat in chats)
-    progress = Progress(prompts, len(comparison.methods))
+    progress = Progress(asked(chats, turns), len(comparison.methods))
 
     def show(name: str, call: Decoded) -> None:
         print(progress.line(name, call), file=sys.stderr, flush=True)
@@ -114,15 +124,15 @@ def measure(
     try:
         for chat in chats:
             answers: list[str] = []
-            asked = len(chat.turns[:turns])
-            for turn in range(asked):
+            prompts = asked([chat], turns)
+            for turn in range(prompts):
                 inputs = chat.inputs(tokenizer, turn, answers)
                 hint = "it is left out"
                 try:
                     left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
                 except ValueError as error:
                     print(error, file=sys.stderr)
-                    progress.prompts -= asked - turn
+                    progress.prompts -= prompts - turn
                     break
                 call = comparison.ask(inputs.to(model.device), show, max_new_tokens=left)
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
@@ -191,6 +201,6 @@ def plot_speed_ups(comparison: Comparison, path: Path) -> None:
             right = axes.get_yaxis_transform()  # x in widths of the axes
             axes.text(1.02, row, figures, transform=right, va="center")
         axes.axvline(1, color="black", linestyle="--")
-        prompts = len(comparison.calls[comparison.first])
-        axes.set_xlabel(f"times as fast as {comparison.first}, {prompts} prompts")
+        prompts = counted(len(comparison.calls[comparison.first]), "prompt")
+        axes.set_xlabel(f"times as fast as {comparison.first}, {prompts}")
         figure.savefig(path)

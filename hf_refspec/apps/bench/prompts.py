@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...counted import counted
 from ...store.build.chats import messages_of, with_texts
 from ...store.build.rows import ROWS, read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
@@ -67,7 +68,8 @@ def read_chats(path: Path) -> list[Chat]:
         else:
             chats.append(_chat(row, column, place))
     for column, rows in empty.items():
-        logger.warning("%s: %d rows with an empty column %s were skipped", path, rows, column)
+        skipped = counted(rows, "row")
+        logger.warning("%s: skipped %s with an empty column %s", path, skipped, column)
     if not chats:
         raise ValueError(f"{path} has no prompts")
     return chats
@@ -90,7 +92,8 @@ def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
     if chat is not None:
         messages, skipped = with_texts(chat, place)
         if skipped:
-            logger.warning("%s: %d parts of messages are no text, and were skipped", place, skipped)
+            parts = counted(skipped, "message part")
+            logger.warning("%s: skipped %s without text", place, parts)
         texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
         for message in messages:
             role = message["role"]

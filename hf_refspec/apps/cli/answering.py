@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from ...counted import counted
 from ...drafting.candidates import default_sources
 from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
@@ -262,7 +263,7 @@ class TerminalChat:
             output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
             ids = output[0, inputs["input_ids"].shape[1] :].tolist()
             if len(ids) == max_new_tokens:
-                note = f"stopped after {max_new_tokens} tokens"
+                note = f"stopped after {counted(max_new_tokens, 'token')}"
         except KeyboardInterrupt:
             note = "stopped"
         stream.end()

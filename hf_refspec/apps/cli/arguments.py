@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ...extras import require
 from ...store.build.presets import PRESETS, python_stdlib
-from ...store.names import ask_hub, is_here
+from ...store.names import ask_hub, is_here, with_owner
 
 logger = logging.getLogger("hf_refspec")
 
@@ -95,6 +95,9 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str
     """The documents that the arguments of [`add_source`] name, and arguments to build with them."""
     if bool(args.source) == (args.dataset is not None or args.preset is not None):
         raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
+    check_sources(args.source)
+    if args.config is not None and args.dataset is None:
+        raise ValueError(f"--config {args.config} has no effect without --dataset; leave it out")
     about = {"column": args.column, "pattern": args.pattern}
     about |= {"corpus_name": vars(args).get("name"), "license": vars(args).get("license")}
     if args.source:
@@ -110,6 +113,14 @@ def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str
     if name is None:
         return python_stdlib(), about
     return _load_dataset(name, {**options, **preset.options}), about
+
+
+def check_sources(paths: list[Path]) -> None:
+    """Refuses paths that are neither files nor folders."""
+    for path in paths:
+        if not path.is_file() and not path.is_dir():
+            hint = "name one that exists, and write the output of a pipe into a file first"
+            raise FileNotFoundError(f"{str(path)!r} is neither a file nor a folder; {hint}")
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -154,7 +165,7 @@ def show_written(folder: Path, repo_id: str, repo_type: str) -> None:
     """Prints a repository's files, which have been written into a folder, and how to push them."""
     files = (path for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {', '.join(sorted(path.relative_to(folder).as_posix() for path in files))}")
-    print(f"push it: hf upload {repo_id} {folder} --repo-type {repo_type}")
+    print(f"push it: hf upload {with_owner(repo_id)} {folder} --repo-type {repo_type}")
 
 
 def waiting(message: str) -> Status:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
+from ...counted import counted
 from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
@@ -32,11 +33,11 @@ from ...transformers_names import keeps_state_in_modules
 from ...version import __version__
 from ...warm_up import warmup as warm_up
 from ..bench import measure
-from ..bench.prompts import Chat, read_chats, taking_turns
+from ..bench.prompts import ANSWERS, Chat, read_chats, taking_turns
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison, Methods, figure_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .arguments import add_model, draft_budget, positive
+from .arguments import add_model, check_sources, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 _PROMPT_TOKENS = 64  # the beginning of a text that is a prompt
@@ -123,9 +124,9 @@ def _compared(
 ) -> Comparison:
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
-    about = f"{name_for_people(args.model)} in {dtype} on {model.device}, {len(chats)} chats"
-    prompts = sum(len(chat.turns[:turns]) for chat in chats)
-    print(f"{about}, {prompts} prompts; a verdict needs at least {FEWEST_PROMPTS}", flush=True)
+    about = f"{name_for_people(args.model)} in {dtype} on {model.device}"
+    about += f", {counted(len(chats), 'chat')}, {counted(measure.asked(chats, turns), 'prompt')}"
+    print(f"{about}; a verdict needs at least {FEWEST_PROMPTS}", flush=True)
 
     def methods() -> Methods:
         found: dict[str, dict[str, Any]] = {UNDRAFTED: {}}
@@ -152,9 +153,13 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     tokenizer = load_tokenizer(name_of_tokenizer)
     answers = measure.recorded_answers(chats, tokenizer, args.turns)
     if not answers:
-        raise ValueError(f"--replay {args.replay} has no recorded answers")
-    about = f"{len(answers)} recorded answers in the tokens of {name_for_people(name_of_tokenizer)}"
-    console.print(about)
+        where = f"in {', '.join(ANSWERS)} or among the messages"
+        raise ValueError(f"--replay {args.replay} has no recorded answers {where}; add them")
+    about = f"{counted(len(answers), 'recorded answer')} in the tokens of "
+    about += name_for_people(name_of_tokenizer)
+    if skipped := measure.asked(chats, args.turns) - len(answers):
+        about += f"; skipped {counted(skipped, 'prompt')} without a recorded answer"
+    console.print(about, soft_wrap=True)
     vocabulary = vocabulary_size(tokenizer)
     table = figure_table("MAT, draft tokens:", *budgets)
     replayed: dict[tuple[str, int], DraftStats] = {}
@@ -197,6 +202,7 @@ def evaluate(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
     if bool(args.texts) == (args.prompts is not None):
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
+    check_sources(args.texts)
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
     vocab_size = text_config(load_config(args.model)).vocab_size
@@ -215,7 +221,8 @@ def evaluate(args: Namespace) -> int:
         if not chats:
             why = f"no text has the {_SHORTEST_PROMPT} tokens that a prompt needs"
             raise ValueError(f"{why}; give others")
-    about = f"loading {args.model or 'the default model'} to answer {len(chats)} prompts plainly, "
+    asked = counted(len(chats), "prompt")
+    about = f"loading {args.model or 'the default model'} to answer {asked} plainly, "
     about += f"with the default drafter, and with the {store.form} form of {args.store}"
     print(about, flush=True)
     auto = measure.BY_NAME["auto"]
@@ -231,7 +238,8 @@ def evaluate(args: Namespace) -> int:
         spans = copied_spans(0, ids, [(args.store, store.shards)])
         held += [(span.start, span.end) for span in spans] == [(0, len(ids))]
     if held:
-        print(f"{held} prompts are in the datastore itself: it gains less on other texts")
+        among = f"{held} of {counted(len(comparison.prompts), 'prompt')}"
+        print(f"the datastore itself holds {among}: it gains less on other texts")
     _record(args, store, comparison, held)
     return status
 
@@ -250,13 +258,15 @@ def _record(args: Namespace, store: Datastore, comparison: Comparison, held: int
     mats = f"MAT {with_store}, without the datastore {without}"
     print(f"by look-up alone, {nodes} draft tokens: {mats}")
     names = ", ".join(path.resolve().name for path in args.texts or [args.prompts])
-    among = f" ({held} of them are in it)" if held else ""
-    prompts = f"{len(answers)} of {names:.99}{among}; {args.max_new_tokens} new tokens"
+    among = f" ({held} in it)" if held else ""
+    prompts = f"{len(answers)} of {names:.99}{among}; {counted(args.max_new_tokens, 'new token')}"
     dtype = str(comparison.model.dtype).removeprefix("torch.")
     model = f"{name_for_people(args.model)}, {dtype}"
     measured = f"{date.today()}, hf_refspec {__version__}"
     gain = comparison.gain(_WITH_STORE, _DEFAULT)
-    speed_up = gain.spread if gain.prompts >= FEWEST_PROMPTS else "not enough to say"
+    speed_up = gain.spread if gain.drafts_help else "none, MAT 1.00"
+    if gain.prompts < FEWEST_PROMPTS:
+        speed_up = "not enough to say"
     figures = store.form, prompts, model, nodes, without, with_store, speed_up, measured
     try:
         store.record(dict(zip(COLUMNS, figures, strict=True)))

@@ -12,6 +12,7 @@ import torch
 from rich.text import Text
 from transformers import TextStreamer
 
+from ...counted import counted
 from ...drafting.token_recycling import TokenRecycling
 from ...ralm.checked_search import RalmError
 from ...ralm.iterative import iterative_ralm
@@ -51,7 +52,8 @@ def ralm(args: Namespace) -> int:
         base = KnowledgeBase.build(documents, tokenizer, None, place, **about)
         name = printable(base.config.source["corpus"])
         length = base.config.chunk_length
-        print(f"{len(base):,} passages of at most {length} tokens from {name}", flush=True)
+        passages = counted(len(base), "passage")
+        print(f"{passages} of at most {counted(length, 'token')} from {name}", flush=True)
         options = {"custom_generate": iterative_ralm, "retriever": SparseRetriever(base)}
         options |= {"tokenizer": tokenizer, "max_new_tokens": args.max_new_tokens}
         methods: Methods = {"baseline": {"speculation": None}, "speculated": {}}
@@ -95,9 +97,6 @@ def _opened(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
     be read or written."""
     if args.out.exists():
         raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
-    for path in args.source:
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents, about = load_corpus(args, streaming)
     tokenizer = load_tokenizer(args.model)
     return documents, tokenizer, load_model(args.model, args.device_map, args.dtype), about

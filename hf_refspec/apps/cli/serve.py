@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
@@ -20,6 +21,7 @@ from ...extras import require
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
 from ...store.hub import RepoType, push_files
+from ...store.names import check_repo_id, with_owner
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, sources
@@ -169,10 +171,11 @@ def space(args: Namespace) -> None:
     if args.private and args.push is None:
         raise ValueError("--private has no effect without --push; add it")
     if args.push is not None or args.out is not None:
-        name = args.push or args.out.name
+        if args.push is not None:
+            check_repo_id(args.push)
         with package(args.package) as installing:
-            contents = space_repository(name, **options, package=installing)
-        _publish(args, name, "space", contents)
+            contents = partial(space_repository, **options, package=installing)
+            _publish(args, args.push or args.out.name, "space", contents)
         if args.out is not None:
             print(f"try it: python {args.out / 'app.py'}")
         return
@@ -193,20 +196,26 @@ def add_publish(parser: ArgumentParser) -> None:
 
 
 def publish(args: Namespace) -> None:
+    check_repo_id(args.repo)
     with package(args.package) as installing:
-        contents = generate_repository(args.repo, installing)
-    _publish(args, args.repo, "model", contents)
-    name = str(args.out or args.repo)
+        contents = partial(generate_repository, package=installing)
+        name = _publish(args, args.repo, "model", contents)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
 
 
-def _publish(args: Namespace, name: str, kind: RepoType, contents: dict[str, bytes]) -> None:
-    """Writes a repository's files into the new folder --out, or pushes them."""
+def _publish(
+    args: Namespace, name: str, kind: RepoType, contents: Callable[[str], dict[str, bytes]]
+) -> str:
+    """Writes the files of a repository of this name into the new folder --out, or pushes them;
+    returns where they are."""
+    written = contents(with_owner(name))  # refuses what cannot be published before a push
     if args.out is None:
-        print(push_files(name, kind, contents, private=args.private or None).repo_url)
-        return
+        pushed = push_files(name, kind, contents, private=args.private or None).repo_url
+        print(pushed)
+        return pushed.repo_id
     with new_folder(args.out) as new:
-        for path, content in contents.items():
+        for path, content in written.items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
-    show_written(args.out, name if "/" in name else f"USER/{name}", kind)
+    show_written(args.out, name, kind)
+    return str(args.out)

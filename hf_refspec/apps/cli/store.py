@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...counted import counted
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store import hub
@@ -19,7 +20,7 @@ from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.folder_config import FolderConfig
-from ...store.names import named_tokenizer
+from ...store.names import check_repo_id, named_tokenizer, with_owner
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
@@ -152,7 +153,7 @@ def info(args: Namespace) -> None:
     else:
         _print_origin(path, base)
         kind = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
-        print(f"  passages    {base.passages:,}, {base.tokens:,} tokens, {kind}")
+        print(f"  passages    {base.passages:,}, {counted(base.tokens, 'token')}, {kind}")
         verify = partial(base.check_files, path)
     if args.verify:
         verify()
@@ -167,11 +168,12 @@ def add_card(parser: ArgumentParser) -> None:
 
 
 def card(args: Namespace) -> None:
+    check_repo_id(args.repo)
     about = {"corpus": args.name, "license": args.license, "description": args.description}
     kind = _kind_of(args.store)
     if any(about.values()):
         kind.describe(args.store, **about)
-    print(card_of(kind.read(args.store), args.repo))
+    print(card_of(kind.read(args.store), with_owner(args.repo)))
 
 
 def add_search(parser: ArgumentParser) -> None:
@@ -204,7 +206,8 @@ def search(args: Namespace) -> None:
         drafts = DatastoreDrafts(store)
         drafts.begin(ids, store.config.vocab_size)
         tree = drafts.draft(_SEARCH_NODES)
-        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+        nodes = counted(len(tree), "node")
+        print(f"the draft tree, {nodes}, each with the probability that it is accepted:")
         show(ROOT, ids.tolist(), 1)
 
 
@@ -218,7 +221,9 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
     words = tokenizer.decode(ids[-match.length :])
     if match.length == 1 and words.isspace():  # most tokenizers put it before the next word
         print("only the space at the end occurs; leave it out")
-    print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
+    last = "token" if match.length == 1 else f"{match.length} tokens"
+    verb = "occurs" if match.length == 1 else "occur"
+    print(f"the last {last}, {words!r}, {verb} {counted(match.count, 'time')}, such as:")
     examples = [
         (shard, index)
         for shard, (low, high) in zip(store.shards, match.ranges, strict=True)

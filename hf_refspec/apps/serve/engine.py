@@ -18,6 +18,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from ...counted import counted
 from ...drafting.calls import DrafterPool
 from ...drafting.drafter import NO_PATH, Blend, Drafter, PathDrafter
 from ...drafting.observation import Observation
@@ -218,11 +219,12 @@ class RequestEngine:
         with self._changed:
             self._running.remove(generation)
         self._end(generation)
-        counts = f"{generation.prompt_tokens} tokens of prompt, {generation.tokens} of answer"
+        prompt_tokens = counted(generation.prompt_tokens, "token")
+        counts = f"{prompt_tokens} of prompt, {generation.tokens:,} of answer"
         if generation.request.prediction is not None:
             counts += f", {generation.accepted_prediction_tokens} accepted from the prediction"
         speed = f"{self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
-        waiting = f"{self.waiting} requests waiting"
+        waiting = f"{counted(self.waiting, 'request')} waiting"
         logger.info("%s: %s, %s; %s", generation.outcome, counts, speed, waiting)
 
     def _end(self, generation: Generation) -> None:

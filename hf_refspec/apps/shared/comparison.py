@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
 
+from ...counted import counted
 from ...text_config import context_length, text_config
 from ...warm_up import warmup
 
@@ -24,6 +25,7 @@ Methods: TypeAlias = Mapping[str, Mapping[str, Any]]
 UNDRAFTED = "plain"
 FEWEST_PROMPTS = 5  # with fewer their spread is unknown
 LEAST_GAIN = 1.02
+_LEAST_MAT = 1.005  # less is shown as 1.00
 _WARM_UP_LENGTH = 200  # of the prompt, which repeats
 _REPEATED = 50  # different tokens
 _WARM_UP_TOKENS = 40
@@ -102,6 +104,7 @@ class Gain:
     ratio: float
     low: float
     high: float
+    drafts_help: bool = True  # whether drafts saved passes; if not, a higher speed is chance
 
     @classmethod
     def of(cls, plain: Sequence[Decoded], other: Sequence[Decoded]) -> Gain:
@@ -120,8 +123,10 @@ class Gain:
     def __str__(self) -> str:
         """Whether it pays, by how much, or why that is undecided."""
         if self.prompts < FEWEST_PROMPTS:
-            few = f"{self.ratio:.2f}x over {self.prompts} prompts"
+            few = f"{self.ratio:.2f}x over {counted(self.prompts, 'prompt')}"
             return f"is undecided: {few}, and a verdict needs {FEWEST_PROMPTS}"
+        if not self.drafts_help:
+            return f"does not pay: with a MAT of 1.00 no speed-up comes from drafts ({self.spread})"
         if self.low > 1 and self.ratio >= LEAST_GAIN:
             return f"pays: {self.spread}"
         if self.high < LEAST_GAIN:
@@ -201,7 +206,9 @@ class Comparison:
 
     def gain(self, name: str, over: str | None = None) -> Gain:
         """How many times as fast a method is as another one, by default the first."""
-        return Gain.of(self.calls[over or self.first], self.calls[name])
+        gain = Gain.of(self.calls[over or self.first], self.calls[name])
+        drafts = "candidate_generator" in self.methods[name]
+        return replace(gain, drafts_help=not drafts or self.mat(name) >= _LEAST_MAT)
 
     def table(self) -> Table:
         """A row for each method."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from ...counted import counted
 from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
 from .conversation import Conversation
@@ -60,8 +61,10 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
 
 def _lane(title: str, lane: Lane, race: Race) -> str:
     width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
-    counts = f"<span>{len(lane.ids)} tokens</span><span>{lane.passes} passes</span>"
+    tokens = counted(len(lane.ids), "token")
+    passes = counted(lane.passes, "pass", "passes")
     copied = race.copied if lane is race.drafted else ()
+    counts = f"<span>{tokens}</span><span>{passes}</span>"
     figures = f"{counts}<span>MAT {lane.mat:.2f}</span><span>{lane.seconds:.1f} s</span>"
     return (
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
@@ -112,11 +115,11 @@ def _verdict(race: Race, wait: str = "") -> str:
         verdict = f"The texts differ from token {position + 1} on."
         kind = " differs"
     elif race.finished:
-        verdict = f"The same text: all {len(race.plain.ids)} tokens are equal."
+        verdict = f"The same text: {counted(len(race.plain.ids), 'token')}, all equal."
         kind = " same"
     elif _is_over(race):
-        count = min(len(race.plain.ids), len(race.drafted.ids))
-        verdict = f"Stopped; the first {count} tokens are equal."
+        equal = min(len(race.plain.ids), len(race.drafted.ids))
+        verdict = f"Stopped; equal so far: {counted(equal, 'token')}."
     else:
         verdict = "" if race.speedup else wait or "Reading the prompt …"
     gain = ""
@@ -216,8 +219,8 @@ def pass_html(
     """The figures of a pass, by its number from 1 on, and its tree; the first is the prefill."""
     seen = passes[number - 1]
     before = tokenizer.decode([passes[number - 2].tokens[-1]]) if number > 1 else "prompt"
-    noun = "draft token" if len(seen.tree) == 1 else "draft tokens"
-    drafted = f"{len(seen.tree)} {noun} verified, {len(seen.accepted())} accepted"
+    verified = counted(len(seen.tree), "draft token")
+    drafted = f"{verified} verified, {len(seen.accepted())} accepted"
     if number == 1:
         drafted = "the prompt is read, nothing is drafted yet"
     elif not len(seen.tree):

@@ -19,6 +19,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ...counted import counted
 from ..printable import printable
 from .chats import messages_of, with_texts
 from .rows import ROWS, check_names, kind_of, read_content, read_rows
@@ -202,8 +203,8 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
             (files if is_inside else links).append(path / file)
     if links:
         logger.warning(
-            "%d links in %s lead out of it or to hidden files (the first: %s), and were skipped",
-            len(links),
+            "skipped %s in %s that led out of it or to hidden files (the first: %s)",
+            counted(len(links), "link"),
             printable(path),
             printable(links[0]),
         )
@@ -233,9 +234,9 @@ def _file_rows(files: list[_File], column: str | None) -> Iterator[_Row]:
         yield {"text": text}, ["text"], str(public)
     if damaged:
         logger.warning(
-            "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
+            "replaced invalid bytes in %d of %s, which should be UTF-8 (the first: %s)",
             len(damaged),
-            len(files),
+            counted(len(files), "file"),
             printable(damaged[0]),
         )
 
@@ -284,7 +285,7 @@ def _checked(
         damaged += text != document
         yield text
     if damaged:
-        logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
+        logger.warning("replaced invalid characters in %s", counted(damaged, "text"))
 
 
 def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
@@ -383,7 +384,8 @@ def _read_rows(
         yield from ((message["content"] or "", place) for message in messages)
     if refused:
         logger.warning(
-            "the tokenizer's chat template refused %d chats; their turns are documents", refused
+            "the tokenizer's chat template refused %s; each turn is a document instead",
+            counted(refused, "chat"),
         )
     if skipped:
-        logger.warning("%d parts of messages are no text, and were skipped", skipped)
+        logger.warning("skipped %s without text", counted(skipped, "message part"))

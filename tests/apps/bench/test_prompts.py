@@ -60,7 +60,7 @@ def test_rows_without_a_text_are_skipped_counted_and_named(tmp_path, caplog):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a"}\n{"question": null}\n{"question": "", "answer": "b"}\n')
     assert read_chats(path) == [Chat(["a"], [])]
-    assert "2 rows with an empty column question were skipped" in caplog.text
+    assert "skipped 2 rows with an empty column question" in caplog.text
 
 
 REFUSED = {

@@ -72,6 +72,17 @@ def test_recorded_chats_are_replayed_without_a_model(printed, prompts, folder, m
     assert 1 < float(copied[1]) <= 3 < float(copied[2])
 
 
+def test_prompts_without_a_recorded_answer_are_counted(printed, folder, tmp_path):
+    rows = [{"question": "cat", "answer": answer} for answer in ("the mat", "", None, [1])]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = ["--replay", path, "--tokenizer", folder, "--max-draft-tokens", 2]
+    lines = printed("bench", *options).splitlines()
+    assert lines[0] == (
+        "1 recorded answer in the tokens of bytes; skipped 3 prompts without a recorded answer"
+    )
+
+
 def test_a_replay_with_a_model_lays_the_cost_of_its_passes_beside_the_mat(bench, prompts):
     printed = bench("--replay", prompts, "--drafters", "ReferenceCopy", "--max-draft-tokens", 8)
     expected = r"8 draft tokens: a pass has (\d\.\d) tokens and costs \d+\.\d\d plain steps, "
@@ -132,7 +143,7 @@ def test_texts_that_are_in_the_store_are_told_from_others(evaluate, store, texts
         assert re.search(rf"{name} \d+\.\d \d+\.\d \d+\.\d\dx \d\.\d\d 5 of 5", printed)
     verdict = "with the datastore against default drafter "
     assert re.search(verdict + "(pays|does not pay|is undecided): ", printed)
-    assert "2 prompts are in the datastore itself" in printed
+    assert "the datastore itself holds 2 of 5 prompts: it gains less" in printed
 
 
 def test_rows_of_a_file_are_texts_of_their_own(evaluate, store, tmp_path):
@@ -147,7 +158,7 @@ def test_prompts_of_a_file_and_the_compact_form(evaluate, store, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat"}\n\n{"turns": ["the mat"]}\n')
     printed = evaluate(compact.path, "--prompts", tmp_path / "prompts.jsonl")
     assert "the compact form of" in printed and "is undecided" in printed
-    assert "in the datastore itself" not in printed
+    assert "the datastore itself" not in printed
     (measured,) = StoreConfig.read(compact.path).measured
     assert measured["speed-up with it"] == "not enough to say"
     assert measured["prompts"].startswith("2 of prompts.jsonl;")
@@ -163,7 +174,7 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     figures = r"64 draft tokens: MAT (\S+), without the datastore (\S+) written into \S+mine"
     mat, without = re.search(figures, evaluate(mine.path, texts)).groups()
     assert float(mat) >= float(without) > 1
-    asked = f"5 of {texts.name} (2 of them are in it); 12 new tokens"
+    asked = f"5 of {texts.name} (2 in it); 12 new tokens"
     row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
     speed_up = StoreConfig.read(mine.path).measured[0]["speed-up with it"]
     assert re.fullmatch(r"\d+\.\d\dx \(\d+\.\d\dx to \d+\.\d\dx\)", speed_up)

@@ -58,6 +58,7 @@ def test_without_a_command_it_prints_its_help(capsys):
 
 
 def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
+    (tmp_path / "texts").mkdir()
     build = "store build texts --tokenizer ./missing --out store"
     done = run("store info ./missing", "store extend ./missing texts", build, cwd=tmp_path)
     assert "torch" not in done.stdout and "transformers" in done.stdout

@@ -62,7 +62,7 @@ def test_compare_sums_up_the_speed_of_both_over_all_questions(texts, ask):
 
 def test_what_a_passage_says_is_not_obeyed(texts, ask):
     printed = ask(texts, "--pattern", "esc*", "--question", QUESTION, *SHORT)
-    assert printed.startswith("1 passages") and "stone light music \\x1b[31mred" in printed
+    assert printed.startswith("1 passage of") and "stone light music \\x1b[31mred" in printed
 
 
 def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(texts, ask, monkeypatch):

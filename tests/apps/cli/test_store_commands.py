@@ -243,7 +243,7 @@ def test_info_describes_and_verifies_a_knowledge_base(run, tmp_path, tokenizer, 
 def test_search_shows_the_longest_match_and_what_stands_around_a_few_of_its_places(search):
     lines = search("xyz the cat sat on the ")
     # Nothing else ends in "z the", so that the match begins behind it.
-    assert lines[0] == "the last 20 tokens, ' the cat sat on the ', occur 1 times, such as:"
+    assert lines[0] == "the last 20 tokens, ' the cat sat on the ', occur 1 time, such as:"
     assert lines[1] == "  … on the mat,⟦ the cat sat on the ⟧hat↵…"
     assert lines[2].endswith(" nodes, each with the probability that it is accepted:")
     assert len(lines) == 3 + int(lines[2].split()[3])

@@ -10,6 +10,8 @@ from transformers import BatchEncoding
 
 import hf_refspec as rs
 from hf_refspec.apps.shared.comparison import (
+    FEWEST_PROMPTS,
+    LEAST_GAIN,
     UNDRAFTED,
     Comparison,
     Decoded,
@@ -105,4 +107,24 @@ def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_
     )
     printed = io.StringIO()
     assert compared.report(Terminal(file=printed)) == 0
-    assert "tokens a pass, which takes" in printed.getvalue()
+    assert (
+        "over 2 prompts" in printed.getvalue()
+        and "tokens a pass, which takes" in printed.getvalue()
+    )
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_no_gain_is_claimed_where_no_draft_was_accepted(byte_llama, accepted):
+    """The clock shows one, by chance."""
+    compared = Comparison(
+        byte_llama, lambda: {UNDRAFTED: {}, "drafted": {"candidate_generator": rs.ReferenceCopy()}}
+    )
+    for _ in range(FEWEST_PROMPTS):
+        drafted = Decoded([1] * 100, 1.0, 100 - accepted)
+        compared.record({UNDRAFTED: Decoded([1] * 100, 1.07, 100), "drafted": drafted})
+    assert compared.gain("drafted").low > LEAST_GAIN
+    printed = io.StringIO()
+    compared.report(Terminal(file=printed))
+    verdict = "drafted against plain does not pay: with a MAT of 1.00 no speed-up comes from drafts"
+    assert (verdict in printed.getvalue()) == (accepted == 0)
+    assert ("drafted against plain pays: 1.07x" in printed.getvalue()) == (accepted == 1)

@@ -35,7 +35,7 @@ def test_both_columns_show_their_texts_and_only_drafts_are_coloured(run):
     assert "title=" not in plain
     title = 'title="prompt, document 0, from token '
     assert (title in drafted) == any(span.source == "prompt" for span in race.copied)
-    assert "The same text: all 40 tokens are equal." in html
+    assert "The same text: 40 tokens, all equal." in html
     assert f"MAT {race.drafted.mat:.2f}" in html
 
 
@@ -64,7 +64,7 @@ def test_a_difference_and_a_stop_are_told(run, host):
     stopped = Conversation()
     for _ in stopped.ask(host, "abcabcabc", 40).run():
         stopped.stop()
-    assert "Stopped; the first 0 tokens are equal." in conversation_html(stopped)
+    assert "Stopped; equal so far: 0 tokens." in conversation_html(stopped)
 
 
 def test_a_lost_race_says_why(run):

@@ -45,9 +45,9 @@ def test_every_corpus_has_the_texts_of_the_parts_joined(
     assert tokenizer.decode(ids) == "user: hi\nassistant: hello\n"
     base = rs.KnowledgeBase.build(path, tokenizer, None, tmp_path / "base", progress=False)
     assert base.text(0) == "user: hi\nassistant: hello\n"
-    assert caplog.text.count("1 parts of messages are no text, and were skipped") == 2
+    assert caplog.text.count("skipped 1 message part without text") == 2
     assert read_chats(path) == [Chat(["hi"], ["hello"])]
-    assert caplog.text.count("1 parts of messages are no text, and were skipped") == 3
+    assert caplog.text.count("skipped 1 message part without text") == 3
 
 
 @pytest.mark.parametrize(

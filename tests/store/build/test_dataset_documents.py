@@ -92,7 +92,7 @@ def test_a_chat_that_the_template_refuses_is_read_by_turns(tokenizer, caplog):
     )
     rows = dataset(conversations=[SHAREGPT[1:], SHAREGPT])
     assert list(open_source(rows, strict, 259).documents) == ["hello", RENDERED]
-    assert "refused 1 chats" in caplog.text
+    assert "refused 1 chat; each turn" in caplog.text
 
 
 def test_a_streaming_dataset_that_does_not_know_its_columns(read):

@@ -146,7 +146,7 @@ def test_a_column_must_be_in_every_row(built, tmp_path):
 def test_invalid_utf8_and_lone_surrogates_are_replaced_and_told(built, tmp_path, caplog):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800b"}\n{"text": "c"}')
     assert built(tmp_path / "a.jsonl") == ["caf?", "?b", "c"]
-    assert "2 texts are not valid Unicode" in caplog.text
+    assert "replaced invalid characters in 2 texts" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"])
