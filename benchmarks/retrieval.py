@@ -46,6 +46,7 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.passage_entries import PassageEntries
 from hf_refspec.ralm.request_cache import LEARNED
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
@@ -56,6 +57,7 @@ from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
+from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.warm_up import warmup
 
 GENERATION_STRIDE = 4  # of the paper, section 5.1
@@ -372,6 +374,7 @@ def _call(
 ) -> dict[str, Any]:
     """One call of a method, as it is recorded."""
     stats = RalmStats()
+    memo_of(model).pop(PassageEntries, None)  # no method reads what another has read
     ids = torch.tensor([prompt], device=model.device)
     options = {**options, "speculation": METHODS[method], "ralm_stats": stats}
     options["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
@@ -462,21 +465,27 @@ def _measure(args: argparse.Namespace) -> None:
         if calls.missing(setting):
             retriever = new_retriever()
             if search is not None:
-                seconds = _search_seconds(search, model, retriever, prompts[0], options)
+                length = args.max_new_tokens
+                seconds = _search_seconds(search, model, retriever, prompts[0], options, length)
                 retriever = remote(retriever, seconds)
             calls.measure(setting, model, prompts, retriever, options)
         print(calls.table(setting), flush=True)
 
 
 def _search_seconds(
-    search: str | float, model: Any, retriever: Any, prompt: list[int], options: dict[str, Any]
+    search: str | float,
+    model: Any,
+    retriever: Any,
+    prompt: list[int],
+    options: dict[str, Any],
+    new_tokens: int,
 ) -> float:
     """The seconds of a search; of a ratio, in steps of the baseline's first answer."""
     if isinstance(search, float):
         return search
-    options = {**options, "max_new_tokens": 2 * WARM_UP_TOKENS, "do_sample": False}
-    for _ in range(2):  # the first call compiles and loads
-        call = _call(model, BASELINE, retriever, prompt, 0, options)
+    for tokens in (WARM_UP_TOKENS, new_tokens):  # the first call compiles and loads
+        own = {**options, "max_new_tokens": tokens, "do_sample": False}
+        call = _call(model, BASELINE, retriever, prompt, 0, own)
     return RATIOS[search] * (call["seconds"] - call["retrieval"]) / call["searches"]
 
 
