@@ -151,6 +151,7 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         raise ValueError("--max-draft-tokens auto is measured on a model; give --replay numbers")
     name_of_tokenizer = args.tokenizer or args.model
     tokenizer = load_tokenizer(name_of_tokenizer)
+    new = {name: measure.drafter_named(name, tokenizer) for name in names}
     answers = measure.recorded_answers(chats, tokenizer, args.turns)
     if not answers:
         where = f"in {', '.join(ANSWERS)} or among the messages"
@@ -163,10 +164,9 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     vocabulary = vocabulary_size(tokenizer)
     table = figure_table("MAT, draft tokens:", *budgets)
     replayed: dict[tuple[str, int], DraftStats] = {}
-    for name in names:
-        new = measure.drafter_named(name, tokenizer)
+    for name, new_drafter in new.items():
         for budget in budgets:
-            replayed[name, budget] = measure.replay(answers, new(), vocabulary, budget)
+            replayed[name, budget] = measure.replay(answers, new_drafter(), vocabulary, budget)
         table.add_row(name, *(f"{replayed[name, budget].mat:.2f}" for budget in budgets))
     console.print(table)
     if args.model is None:

@@ -43,6 +43,8 @@ def add_ralm(parser: ArgumentParser) -> None:
 
 def ralm(args: Namespace) -> int:
     """Prints answers and their passages; returns 1 if speculation has changed an answer."""
+    if not all(question.strip() for question in args.question):
+        raise ValueError("--question is empty; give it a text")
     documents, about = load_corpus(args)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, args.device_map, args.dtype)

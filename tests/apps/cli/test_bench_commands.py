@@ -83,6 +83,13 @@ def test_prompts_without_a_recorded_answer_are_counted(printed, folder, tmp_path
     )
 
 
+def test_a_drafter_that_is_none_is_refused_before_anything_is_replayed(prompts, folder, capsys):
+    options = ["--replay", prompts, "--tokenizer", folder, "--drafters", "ReferenceCopy", "LLAM"]
+    assert main(["bench", *map(str, options)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "(did you mean 'LLMA'?)" in said.err
+
+
 def test_a_replay_with_a_model_lays_the_cost_of_its_passes_beside_the_mat(bench, prompts):
     printed = bench("--replay", prompts, "--drafters", "ReferenceCopy", "--max-draft-tokens", 8)
     expected = r"8 draft tokens: a pass has (\d\.\d) tokens and costs \d+\.\d\d plain steps, "

@@ -110,6 +110,7 @@ REFUSED = [
     (RALM, "give one of: files or folders, --dataset NAME"),
     (f"{RALM} texts --dataset texts", "give one of: files or folders"),
     (f"{RALM} missing", NO_SOURCE),
+    (f"{RALM} texts --question ' '", "--question is empty; give it a text"),
     (f"{RALM} texts --pattern *.rs", "has no file that matches '*.rs'"),
     *((f"{RALM} texts --pattern {p}", f"pattern '{p}' cannot be used") for p in ("/x", "/")),
     (f"{RALM} texts/a.txt --column text", "--column 'text'"),
