@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -186,7 +185,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             keys, values = read_documents(
                 opened.documents, tokenizer, model, layer, max_entries, progress
             )

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..counted import counted
 from ..drafting.stats import shares
 
 
@@ -71,7 +72,9 @@ class RalmStats:
 
     def __repr__(self) -> str:
         """All figures in a line; `to_dict()` has them as numbers."""
-        line = f"{self.steps} steps, {self.retrievals} queries in {self.searches} searches"
+        queries = counted(self.retrievals, "query", "queries")
+        searches = counted(self.searches, "search", "searches")
+        line = f"{counted(self.steps, 'step')}, {queries} in {searches}"
         if self.strides:
             line += (
                 f" (mean stride {sum(self.strides) / len(self.strides):.1f}), "
@@ -84,5 +87,5 @@ class RalmStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        searches = f"{self.verification_seconds:.1f} s in searches"
-        return f"{line}, {shares(seconds)}; {searches}, contention {self.contention:.2f}"
+        searching = f"{self.verification_seconds:.1f} s in searches"
+        return f"{line}, {shares(seconds)}; {searching}, contention {self.contention:.2f}"

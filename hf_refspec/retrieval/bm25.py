@@ -15,7 +15,7 @@ from numba import njit
 
 from ..extras import require
 from ..index.kernels import kernel
-from .knowledge_base import KnowledgeBase
+from .knowledge_base import KnowledgeBase, check_knowledge_base
 from .retriever import Retrieved
 
 # Passages scored together, few enough that their scores stay in the first-level cache.
@@ -87,12 +87,14 @@ class SparseRetriever:
             a terminal.
 
     Raises:
+        TypeError: If `knowledge_base` is none.
         ImportError: If bm25s is not installed (extra `retrieval`).
     """
 
     search_threads = 1
 
     def __init__(self, knowledge_base: KnowledgeBase, progress: bool = True) -> None:
+        check_knowledge_base(knowledge_base)
         bm25s = require("bm25s", "SparseRetriever", "retrieval")
         self.knowledge_base = knowledge_base
         vocabulary = range(knowledge_base.config.vocab_size)

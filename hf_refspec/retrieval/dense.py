@@ -10,7 +10,7 @@ import numpy as np
 from ..check_count import check_count
 from ..store.folder import DatastoreError
 from .flat import index_type
-from .knowledge_base import KnowledgeBase
+from .knowledge_base import KnowledgeBase, check_knowledge_base
 from .retriever import Retrieved
 from .text_encoder import TextEncoder
 from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
@@ -36,6 +36,7 @@ class DenseRetriever:
             on the same CPU generates during a search only if cores are left for it.
 
     Raises:
+        TypeError: If an argument has the wrong type.
         ValueError: If an argument is invalid, or the knowledge base has no embeddings.
         DatastoreError: If an embedding is not finite.
         ImportError: If FAISS is not installed (extra `retrieval`) and the index is `"hnsw"`.
@@ -49,6 +50,7 @@ class DenseRetriever:
         ef_search: int = LEAST_WALKED,
         threads: int | None = None,
     ) -> None:
+        check_knowledge_base(knowledge_base)
         check_index(index, threads)
         check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:

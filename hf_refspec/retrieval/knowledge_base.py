@@ -201,7 +201,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         opened = open_source(documents, tokenizer, size, column, pattern, places)
         opened.name = corpus_name or opened.name
         opened.license = license or opened.license
-        with new_folder(Path(path)) as folder:
+        with new_folder(path) as folder:
             _write(folder, opened, places, tokenizer, texts, chunk_length, progress)
         return cls(path, tokenizer)
 
@@ -275,6 +275,15 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     def _keeps_lines(self) -> bool:
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
+
+
+def check_knowledge_base(knowledge_base: Any) -> None:
+    """Refuses anything but an open knowledge base."""
+    if not isinstance(knowledge_base, KnowledgeBase):
+        raise TypeError(
+            f"knowledge_base must be a KnowledgeBase, but is {knowledge_base!r}; open one by "
+            "KnowledgeBase.from_pretrained(name_or_path, tokenizer)"
+        )
 
 
 def _write(
