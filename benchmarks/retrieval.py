@@ -46,6 +46,7 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.passage_entries import PassageEntries
 from hf_refspec.ralm.request_cache import LEARNED
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
@@ -56,6 +57,7 @@ from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.store.build.presets import python_stdlib
+from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.warm_up import warmup
 
 GENERATION_STRIDE = 4  # of the paper, section 5.1
@@ -349,6 +351,7 @@ def _call(
     learned = vars(retriever).get(LEARNED, {}) if method == EMPTY else {}
     for setting, (scheduler, ids_kept) in learned.items():
         learned[setting] = scheduler, ids_kept[:0]
+    memo_of(model).pop(PassageEntries, None)  # no method finds passages that another has read
     torch.manual_seed(seed)
     inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     decoded = decode(model, inputs, **options)
