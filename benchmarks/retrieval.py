@@ -383,6 +383,7 @@ def _call(
     learned = vars(retriever).get(LEARNED, {}) if method == EMPTY else {}
     for setting, (scheduler, ids_kept) in learned.items():
         learned[setting] = scheduler, ids_kept[:0]
+    memo_of(model).pop(PassageEntries, None)  # no method finds passages that another has read
     torch.manual_seed(seed)
     inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     decoded = decode(model, inputs, **options)

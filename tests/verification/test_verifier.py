@@ -1,4 +1,4 @@
-"""A verifier goes back, crops and drops as its callers ask: later passes have plain logits."""
+"""A verifier goes back and drops as its callers ask: later passes have plain logits."""
 
 from __future__ import annotations
 
@@ -64,15 +64,3 @@ def test_a_row_without_a_path_keeps_nothing_of_a_pass(models_by_type, model_type
         verifier.keep([None])
         assert verifier.cached == cached
     assert_goes_on(verifier, text(7))
-
-
-@pytest.mark.parametrize("kind", [TREE, CHAIN], ids=lambda kind: kind.name)
-@torch.no_grad()
-def test_cropping_to_more_than_is_cached_keeps_what_is_cached(models_by_type, kind):
-    verifier = begun(models_by_type("llama"), kind)
-    assert verifier.crop(PROMPT.shape[1] + 9)
-    assert verifier.cached == [PROMPT.shape[1] + 1]
-    assert_goes_on(verifier, text())
-    verifier.keep([[]])
-    assert verifier.crop(PROMPT.shape[1] - 2)
-    assert_goes_on(verifier, text(8, 9))
