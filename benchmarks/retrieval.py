@@ -374,7 +374,6 @@ def _call(
 ) -> dict[str, Any]:
     """One call of a method, as it is recorded."""
     stats = RalmStats()
-    memo_of(model).pop(PassageEntries, None)  # no method reads what another has read
     ids = torch.tensor([prompt], device=model.device)
     options = {**options, "speculation": METHODS[method], "ralm_stats": stats}
     options["knn_datastore" if options["custom_generate"] is knn_lm else "retriever"] = retriever
