@@ -89,6 +89,7 @@ LEAST_TOKENS = 384  # of the text itself
 EVERY = 10  # every tenth file of the library is continued; the others are for the datastore
 LAMBDA = 0.25
 TEMPERATURE = 10.0
+CONCURRENT_SEARCHES = 8  # of a remote retriever, see `remote`
 TURNS_APART = 4  # every fourth conversation: several categories
 OTHER_WORDS = "I would like to know more about this: {}? Please explain."
 BATCHES = 1, 2, 4, 8, 16, 32
@@ -241,6 +242,7 @@ def remote(retriever: Any, seconds: float) -> Any:
 
     class Remote(type(retriever)):  # type: ignore[misc]
         search_threads = 0
+        concurrent_searches = CONCURRENT_SEARCHES
 
         def search(self, queries: Any, k: int) -> Any:
             began = perf_counter()

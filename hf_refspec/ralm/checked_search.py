@@ -1,4 +1,4 @@
-"""Searches in another thread, and checks every answer of a retriever."""
+"""Searches in other threads, and checks every answer of a retriever."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..check_count import check_count
 from ..retrieval.retriever import Retrieved, Retriever
 
 
@@ -44,9 +45,9 @@ class RunningSearch:
 
 
 class CheckedRetriever:
-    """Searches in a thread of its own, and checks every answer.
+    """Searches in threads of its own, and checks every answer.
 
-    The thread ends with `close`, or when the retriever returns. An answer may have fewer than the
+    The threads end with `close`, or when the retriever returns. An answer may have fewer than the
     `k` passages that a step needs only if there are no more.
     """
 
@@ -58,13 +59,23 @@ class CheckedRetriever:
         self._k = k
         self._clock = clock
         self._most_known = 0  # passages that it certainly has
-        self._thread = ThreadPoolExecutor(1, "retrieval")
+        self.concurrent_searches: int = getattr(retriever, "concurrent_searches", 1)
+        check_count(f"{self._name}.concurrent_searches", self.concurrent_searches)
+        self._threads = ThreadPoolExecutor(self.concurrent_searches, "retrieval")
+        self._running: list[Future[tuple[Any, float]]] = []
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def idle(self) -> int:
+        """How many searches may begin beside those that run, of which some may be forgotten."""
+        self._running = [answer for answer in self._running if not answer.done()]
+        return max(self.concurrent_searches - len(self._running), 0)
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
-        answer = self._thread.submit(self._search, queries, count)
+        answer = self._threads.submit(self._search, queries, count)
+        self._running.append(answer)
         return RunningSearch(queries, count, self._clock(), answer)
 
     def _search(self, queries: Sequence[Any], count: int) -> tuple[Any, float]:

@@ -54,7 +54,9 @@ class Retriever(Protocol):
     retriever's `__dict__` for the next call; if it has none, each call learns them again.
 
     A retriever that searches in this process may say by an attribute `search_threads` (`int`) how
-    many threads a search keeps busy. Where no core is left, the model waits for it.
+    many threads a search keeps busy. Where no core is left, the model waits for it. One whose
+    `search` may run in several threads at once, such as the client of a database elsewhere, says by
+    `concurrent_searches` (`int`) in how many: steps are then verified one by one, not in batches.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:
@@ -63,7 +65,7 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[Any], k: int) -> list[Retrieved]:
         """The `k` best passages for each query, or all if there are fewer.
 
-        It runs in a thread of its own, while `encode` and `score` are called.
+        It runs in another thread, while `encode` and `score` are called.
         """
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+
 import numpy as np
 import pytest
 from walks import Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm.checked_search import RalmError
+from hf_refspec.ralm.checked_search import CheckedRetriever, RalmError
 from hf_refspec.ralm.engine import generate_with_retrieval
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.retrieval.retriever import Retrieved
+
+
+def test_as_many_searches_run_at_once_as_the_retriever_allows():
+    class Together(Vectors):
+        concurrent_searches = 3
+        all_run = threading.Barrier(3)
+
+        def search(self, queries, k):
+            self.all_run.wait(60)
+            return super().search(queries, k)
+
+    queries = Vectors().vectors[:3]
+    with closing(CheckedRetriever(Together(), 1)) as checked:
+        searches = []
+        for i in range(3):
+            assert checked.idle == 3 - i
+            searches.append(checked.begin([queries[i]], 2))
+        for query, search in zip(queries, searches, strict=True):
+            [found], _ = checked.finish(search)
+            [alone] = Vectors().search([query], 2)
+            assert found.ids.tolist() == alone.ids.tolist()
+        assert checked.idle == 3
+    assert_no_search_goes_on()
+
+
+@pytest.mark.parametrize("wrong", [0, 1.5, "many", None])
+def test_a_number_of_concurrent_searches_that_cannot_be_is_refused(wrong):
+    retriever = Vectors()
+    retriever.concurrent_searches = wrong
+    with pytest.raises((TypeError, ValueError), match=r"Vectors\.concurrent_searches must be"):
+        generate_with_retrieval(Walk(20, 0), retriever, None, k=1)
 
 
 class Failing(Vectors):
@@ -28,11 +62,14 @@ class Failing(Vectors):
 
 @pytest.mark.parametrize("speculation", [None, *map(RalmSpeculation.parse, ("", "psa"))])
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_search_that_fails_is_named_and_leaves_what_is_verified(speculation, at):
+@pytest.mark.parametrize("concurrent", [1, 4])
+def test_a_search_that_fails_is_named_and_leaves_what_is_verified(speculation, at, concurrent):
     plain, _ = generated(None, Vectors())
     text = Walk(20, 0)
+    retriever = Failing(at)
+    retriever.concurrent_searches = concurrent
     with pytest.raises(RalmError, match=r"Failing\.search raised ConnectionError: gone") as e:
-        generate_with_retrieval(text, Failing(at), speculation, k=1)
+        generate_with_retrieval(text, retriever, speculation, k=1)
     assert isinstance(e.value.__cause__, ConnectionError)
     assert text.steps == text.committed == plain[: len(text.steps)]
     assert_no_search_goes_on()
