@@ -9,7 +9,8 @@ larger number.
 
 As in the authors' code, a search includes the query of the next step, which waits for the answer.
 So a stride counts queries: all steps but that one are guessed, and a stride of 1 is the baseline.
-(Algorithm 1, read literally, guesses them all, and repeats a step after each wrong guess.)
+(Algorithm 1, read literally, guesses them all, and repeats a step after each wrong guess.) Unlike
+there, further searches begin while one runs if the retriever takes several at once.
 """
 
 from __future__ import annotations
