@@ -22,7 +22,7 @@ from .compact import CompactOptions, compact_form, open_ngrams, replace_ngrams, 
 from .datastore_config import Form, StoreConfig, check_form
 from .document_names import read_names
 from .files import DatastoreError, copy_file
-from .folder import check_path, check_writable, new_folder, only_writer
+from .folder import check_writable, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import naming_failures, read_tokenizer
@@ -64,8 +64,7 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        check_path("path", path)
-        self._written = _when_written(Path(path))
+        self._written = _when_written(path)
         super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
@@ -393,9 +392,9 @@ class Datastore(StoredFolder[StoreConfig]):
         return tokenizer
 
 
-def _when_written(folder: Path) -> tuple[int, int] | None:
+def _when_written(path: str | os.PathLike) -> tuple[int, int] | None:
     """What changes when a config.json is replaced; `None` if there is none."""
-    with suppress(OSError, ValueError):
-        found = os.stat(folder / "config.json")
+    with suppress(OSError, TypeError, ValueError):  # opening it refuses what is no path
+        found = os.stat(Path(path) / "config.json")
         return found.st_mtime_ns, found.st_ino
     return None

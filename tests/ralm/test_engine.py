@@ -165,7 +165,9 @@ class Timed:
     concurrent_searches = 1
 
     def generated(self, speculation, length=100):
-        self.length, self.steps, self.begun = length, [], []
+        self.length = length
+        self.steps = []
+        self.begun = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "CheckedRetriever", lambda *args: self)
             patch.setattr(engine, "usable_cores", lambda: 2)
