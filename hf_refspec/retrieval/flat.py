@@ -11,13 +11,20 @@ import torch
 
 from .int8_copy import ApproximateScores, Int8Copy
 from .retriever import Retrieved
-from .vector_index import LEAST_WALKED, HnswIndex, Index, Metric, VectorIndex, import_faiss
+from .vector_index import (
+    LEAST_WALKED,
+    UNIT_ROUNDOFF,
+    HnswIndex,
+    Index,
+    Metric,
+    VectorIndex,
+    import_faiss,
+)
 
 _TOGETHER = 4  # queries of a scan, whose approximate scores are all in memory
 # Beyond k, the fewest candidates that FAISS finds: they may be as good as the k-th.
 _SPARE = 16
 _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
-_UNIT_ROUNDOFF = 2.0**-24
 
 
 class FlatIndex(VectorIndex):
@@ -68,7 +75,7 @@ class FlatIndex(VectorIndex):
         values, which is at most the product of both lengths.
         """
         length = float(np.linalg.norm(query.astype(np.float64)))
-        roundings = 2 * (len(query) + 2) * _UNIT_ROUNDOFF
+        roundings = 2 * (len(query) + 2) * UNIT_ROUNDOFF
         if self.metric == "inner_product":
             return roundings * length * self._longest
         reach = length + max(-score, 0.0) ** 0.5  # the length of so near a vector is at most this

@@ -56,7 +56,7 @@ class Retriever(Protocol):
     A retriever that searches in this process may say by an attribute `search_threads` (`int`) how
     many threads a search keeps busy. Where no core is left, the model waits for it. One whose
     `search` may run in several threads at once, such as the client of a database elsewhere, says by
-    `concurrent_searches` (`int`) in how many: steps are then verified one by one, not in batches.
+    `concurrent_searches` (`int`) in how many: searches then begin while earlier ones run.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:

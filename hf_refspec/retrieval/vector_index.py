@@ -31,6 +31,7 @@ _LINKS = 32  # of each vector in the graph
 # wanted, since a request cache wants more than a step does.
 LEAST_WALKED = 128
 _LENGTHS_AT_ONCE = 1 << 16
+UNIT_ROUNDOFF = 2.0**-24  # of float32
 # Sums may be reordered for vector instructions; the compiled order is the same for every row.
 vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
