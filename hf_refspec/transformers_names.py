@@ -7,12 +7,18 @@ transformers takes seconds to import.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
-from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import (
+    Cache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from .version import untested_transformers
@@ -20,6 +26,8 @@ from .version import untested_transformers
 try:
     from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
     from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 except ImportError as error:
     raise ImportError(untested_transformers() or str(error)) from error
 
@@ -99,7 +107,8 @@ def next_kwargs(
 
 def takes_usual_steps(model: PreTrainedModel) -> bool:
     """Whether the model prepares the arguments of its steps as most models do."""
-    return all(getattr(type(model), name) is getattr(GenerationMixin, name) for name in _STEPS)
+    methods = ((getattr(model, name), getattr(GenerationMixin, name)) for name in _STEPS)
+    return all(getattr(method, "__func__", None) is usual for method, usual in methods)
 
 
 def foreign_loop(model: PreTrainedModel) -> str | None:
@@ -127,15 +136,10 @@ def compiles_passes(
     return bool(model._valid_auto_compile_criteria(model_kwargs, generation_config))
 
 
-def has_compiled_call(model: PreTrainedModel) -> bool:
-    """Whether the model itself has been compiled (`model.compile()`)."""
-    return bool(model._compiled_call_impl)
-
-
-def has_compiled_forward(model: PreTrainedModel) -> bool:
-    """Whether `torch.compile` was given the forward pass of the model, or some module in it."""
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Whether `torch.compile` was given the model, its forward pass or some module in it."""
     return any(
-        (module is not model and module._compiled_call_impl is not None)
+        module._compiled_call_impl is not None
         or (
             hasattr(module.forward, "_torchdynamo_orig_callable")
             and not hasattr(module.forward, "_torchdynamo_disable")
@@ -152,6 +156,16 @@ def keeps_state_in_modules(model: PreTrainedModel) -> bool:
 def attention_implementation(model: PreTrainedModel) -> str | None:
     """The name of the model's attention, as "sdpa"; `None` where its configuration has none."""
     return getattr(model.config, "_attn_implementation", None)
+
+
+def attention_functions(model: PreTrainedModel) -> list[Any]:
+    """The functions by which the layers of a model attend and make their masks, where its
+    configuration names some."""
+    name = attention_implementation(model)
+    interfaces = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    functions = [interface[name] for interface in interfaces if name in interface]
+    eager = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
+    return [*functions, *([] if eager is None else [eager])]
 
 
 def experts_implementation(config: Any) -> str | None:

@@ -255,7 +255,7 @@ def test_layers_offloaded_to_the_host(llama, rows, on_host):
 def test_passes_attend_without_cudnn_which_builds_a_plan_for_each_of_their_shapes(verification):
     model = small("llama").to(DEVICE)
     enabled = []
-    model.register_forward_pre_hook(lambda *_: enabled.append(cuda.cudnn_sdp_enabled()))
+    model.register_forward_pre_hook(lambda *_: enabled.append(cuda.cudnn_sdp_enabled()))  # trusted
     for _ in range(2):  # the first call probes the model
         enabled.clear()
         generate(model, inputs(), candidate_generator=Noise(), verification=verification)

@@ -51,7 +51,6 @@ class Loop:
     ranks: Ranks | None = None
     clock: Callable[[], float] = perf_counter
     offered: bool = False  # whether any draft had a node, verified or not
-    failure: Exception | None = None  # of a probe or a forward pass, not of the call's own objects
     # Inputs of the output layer in the prompts, see `PassResult.states`.
     _states: list[torch.Tensor] = field(default_factory=list)
 
@@ -105,8 +104,7 @@ class Loop:
                 ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
                 kept = [i for i, has_ended in enumerate(ended) if not has_ended]
                 if 0 < len(kept) < len(rows):
-                    with self.noting_failures():
-                        self.verifier.select(kept)
+                    self.verifier.select(kept)
                 rows = [rows[i] for i in kept]
             steps = [Step(row, is_idle=row.finished and len(row) >= longest) for row in rows]
             if all(step.is_idle for step in steps):
@@ -196,8 +194,7 @@ class Loop:
         is_drafted = any(len(step.draft) for step in steps)
         if not (self.limits.needs_probe(length) and self._agreed(is_drafted)):
             return
-        with self.noting_failures():
-            self.limits.cross(length)
+        self.limits.cross(length)
         if self.limits.refused is not None:
             for step in steps:
                 step.draft = DraftTree.empty()
@@ -213,26 +210,17 @@ class Loop:
         # The last token of an idle row must not run: the model may have no position for it.
         seen = [AllButLast(step.row.seen) if step.is_idle else step.row.seen for step in steps]
         drafts = [step.verified for step in steps]
-        # Each rank has measured other costs.
-        padded_size = self.budget.padded_size if self.ranks is None else int
-        with self.noting_failures():
-            result = self.verifier.forward(seen, drafts, padded_size, records)
+        # Each rank has measured other costs, and padding makes a plain step a pass like others,
+        # which may not have been found exact.
+        pads = self.ranks is None and self.limits.is_exact
+        padded_size = self.budget.padded_size if pads else int
+        result = self.verifier.forward(seen, drafts, padded_size, records)
         for step, root in zip(steps, result.roots, strict=True):
             step.root = root
         return result
 
     def _keep(self, steps: Sequence[Step]) -> None:
-        with self.noting_failures():
-            self.verifier.keep([step.path for step in steps])
-
-    @contextmanager
-    def noting_failures(self) -> Iterator[None]:
-        """Around what plain decoding does not run: the call can begin anew if it raises."""
-        try:
-            yield
-        except Exception as error:
-            self.failure = error
-            raise
+        self.verifier.keep([step.path for step in steps])
 
     def _accept(self, steps: Sequence[Step], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses. Returns the best next tokens at each
@@ -273,8 +261,7 @@ class Loop:
         first = torch.tensor([prompts.index(prompt) for prompt in range(max(prompts) + 1)])
         last = result.logits[first.to(result.logits.device, non_blocking=True), None]
         # All prompts together cost no more than one would: drafts of several rows pay less.
-        with self.noting_failures():
-            top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
+        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
         if top is None:
             return
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):

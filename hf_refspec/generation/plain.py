@@ -1,33 +1,23 @@
-"""Plain decoding in place of drafts: why a call needs it, and how it takes over one that has begun.
-
-Where a probe or a forward pass has raised, transformers' own loop begins the call anew. It runs the
-tokens that were emitted until then once more, but logits processors, stopping criteria and the
-streamer, which may keep state, do not see them twice.
-"""
+"""Plain decoding in place of drafts: why a call needs it, and the call itself."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers import LogitsProcessorList, StaticCache, StoppingCriteriaList
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+from transformers import StaticCache
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.calls import remember_outputs
 from ..drafting.drafter import Drafter
 from ..drafting.observation import Observation
 from ..text_config import attends_locally, text_config
 from ..transformers_names import CACHE_NAMES, ends_and_padding, transformers_loop
-from ..verification.caches import find_cache, keeps_every_position
-from ..verification.entries import crop_layers, restore, snapshot
-from ..verification.random_state import random_state, set_random_state
+from ..verification.caches import find_cache
 from .batch import fits_single_rows
 from .request import Request
-from .row import Row
 
 logger = logging.getLogger("hf_refspec")
 
@@ -54,59 +44,20 @@ def why_plain(request: Request) -> str | None:
     return None
 
 
-def mark_start(request: Request) -> Callable[[], None]:
-    """A function that restores the random numbers and the cache of a call for it to begin anew."""
-    device = request.input_ids.device
-    numbers = random_state(device)
-    cache: Any = find_cache(request.model_kwargs)
-    layers = None if cache is None else cache.layers
-    length = cache.get_seq_length() if cache is not None and keeps_every_position(cache) else 0
-    # Of a cache that can be cropped, a snapshot would keep a copy alive.
-    states = None if cache is None or length else snapshot(cache)
-
-    def go_back() -> None:
-        set_random_state(device, numbers)
-        if states is not None:
-            cache.layers = layers
-            restore(cache, states)
-        elif cache is not None:
-            crop_layers(cache, length)
-
-    return go_back
-
-
-@dataclass(frozen=True)
-class Abandoned:
-    """A call whose forward pass has raised: why it decodes plainly, its rows, the length up to
-    which criteria and the streamer have seen them, and the random numbers after that."""
-
-    why: str
-    rows: Sequence[Row]
-    shown: int
-    numbers: list[torch.Tensor]
+def log_plain(request: Request, why: str) -> None:
+    """Warns that a call decodes plainly."""
+    name = type(request.model).__name__
+    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, why)
 
 
 def decode_plainly(
-    request: Request, drafters: Sequence[Drafter], why: str, abandoned: Abandoned | None = None
+    request: Request, drafters: Sequence[Drafter], why: str
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """Plain decoding by transformers itself; the drafters observe its tokens."""
-    name = type(request.model).__name__
-    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, why)
+    log_plain(request, why)
     stats = drafters[0].stats
     stats.reason = why
     stats.verification = "none"
-    processors = request.logits_processor
-    criteria = request.stopping_criteria
-    streamer = request.streamer
-    known = [0] * len(drafters)  # tokens of each row that were counted and observed before
-    if abandoned is not None:
-        rows = abandoned.rows
-        known = [len(row.output) for row in rows]
-        if len(rows) == 1:  # the processors of several rows keep no state
-            processors = _KnownTokens(processors, rows[0])
-        criteria = _KnownAnswers(criteria, abandoned)
-        if streamer is not None:
-            streamer = _FurtherTokens(streamer, abandoned.shown - request.prompt_length)
     kwargs = request.model_kwargs
     if request.adds_cache:
         request.generation_config.use_cache = False
@@ -115,24 +66,20 @@ def decode_plainly(
     output = transformers_loop(
         request.model,
         request.input_ids,
-        logits_processor=processors,
-        stopping_criteria=criteria,
+        logits_processor=request.logits_processor,
+        stopping_criteria=request.stopping_criteria,
         generation_config=request.generation_config,
-        streamer=streamer,
+        streamer=request.streamer,
         **kwargs,
     )
-    if abandoned is not None and abandoned.rows[0].scores:
-        # The others are those of a choice between one token.
-        output.scores = (*abandoned.rows[0].scores, *output.scores[known[0] :])
     ids = output if isinstance(output, torch.Tensor) else output.sequences
     new_ids = ids[:, request.prompt_length :].numpy(force=True).astype(np.int64)
     emitted = [_without_padding(row, request) for row in new_ids]
     for column in range(new_ids.shape[1]):
-        spans = zip(known, emitted, strict=True)
-        stats.record_rows([(0, 0) for begin, tokens in spans if begin <= column < len(tokens)])
+        stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
     remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
-    for drafter, begin, tokens in zip(drafters, known, emitted, strict=True):
-        for token in tokens[begin:]:
+    for drafter, tokens in zip(drafters, emitted, strict=True):
+        for token in tokens:
             drafter.observe(Observation(token[None]))
     return output
 
@@ -146,55 +93,3 @@ def _without_padding(new_ids: np.ndarray, request: Request) -> np.ndarray:
     if len(ends):
         return new_ids[: ends[0] + 1]
     return new_ids[: np.flatnonzero(new_ids != int(pad)).max(initial=-1) + 1]  # another criterion
-
-
-class _KnownTokens(LogitsProcessorList):
-    """Leaves no choice but the tokens that a row has; processes the logits after them."""
-
-    def __init__(self, processors: LogitsProcessorList, row: Row) -> None:
-        super().__init__(processors)
-        self._row = row
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        length = input_ids.shape[1]
-        if length >= len(self._row):
-            return super().__call__(input_ids, scores, **kwargs)
-        known = torch.full_like(scores, -torch.inf)
-        known[:, self._row.ids[0, length]] = 0
-        return known
-
-
-class _KnownAnswers(StoppingCriteriaList):
-    """Repeats when rows were stopped; asks the criteria about the lengths after them."""
-
-    def __init__(self, criteria: StoppingCriteriaList, abandoned: Abandoned) -> None:
-        super().__init__(criteria)
-        self._abandoned = abandoned
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        length = input_ids.shape[1]
-        if length > self._abandoned.shown:
-            return super().__call__(input_ids, scores, **kwargs)
-        rows = self._abandoned.rows
-        if len(rows) == 1 and length == len(rows[0]):
-            # Processors that draw random numbers were not asked about the known tokens again.
-            set_random_state(input_ids.device, self._abandoned.numbers)
-        ends = [row.stopped_at for row in rows]
-        stopped = [end is not None and end <= length for end in ends]
-        return torch.tensor(stopped, device=input_ids.device)
-
-
-class _FurtherTokens(BaseStreamer):
-    """A streamer that already has the first tokens."""
-
-    def __init__(self, streamer: BaseStreamer, known: int) -> None:
-        self._streamer = streamer
-        self._known = known
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._known == 0:
-            self._streamer.put(value)
-        self._known = max(self._known - 1, 0)
-
-    def end(self) -> None:
-        self._streamer.end()

@@ -217,9 +217,9 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
         if isinstance(find_cache(kwargs), StaticCache):
             # The prompt is read in pieces, and packed passes are not compiled.
             kwargs = {**kwargs, cache_name(kwargs): new_cache(model)}
-        probed = ProbedCall(TREE, model, 2, kwargs)
-        joins = TREE.supports(model, kwargs) and known_finding(probed).exact
         verifier = select_verifier(model, "auto", 1, config, kwargs).verifier
         if verifier is not None:
+            probed = ProbedCall(TREE, model, 2, kwargs)
+            joins = TREE.supports(model, kwargs) and known_finding(probed).exact
             return verifier, joins and verifier.entries.joins
     return Verifier(PLAIN, model, config, kwargs), False

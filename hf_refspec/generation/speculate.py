@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,19 +23,15 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
-from ..drafting.stats import DraftStats
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
 from ..verification.choice import Choice, RefusedCallError, select_verifier
-from ..verification.draft_limits import InexactTreesError
-from ..verification.probe import error_line
-from ..verification.random_state import random_numbers, random_state
+from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
-from ..verification.slots import NoRoomError
 from ..verification.verifier import REPRODUCIBLE, Verifier
 from .batch import BatchCriteria, rows_of
 from .column_noise import ColumnNoise
 from .loop import Loop
-from .plain import Abandoned, decode_plainly, mark_start, why_plain
+from .plain import decode_plainly, log_plain, why_plain
 from .request import Request
 from .row import Row, longest_row, own_length, padded_ids
 from .step import is_blind
@@ -109,6 +105,7 @@ def speculate(
         model_kwargs=model_kwargs,
         adds_cache=adds_cache,
     )
+    trusts_code = verification in ("tree", "chain")  # of others, because the user says so
     if isinstance(request.drafter, CandidateChain) and verification == "auto":
         verification = "chain"
     why = why_plain(request)
@@ -132,19 +129,24 @@ def speculate(
         if generation_config.do_sample and not ranks.alone:
             numbers = random_numbers(input_ids.device)
             numbers.set_rng_state(ranks.agree(numbers.get_rng_state()))
-        go_back = mark_start(request)
+        choice = Choice(None, "" if why is None else why)
         if why is None:
-            choice = _choose_verifier(request, options, drafters[0].stats, go_back)
-        else:
-            choice = Choice(None, why)
+            choice = select_verifier(
+                model,
+                verification,
+                len(input_ids),
+                generation_config,
+                request.pass_kwargs,
+                drafts=max_draft_tokens != 0 or adds_cache,
+                probes_later=verification == "auto" and ranks.alone and not adds_cache,
+                trusts_code=trusts_code,
+                stats=drafters[0].stats,
+            )
         if streamer is not None:
             streamer.put(input_ids.cpu())
         if choice.verifier is None:
             return decode_plainly(request, drafters, choice.why)
         output = _decode(request, options, drafters, choice.verifier, choice.is_probed)
-        if isinstance(output, Abandoned):
-            go_back()
-            return decode_plainly(request, drafters, output.why, output)
     if streamer is not None:
         streamer.end()
     return output
@@ -159,38 +161,6 @@ class _Options:
     ranks: Ranks
     synced: bool  # whether other processes run a pass whenever this one does
 
-    @property
-    def begins_anew(self) -> bool:
-        """Whether the call decodes plainly if a probe or a forward pass raises."""
-        return self.ranks.alone and self.verification != REPRODUCIBLE.name
-
-
-def _choose_verifier(
-    request: Request, options: _Options, stats: DraftStats, go_back: Callable[[], None]
-) -> Choice:
-    """The verifier of a call; none if its probe raises."""
-    try:
-        return select_verifier(
-            request.model,
-            options.verification,
-            len(request.input_ids),
-            request.generation_config,
-            request.pass_kwargs,
-            drafts=options.max_draft_tokens != 0 or request.adds_cache,
-            probes_later=(
-                options.verification == "auto" and options.ranks.alone and not request.adds_cache
-            ),
-            stats=stats,
-        )
-    except RefusedCallError:
-        raise
-    except Exception as error:
-        if not options.begins_anew:
-            raise
-        why = f"a probe raised {error_line(error)}"
-    go_back()
-    return Choice(None, why)
-
 
 def _decode(
     request: Request,
@@ -198,8 +168,8 @@ def _decode(
     drafters: Sequence[Drafter],
     verifier: Verifier,
     is_probed: bool,
-) -> Output | Abandoned:
-    """Decodes with drafts, until all rows have ended or a forward pass raises."""
+) -> Output:
+    """Decodes with drafts until all rows have ended."""
     rows, criteria = rows_of(request, options.ranks)
     for row, drafter in zip(rows, drafters, strict=True):
         row.drafter = drafter
@@ -217,22 +187,14 @@ def _decode(
         reads_prompts=not options.synced,
         ranks=options.ranks,
     )
-    try:
-        output = _run(loop, request, options.ranks, rows, criteria)
-    except Exception as error:
-        if loop.failure is None or not options.begins_anew or isinstance(error, NoRoomError):
-            raise
-        why = f"a forward pass raised {error_line(loop.failure)}"
-        if isinstance(error, InexactTreesError):
-            why = str(error)
-        shown = len(rows[0]) if len(rows) == 1 else request.prompt_length
-        numbers = random_state(request.input_ids.device)
-        return Abandoned(why, rows, shown if criteria is None else criteria.asked, numbers)
+    output = _run(loop, request, options.ranks, rows, criteria)
     pads = request.pads
     outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
     remember_outputs(stats, drafters, outputs)
     if not stats.drafted:
         stats.reason = _why_undrafted(loop, drafters)
+        if loop.limits.refused is not None:
+            log_plain(request, stats.reason)
     return output
 
 
@@ -256,11 +218,10 @@ def _run(
         loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
         ids = padded_ids(rows, longest_row(rows), pads, request.pad_id)
         ranks.agree(None)  # a rank that has failed could not run the last pass
-        with loop.noting_failures():
-            if keeps_cache:
-                verifier.finish(ids, [own_length(row, pads) for row in rows])
-            else:
-                verifier.entries.release()
+        if keeps_cache:
+            verifier.finish(ids, [own_length(row, pads) for row in rows])
+        else:
+            verifier.entries.release()
     except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
         verifier.abandon()
         raise
@@ -278,9 +239,8 @@ def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> str:
         return "`max_draft_tokens=0`"
     if all(isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters):
         return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
-    if (finding := loop.limits.refused) is not None:
-        inexact = f"drafts were found inexact at the length of the text ({finding})"
-        return finding.failure or inexact
+    if (why := loop.limits.why_refused) is not None:
+        return why
     if not loop.offered:
         return "the drafter found nothing to draft"
     return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"

@@ -15,6 +15,7 @@ there, further searches begin while one runs if the retriever takes several at o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import astuple, replace
@@ -31,11 +32,14 @@ from ..generation.validation import check_model, check_request
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from ..store.build.engine import usable_cores
+from ..verification.foreign_code import foreign_code
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
 from .request import Request, RetrievalAugmentedGeneration, SpeculativeRequest
 from .request_cache import Learned, RequestCache
 from .stats import RalmStats
+
+logger = logging.getLogger("hf_refspec")
 
 
 def generate_with_retrieval(
@@ -112,6 +116,20 @@ def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> Non
             f'prefetch must be at most {walked} with index="hnsw" and k={k}, but is '
             f"{speculation.prefetch}; or give the retriever a larger ef_search"
         )
+
+
+def exact_speculation(
+    model: PreTrainedModel, speculation: str | RalmSpeculation | None
+) -> RalmSpeculation | None:
+    """The speculation that a call asks for; none, with a warning, where the model runs code of
+    others, which a step that is undone and repeated would run again."""
+    parsed = RalmSpeculation.parse(speculation)
+    code = None if parsed is None else foreign_code(model)
+    if code is not None:
+        name = type(model).__name__
+        logger.warning("%s retrieves without speculation, with the same text: %s.", name, code)
+        return None
+    return parsed
 
 
 def check_ralm_call(

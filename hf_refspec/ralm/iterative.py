@@ -33,7 +33,7 @@ from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.caches import find_cache
 from ..verification.model_memo import memo_of
-from .engine import check_ralm_call, generate_row
+from .engine import check_ralm_call, exact_speculation, generate_row
 from .iterative_text import IterativeText, Passages
 from .options import RalmSpeculation
 from .passage_contexts import PassageContexts
@@ -97,7 +97,7 @@ def iterative_ralm(
         ValueError: If an argument is invalid or not supported, or there is no room for a passage.
         RalmError: If the retriever fails, with the text so far.
     """
-    speculation = RalmSpeculation.parse(speculation)
+    speculation = exact_speculation(model, speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
     drafts = drafter is not None and drafting_kernels.ready()
     if drafter is None or not drafts:  # the kernels are being compiled in the background

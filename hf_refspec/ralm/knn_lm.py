@@ -37,7 +37,7 @@ from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
 from ..verification.passes import PassResult, TokenSequence
 from ..verification.verifier import PLAIN, Verifier
-from .engine import check_ralm_call, generate_row
+from .engine import check_ralm_call, exact_speculation, generate_row
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .options import RalmSpeculation
@@ -95,7 +95,7 @@ def knn_lm(
             argument of `generate` cannot be combined with this.
         RalmError: If the datastore fails; it carries the text so far.
     """
-    speculation = RalmSpeculation.parse(speculation)
+    speculation = exact_speculation(model, speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
     check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)

@@ -26,7 +26,6 @@ from ..transformers_names import (
     attention_implementation,
     belongs_to_caller,
     cache_name,
-    has_compiled_call,
     keeps_state_in_modules,
 )
 
@@ -205,8 +204,6 @@ def take_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
 def attends_packed(model: PreTrainedModel) -> bool:
     """Whether passes of a model may be packed: it attends by torch's attention, in transformers'
     own forward pass, which does not know rows by their number."""
-    return (
-        attention_implementation(model) == "sdpa"
-        and type(model).forward.__module__.startswith("transformers.")
-        and not has_compiled_call(model)
+    return attention_implementation(model) == "sdpa" and type(model).forward.__module__.startswith(
+        "transformers."
     )

@@ -16,18 +16,24 @@ from ..text_config import attends_locally, text_config
 from ..transformers_names import (
     USUAL_ARGUMENTS,
     experts_implementation,
-    has_compiled_forward,
+    is_compiled,
     takes_usual_steps,
 )
 from .caches import call_device, find_cache, has_padding
+from .foreign_code import foreign_code
 from .model_memo import memo_of_state
 from .probe import Finding, ProbedCall, probe
 from .ranks import Ranks
 from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
 
 _COMPILED = (
-    "`torch.compile` was given its forward pass or some of its modules, and drafts would compile "
-    "many more graphs: call `model.compile()` without `fullgraph`, or leave it uncompiled"
+    "`torch.compile` was given it or some of its modules, and drafts would compile many more "
+    "graphs: leave it uncompiled, or pass `cache_implementation='static'`, for which `generate` "
+    "compiles passes itself"
+)
+_FOREIGN = (
+    "which may act by the call, the pass or the length of the text: remove it, or pass "
+    '`verification="tree"` if it only observes (timing, recording) or treats all tokens alike'
 )
 _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
@@ -56,6 +62,7 @@ def select_verifier(
     model_kwargs: dict[str, Any],
     drafts: bool = True,
     probes_later: bool = False,
+    trusts_code: bool = False,
     stats: DraftStats | None = None,
 ) -> Choice:
     """The first kind of verifier that suits this call's rows and cache and that the probe finds
@@ -63,10 +70,15 @@ def select_verifier(
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
-    `probes_later` the tree of a model that takes the usual steps, no part of it in training mode,
-    is probed after the first token, by [`~draft_limits.DraftLimits`]. `stats` count the
-    passes of probes.
+    `probes_later` the tree of a model that takes the usual steps is probed after the first token,
+    by [`~draft_limits.DraftLimits`]. Models that run code of others are not verified, unless the
+    call `trusts_code`. `stats` count the passes of probes.
     """
+    if not trusts_code and (code := foreign_code(model)) is not None:
+        why = f"{code}, {_FOREIGN}"
+        if requested == REPRODUCIBLE.name:
+            raise RefusedCallError(f"`verification={requested!r}` is impossible here: {why}.")
+        return Choice(None, why)
     findings: dict[Kind, Finding] = {}
     for kind in _candidates(requested, rows, find_cache(model_kwargs)):
         if not kind.supports(model, model_kwargs):
@@ -89,9 +101,6 @@ def select_verifier(
             # call.
             and not attends_locally(text_config(model))
             and _key(call) not in memo_of_state(model)
-            # Dropout uses up random numbers in a processor's own passes too, which a call that
-            # begins anew does not repeat.
-            and not any(module.training for module in model.modules())
         )
         if takes_plain_steps and (not drafts or can_wait):
             return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)
@@ -161,7 +170,8 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
         known = probe(call)
         if stats is not None:
             stats.probe_passes += known.passes
-    memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
+    if not known.lacked_memory:
+        memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
     return known
 
 
@@ -185,7 +195,7 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
 def _why_unverifiable(model: PreTrainedModel) -> str | None:
     """Why no drafts can be verified in the model's present state. With gradient checkpointing its
     layers run without the cache."""
-    if has_compiled_forward(model):
+    if is_compiled(model):
         return _COMPILED
     checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
     return _CHECKPOINTING if model.training and any(checkpoints) else None

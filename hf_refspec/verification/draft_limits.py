@@ -22,10 +22,6 @@ _COUNTS = re.compile(r"layers|moe|router|expert")
 _CROSSED = 8
 
 
-class InexactTreesError(RuntimeError):
-    """The call goes on by a verifier that its model is not exact with."""
-
-
 class DraftLimits:
     """The positions that a draft may have, and the lengths that are probed.
 
@@ -62,24 +58,31 @@ class DraftLimits:
         """Whether a draft behind a text of this length must wait for `cross`."""
         return self.refused is None and bool(self._boundaries) and length >= self._boundaries[0]
 
-    def cross(self, length: int) -> None:
-        """Probes the lengths that a text of this one has come to, once each.
+    @property
+    def is_exact(self) -> bool:
+        """Whether passes over several tokens have been found exact up to the next length."""
+        return self.refused is None and self._boundaries[:1] != [0]
 
-        Raises:
-            InexactTreesError: If the first probe finds that nothing can be verified.
-        """
+    def cross(self, length: int) -> None:
+        """Probes the lengths that a text of this one has come to, once each."""
         while self.needs_probe(length):
             call = self._call._replace(boundary=self._boundaries[0] or None)
             finding = known_finding(call, self._stats)
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
-                continue
-            self.refused = finding
-            if self._boundaries[0] == 0:
-                raise InexactTreesError(
-                    finding.failure
-                    or f"trees of drafts fail a probe, and the next call tries chains ({finding})"
-                )
+            else:
+                self.refused = finding
+
+    @property
+    def why_refused(self) -> str | None:
+        """Why drafts have ended, if a probe has refused them."""
+        if self.refused is None:
+            return None
+        if self.refused.failure is not None:
+            return self.refused.failure
+        if self._boundaries[0] == 0:
+            return f"trees of drafts fail a probe, and the next call tries chains ({self.refused})"
+        return f"drafts were found inexact at the length of the text ({self.refused})"
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind a text of this length and last position; 0 or less allows

@@ -9,14 +9,13 @@ from typing import Any
 from torch.backends import cuda
 from transformers import PreTrainedModel
 
-from ..transformers_names import has_compiled_call
 from .narrow_products import narrow_products
 
 
 def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Around a forward pass behind a prompt: narrow products on a CPU, attention without plans on a
-    GPU, and neither in compiled code."""
-    if has_compiled_call(model):
+    """Around a forward pass after a prompt: narrow products on a CPU, attention without plans on a
+    GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
+    if model._compiled_call_impl is not None:
         return nullcontext()
     return narrow_products() if model.device.type == "cpu" else _WITHOUT_PLANS
 

@@ -1,4 +1,4 @@
-"""Findings about a model, kept at the model: they live and go with it.
+"""Findings about a model, kept beside it for as long as it lives.
 
 Most of them (which verifier is exact, the cost of a pass) hold for the model as it is now: a hook,
 an adapter, training mode, a layer that was replaced or quantised make it another function. Such
@@ -8,7 +8,7 @@ findings are kept for each of its last states.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import getattr_static
@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import keeps_state_in_modules
 
-_ATTRIBUTE = "_hf_refspec_memo"
+# A model is not changed: what is learned of it shall be in no copy, pickle or fingerprint of it.
+_FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _MOVING = "attributes that forward passes change"
 # The states that have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
@@ -35,34 +36,22 @@ _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
 _FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
-class ModelMemo(dict[Any, Any]):
-    """A dictionary that is empty in copies and pickles of a model: a copy may be changed, and a
-    saved model must load without this package."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, ()
-
-
-def memo_of(model: nn.Module) -> ModelMemo:
+def memo_of(model: nn.Module) -> dict[Any, Any]:
     """The findings about a model, whatever becomes of it; none at first. Keys name all that a
-    finding depends on."""
-    memo = vars(model).get(_ATTRIBUTE)
-    if not isinstance(memo, ModelMemo):
-        memo = vars(model)[_ATTRIBUTE] = ModelMemo()
-    return memo
+    finding depends on; no value may refer to the model, which would then never be freed."""
+    return _FINDINGS.setdefault(model, {})
 
 
-def memo_of_state(model: nn.Module) -> ModelMemo:
+def memo_of_state(model: nn.Module) -> dict[Any, Any]:
     """The findings about a model as it is now; none in a new state."""
-    states: list[tuple[_State, ModelMemo]] = memo_of(model).setdefault("states", [])
+    states: list[tuple[_State, dict[Any, Any]]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for state, memo in states[:]:  # a copy: other threads may be here as well
         if state == now:
             return memo
-    memo = ModelMemo()
-    states.insert(0, (now, memo))
+    states.insert(0, (now, {}))
     del states[_MOST_STATES:]
-    return memo
+    return states[0][1]
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class Finding:
     leak: float | None = None  # how much the content of other branches matters, where measured
     same_bits: bool = True  # whether its logits are those without drafts, where it promises that
     failure: str | None = None  # what the model raised, or does
+    lacked_memory: bool = False  # which says nothing about the model
     passes: int = 0  # how many forward passes it took
 
     def __str__(self) -> str:
@@ -109,10 +110,10 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
         with probing(call.model):
             texts = _Texts(call, device, seed)
             finding = texts.finding(call.kind)
-    except torch.OutOfMemoryError:
-        raise  # says nothing about the model
     except Exception as error:  # models raise anything at inputs that they cannot take
-        finding = Finding(False, failure=f"it raised {error_line(error)}")
+        lacked_memory = isinstance(error, torch.OutOfMemoryError)
+        failure = f"a probe of it raised {_error_line(error)}"
+        finding = Finding(False, failure=failure, lacked_memory=lacked_memory)
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in call.model.modules()):
         finding = Finding(False, failure=_DROPOUT)
@@ -123,7 +124,7 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
     return finding
 
 
-def error_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """An exception in one line; those of compilers have many."""
     return repr(error).split("\\n")[0]
 

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.top_tokens import TopTokens, top_tokens
-from ..transformers_names import has_compiled_call, has_compiled_forward
+from ..transformers_names import is_compiled
 
 # Tokens whose logits are there at once: 64 of a vocabulary of 150,000 take 38 MB in float32.
 _PIECE = 64
@@ -33,9 +33,8 @@ _ROUNDING = 0.02
 def records_prompt(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> bool:
     """Whether [`last_token`] may take the place of `logits_to_keep`: not in compiled passes, nor
     where a forward pass of other packages may calculate with it as with a number."""
-    compiled = has_compiled_call(model) or has_compiled_forward(model)
     takes_indices = type(model).forward.__module__.startswith("transformers.")
-    return takes_indices and not compiled and model_kwargs.get("logits_to_keep") == 1
+    return takes_indices and not is_compiled(model) and model_kwargs.get("logits_to_keep") == 1
 
 
 def last_token(states: list[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Calls that decode plainly, from the beginning or after a forward pass has raised."""
+"""Calls that decode plainly, and what happens where a probe or a pass raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from architectures import small
 from calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
 from drafters import Noise, Prophets
-from transformers import LogitsProcessor, TemperatureLogitsWarper
+from own_forward import own_forward
+from transformers import DynamicCache, LogitsProcessor, StaticCache, TemperatureLogitsWarper
 
 import hf_refspec as rs
 from hf_refspec.verification.caches import find_cache
@@ -19,24 +20,21 @@ class Broken(RuntimeError):
     pass
 
 
-def broken(model, passes: int):
-    """Lets a model raise in forward passes over several tokens behind cached ones, which plain
+def broken(model, passes: int = 0, raises=Broken):
+    """Lets a model raise in forward passes over several tokens after cached ones, which plain
     decoding has only for prompts, but for the first few."""
     left = [passes]
 
-    def cached(kwargs) -> int:
+    def forward(usual, input_ids, **kwargs):
         cache = find_cache(kwargs)
-        return 0 if cache is None else cache.get_seq_length()
-
-    def check(_, args, kwargs):
-        is_prompt = kwargs["input_ids"].shape[1] in (12, 13)
-        if kwargs["input_ids"].shape[1] > 1 and cached(kwargs) and not is_prompt:
+        cached = 0 if cache is None else cache.get_seq_length()
+        if input_ids.shape[1] > 1 and cached:
             left[0] -= 1
             if left[0] < 0:
-                raise Broken("this kernel takes one token")
+                raise raises("this kernel takes one token")
+        return usual(input_ids=input_ids, **kwargs)
 
-    check.only_reads = True  # so that findings about the model stay valid
-    return model.register_forward_pre_hook(check, with_kwargs=True)
+    return own_forward(model, forward)
 
 
 def drawing(input_ids, scores):
@@ -62,49 +60,54 @@ def everything(call: Call, drafter=None, **options):
     return (*shown, torch.random.get_rng_state().tolist()), scores, output.past_key_values
 
 
+@pytest.mark.parametrize("raises", [Broken, torch.OutOfMemoryError])
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("passes", [0, 2])
-def test_a_call_whose_pass_raises_begins_anew_and_shows_nothing_twice(
-    fresh_llama, passes, rows, do_sample, caplog
-):
-    """With no passes the probe raises, or that of rows before anything is emitted."""
+def test_a_call_whose_probe_raises_goes_on_plainly(fresh_llama, rows, do_sample, raises, caplog):
     call = Call(fresh_llama, rows=rows)
     shown, scores, cache = everything(call, do_sample=do_sample)
     drafter = Prophets(call.inputs, torch.tensor(shown[0]), 0.6)
-    if passes:
-        everything(call, Noise(), do_sample=do_sample)  # probes
-    with broken(fresh_llama, passes):
+    with broken(fresh_llama, raises=raises):
         again, scores_again, cache_again = everything(call, drafter, do_sample=do_sample)
     assert again == shown
     if rows == 1:
         torch.testing.assert_close(scores_again, scores, rtol=1e-4, atol=1e-4)
-        assert drafter.observed == shown[0][0][12:]
-        assert drafter.stats.tokens == len(shown[0][0]) - 12
     assert_same_entries(cache_again, cache, call.mask(len(shown[0][0]) - 1))
-    assert drafter.stats.verification == "none"
-    assert "this kernel takes one token" in drafter.stats.reason
+    assert drafter.stats.drafted == 0 and "this kernel takes one token" in drafter.stats.reason
     assert [r.getMessage() for r in caplog.records].count(
         "LlamaForCausalLM decodes plainly, with the same text and no speed-up: "
         f"{drafter.stats.reason}."
     ) == 1
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_a_given_cache_has_its_content_when_a_call_begins_anew(own, model_type):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_a_pass_raises_is_raised(fresh_llama, rows):
+    """The first passes over several tokens are the probe's."""
+    call, streamer = Call(fresh_llama, rows=rows), ListStreamer()
+    drafter = call.drafter()
+    with broken(fresh_llama, passes=5), pytest.raises(Broken, match="takes one token"):
+        call.generate(streamer=streamer, candidate_generator=drafter, max_draft_tokens=8)
+    assert not streamer.ended
+    assert drafter.stats.accepted > 0
+    call.assert_lossless()
+
+
+@pytest.mark.parametrize("room", [None, 64])
+@pytest.mark.parametrize("model_type", ["llama", "falcon"])
+def test_a_given_cache_goes_on_after_a_probe_that_fails(own, model_type, room):
     model = own(model_type)
     call = Call(model, rows=1, max_new_tokens=24)
-    cache = call.generate(return_dict_in_generate=True).past_key_values
-    ids = torch.cat([call.plain, call.inputs["input_ids"]], dim=1)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    caches = [copy.deepcopy(cache), copy.deepcopy(cache)]
-    drafter, options = Noise(), {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    plain = model.generate(**inputs, **options, past_key_values=caches[0])
-    model.generate(**inputs, **options, candidate_generator=Noise(), max_draft_tokens=4)
-    with broken(model, passes=1):
-        options |= {"candidate_generator": drafter, "max_draft_tokens": 4}
-        assert model.generate(**inputs, **options, past_key_values=caches[1]).equal(plain)
-    assert "this kernel takes one token" in drafter.stats.reason
+    caches = [
+        StaticCache(config=model.config, max_cache_len=room)
+        if room
+        else DynamicCache(config=model.config)
+        for _ in range(2)
+    ]
+    plain = call.generate(past_key_values=caches[0])
+    options = {"candidate_generator": call.drafter(), "max_draft_tokens": 4}
+    with broken(model):
+        assert call.generate(past_key_values=caches[1], **options).equal(plain)
+    assert "this kernel takes one token" in options["candidate_generator"].stats.reason
     assert_same_entries(caches[1], caches[0], torch.ones(1, plain.shape[1] - 1))
 
 

@@ -218,7 +218,7 @@ def test_no_prefix_is_shared_after_the_model_has_changed(fresh_llama):
     with torch.no_grad():
         fresh_llama.model.layers[0].self_attn.v_proj.weight += 0.2
     assert [shared_tokens(), shared_tokens()] == [0, 29]
-    fresh_llama.model.layers[0].register_forward_hook(lambda module, args, output: output * 2)
+    fresh_llama.model.layers[0].mlp.act_fn = torch.nn.ReLU()
     assert [shared_tokens(), shared_tokens()] == [0, 29]
 
 

@@ -13,6 +13,7 @@ import torch
 from architectures import VOCAB_SIZE, WINDOW, small
 from calls import GREEDY, PROMPT, ListStreamer, assert_lossless
 from drafters import Noise, Prophet
+from own_forward import own_forward
 from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
@@ -242,7 +243,7 @@ def test_drafts_go_on_across_a_window_that_a_chain_crosses_exactly(mistral, prom
 
 def test_each_side_of_a_boundary_is_probed_once(mistral):
     passes = []
-    mistral.register_forward_pre_hook(lambda *_: passes.append(1))
+    own_forward(mistral, lambda usual, **kwargs: passes.append(1) or usual(**kwargs))
 
     def probing_passes(prompt_length: int, new_tokens: int, nodes: int = 4) -> int:
         passes.clear()
@@ -261,14 +262,15 @@ def test_drafts_end_where_passes_differ_only_past_a_boundary(mistral):
     """Exact on short texts: as if a mask for several tokens forgot the window."""
     plain = mistral.generate(random_prompt(5), **OPTIONS)
 
-    def disturb(model, args, kwargs, outputs):
+    def disturb(usual, **kwargs):
+        outputs = usual(**kwargs)
         cache, tokens = find_cache(outputs), outputs.logits.shape[1]
         length = 0 if cache is None else cache.get_seq_length()
         if tokens > 1 and length > tokens and length > WINDOW:
             outputs.logits += torch.linspace(0, 3, outputs.logits.shape[-1])
         return outputs
 
-    mistral.register_forward_hook(disturb, with_kwargs=True)
+    own_forward(mistral, disturb)
     drafter = placed(mistral, 5, accuracy=1.0, plain=plain)
     assert len(drafter.accepted_at) > 3
     assert max(drafter.accepted_at) < WINDOW

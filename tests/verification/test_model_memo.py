@@ -1,4 +1,4 @@
-"""Findings about a model are kept with the model, and nowhere else."""
+"""Findings about a model are kept beside it, for as long as it lives."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Noise
 from transformers import AutoModelForCausalLM
 
+import hf_refspec as rs
 from hf_refspec.verification.model_memo import memo_of
 
 
@@ -56,6 +57,27 @@ def test_a_twin_starts_with_an_empty_memo(model, twin_of):
     assert assert_lossless(twin, 1.0, max_draft_tokens=4).mat > 1.5
     assert memo_of(twin).keys() & before.keys()
     assert dict(memo_of(model)) == before
+
+
+@pytest.mark.parametrize("drafter", ["auto", "named"])
+def test_a_call_leaves_no_trace_in_the_model(fresh_llama, drafter):
+    def attributes():
+        return [(name, vars(module).keys()) for name, module in fresh_llama.named_modules()]
+
+    before, content = attributes(), pickle.dumps(fresh_llama)
+    generator = drafter if drafter == "auto" else rs.ReferenceCopy() | rs.TokenRecycling()
+    fresh_llama.generate(PROMPT, candidate_generator=generator, **GREEDY)
+    assert attributes() == before and pickle.dumps(fresh_llama) == content
+
+
+@pytest.mark.parametrize("drafter", ["auto", Noise()])
+def test_a_model_that_was_drafted_for_is_freed(llama, drafter):
+    model = copy.deepcopy(llama)
+    model.generate(PROMPT, candidate_generator=drafter, **GREEDY)
+    freed = weakref.ref(model)
+    del model
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_model_is_freed():

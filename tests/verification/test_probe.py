@@ -9,6 +9,7 @@ import torch
 from architectures import small
 from calls import GREEDY, PROMPT, assert_lossless, prepared
 from drafters import Noise
+from own_forward import own_forward
 
 import hf_refspec as rs
 from hf_refspec.verification import caches
@@ -58,16 +59,16 @@ def test_a_model_that_forgets_its_state_gets_no_verifier(model_type, dtype, mode
     assert verified_as(model) == "none"
 
 
-def ignore_mask(model, args, kwargs):
+def ignore_mask(usual, **kwargs):
     mask = kwargs.get("attention_mask")
     if mask is not None and mask.ndim == 4:
         kwargs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype)
-    return args, kwargs
+    return usual(**kwargs)
 
 
 def test_a_model_that_ignores_the_mask_gets_no_tree():
     model = small_llama()
-    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
+    own_forward(model, ignore_mask)
     assert verified_as(model) == "chain"
     assert verified_as(model, rows=2) == "none"
 
@@ -79,7 +80,7 @@ def as_float32(model, args, output):
 @torch.no_grad()
 def test_other_branches_are_compared_where_logits_are_wider_than_the_weights():
     model = small_llama(torch.bfloat16)
-    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
+    own_forward(model, ignore_mask)
     model.register_forward_hook(as_float32)
     _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
     assert probe(ProbedCall(TREE, model, 1, kwargs)).leak > 0
@@ -88,7 +89,7 @@ def test_other_branches_are_compared_where_logits_are_wider_than_the_weights():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_inexact_verification_that_the_call_asks_for_is_an_error_with_the_numbers(dtype):
     model = small_llama(dtype)
-    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
+    own_forward(model, ignore_mask)
     number = r"\d\.\de[+-]\d\d"
     leak = "" if dtype == torch.float32 else rf", and .* change them by {number}"
     refused = (
@@ -139,9 +140,10 @@ class Disturbing:
 
     def __init__(self, model, passes: int):
         self.left = passes
-        model.register_forward_hook(self, with_kwargs=True)
+        own_forward(model, self)
 
-    def __call__(self, model, args, kwargs, outputs):
+    def __call__(self, usual, **kwargs):
+        outputs = usual(**kwargs)
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.ndim == 4 and self.left > 0:
             self.left -= 1
@@ -179,14 +181,15 @@ def test_running_out_of_memory_and_an_interrupt_are_no_findings(rows, error):
     """The one in a pass over a tree, the other in the plain steps that it is compared with."""
     model = small_llama()
 
-    def fail(model, args, kwargs):
+    def fail(usual, **kwargs):
         is_tree = kwargs.get("attention_mask", PROMPT).ndim == 4
         if is_tree if error is torch.OutOfMemoryError else kwargs["input_ids"].shape[1] == 1:
             raise error
+        return usual(**kwargs)
 
     call, drafter = {**first(rows), **GREEDY}, Noise()
     plain = model.generate(**call)
-    with model.register_forward_pre_hook(fail, with_kwargs=True):
+    with own_forward(model, fail):
         if error is torch.OutOfMemoryError:  # plain decoding needs less
             assert model.generate(**call, candidate_generator=drafter).equal(plain)
             assert "OutOfMemoryError" in drafter.stats.reason
@@ -199,11 +202,12 @@ def test_running_out_of_memory_and_an_interrupt_are_no_findings(rows, error):
 def test_any_other_exception_of_a_model_is_a_finding(caplog):
     model = small_llama()
 
-    def refuse(model, args, kwargs):
-        if kwargs["input_ids"].shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
+    def refuse(usual, input_ids, **kwargs):
+        if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
             raise NotImplementedError("one token at a time")
+        return usual(input_ids=input_ids, **kwargs)
 
-    model.register_forward_pre_hook(refuse, with_kwargs=True)
+    own_forward(model, refuse)
     assert_lossless(model, Noise())
     assert "NotImplementedError('one token at a time')" in caplog.text
 
