@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 # Vectors that are hard to round: a column or a row larger than all others, a constant column, all
-# far from the origin, all equal, and the least and largest numbers whose squares are float32.
-HARD = ["usual", "column", "row", "constant", "far", "equal", "small", "large"]
+# far from the origin, all equal, the least and largest numbers whose squares are float32, numbers
+# whose products are too small for it, and some that are nearly so themselves.
+HARD = ["usual", "column", "row", "constant", "far", "equal", "small", "large", "tiny", "denormal"]
+_SCALES = {"small": 1e-15, "large": 1e15, "tiny": 1e-22, "denormal": 1e-40}
 
 
 def hard_vectors(kind: str, n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,9 +25,6 @@ def hard_vectors(kind: str, n: int, d: int, seed: int) -> tuple[np.ndarray, np.n
         vectors = vectors * np.float32(0.01) + 100
     elif kind == "equal":
         vectors[:] = vectors[0]
-    elif kind == "small":
-        vectors *= np.float32(1e-15)
-    elif kind == "large":
-        vectors *= np.float32(1e15)
+    vectors *= np.float32(_SCALES.get(kind, 1.0))
     near = vectors[rng.integers(0, n, 5)]
     return vectors, near * rng.uniform(0.9, 1.1, (5, 1)).astype(np.float32)

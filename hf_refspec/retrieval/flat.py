@@ -13,6 +13,7 @@ from .int8_copy import ApproximateScores, Int8Copy
 from .retriever import Retrieved
 from .vector_index import (
     LEAST_WALKED,
+    UNDERFLOW,
     UNIT_ROUNDOFF,
     HnswIndex,
     Index,
@@ -77,9 +78,9 @@ class FlatIndex(VectorIndex):
         length = float(np.linalg.norm(query.astype(np.float64)))
         roundings = 2 * (len(query) + 2) * UNIT_ROUNDOFF
         if self.metric == "inner_product":
-            return roundings * length * self._longest
+            return roundings * length * self._longest + UNDERFLOW
         reach = length + max(-score, 0.0) ** 0.5  # the length of so near a vector is at most this
-        return 2 * roundings * (reach**2 + length**2)
+        return 2 * roundings * (reach**2 + length**2) + UNDERFLOW
 
 
 class FaissFlatIndex(FlatIndex):

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from ..index.kernels import kernel
-from .vector_index import UNIT_ROUNDOFF, vectorised
+from .vector_index import UNDERFLOW, UNIT_ROUNDOFF, vectorised
 
 _INT8 = 127
 _INT16 = 2**15 - 1
@@ -97,7 +97,7 @@ class Int8Copy:
         lost = np.linalg.norm(weights - rounded * units[:, None], axis=1)
         lengths = np.linalg.norm(centred, axis=1)
         errors = factor * (self._most_lost * lengths + _INT8 * dimension**0.5 * lost)
-        errors += _ROUNDINGS * UNIT_ROUNDOFF * (self._longest + lengths) ** 2
+        errors += _ROUNDINGS * UNIT_ROUNDOFF * (self._longest + lengths) ** 2 + UNDERFLOW
         scores = np.empty((len(queries), end - begin), np.float32)
         best = np.empty((len(queries), 2 * k), np.int64)
         counts = np.zeros(len(queries), np.int64)

@@ -32,6 +32,10 @@ _LINKS = 32  # of each vector in the graph
 LEAST_WALKED = 128
 _LENGTHS_AT_ONCE = 1 << 16
 UNIT_ROUNDOFF = 2.0**-24  # of float32
+# More than a score may lose where its float32 numbers are too small to be rounded relatively: each
+# operation loses at most 2 ** -126, even if denormal numbers count as 0
+# (`torch.set_flush_denormal`), and an int8 copy multiplies that by an int32.
+UNDERFLOW = 2.0**-90
 # Sums may be reordered for vector instructions; the compiled order is the same for every row.
 vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
@@ -84,7 +88,7 @@ class VectorIndex(ABC):
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self.vectors = vectors
         self.metric = metric
-        self._longest = float(lengths.max()) ** 0.5
+        self._longest = (float(lengths.max()) + UNDERFLOW) ** 0.5
         score_rows.compile()
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import keeps_state_in_modules
+from .active_modes import active_modes
 
 # A model is not changed: what is learned of it shall be in no copy, pickle or fingerprint of it.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -154,7 +155,7 @@ def _parts_of(function: Any) -> list[Any]:
 
 def _settings(model: nn.Module) -> list[Any]:
     """The values of the model's configuration, and the settings of torch itself."""
-    settings: list[Any] = [torch.get_float32_matmul_precision()]
+    settings: list[Any] = [torch.get_float32_matmul_precision(), *active_modes()]
     settings += [*torch_modules._global_forward_pre_hooks, *torch_modules._global_forward_hooks]
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]

@@ -2,9 +2,10 @@
 
 Inside of [`narrow_products`], calls of `torch.nn.functional.linear` whose products
 `index/narrow_product.py` computes faster go there: 2 to 32 tokens on a CPU, plain weights in
-float32 or bfloat16. Quantised and sharded weights are left to torch; hooks and adapters run as
-ever, around those of their products that are plain. The model is not changed, and other threads
-and calls see nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
+float32 or bfloat16. Quantised and sharded weights are left to torch, and so is whatever another
+mode, a profiler or a transform (`torch.vmap`) is to see; hooks and adapters run as ever, around
+those of their products that are plain. The model is not changed, and other threads and calls see
+nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _dispatch_keys,
+    _dispatch_tls_local_include_set,
+)
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from ..index import narrow_product as kernel
 from ..index.narrow_product import narrow_product
+from .active_modes import active_modes
 
 MAX_TOKENS = 32
 DTYPES = [torch.float32] if kernel.MATRIX_UNITS else [torch.float32, torch.bfloat16]
+
+# The keys by which torch dispatches an operation on plain tensors. Dispatch modes, transforms,
+# tensors that wrap others, and views that negate or conjugate add a key each.
+_PLAIN_KEYS = (
+    DispatchKeySet(DispatchKey.CPU)
+    | DispatchKeySet(DispatchKey.ADInplaceOrView)
+    | DispatchKeySet(DispatchKey.AutogradCPU)
+    | DispatchKeySet(DispatchKey.AutocastCPU)
+    | DispatchKeySet(DispatchKey.BackendSelect)
+)
 
 _Task = ctypes.c_int64 * (kernel.TASK_LENGTH + 1)
 _NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
@@ -59,6 +78,10 @@ def _why_inactive() -> str | None:
         return "torch was built without GNU's OpenMP"
     if narrow_product.address is None:
         return "it is not compiled yet"
+    if active_modes():
+        return "a function or dispatch mode of torch is active, which would not see the products"
+    if torch.autograd._profiler_enabled():
+        return "a profiler of torch is active, which would not see the products"
     return None
 
 
@@ -73,7 +96,7 @@ class NarrowProducts(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is linear and not kwargs and _is_narrow(*args):
+        if function is linear and not kwargs and not _is_recorded() and _is_narrow(*args):
             self.count += 1
             return self._product(*args)
         return function(*args, **kwargs) if kwargs else function(*args)
@@ -96,12 +119,16 @@ class NarrowProducts(TorchFunctionMode):
         return y
 
 
+def _is_recorded() -> bool:
+    """Whether a compiler or tracer records operations, to run them later."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether the kernel computes this product, and faster than torch."""
-    operands = [x, weight] if bias is None else [x, weight, bias]
     return (
-        x.dtype in DTYPES
-        and all(_is_plain(operand, x.dtype) for operand in operands)
+        _are_plain([x, weight] if bias is None else [x, weight, bias])
+        and x.dtype in DTYPES
         and weight.ndim == 2
         and weight.shape[1] % kernel.INNER_MULTIPLE == 0
         and weight.shape[0] >= kernel.ROWS
@@ -113,12 +140,22 @@ def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     )
 
 
-def _is_plain(operand: Tensor, dtype: torch.dtype) -> bool:
-    return (
-        type(operand) in (Tensor, Parameter)  # neither quantised nor sharded
-        and operand.dtype == dtype
-        and operand.is_cpu
-        and operand.layout == torch.strided
-        and operand.is_contiguous()
-        and operand.data_ptr() != 0  # where weights are offloaded
-    )
+def _are_plain(operands: list[Tensor]) -> bool:
+    """Whether a product of these tensors depends on numbers of one type in this process's memory
+    alone, one after another."""
+    keys = _dispatch_tls_local_include_set()
+    for operand in operands:
+        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
+            return False
+        keys |= _dispatch_keys(operand)
+    if (keys - _PLAIN_KEYS).highestPriorityTypeId() != DispatchKey.Undefined:
+        return False
+    for operand in operands:
+        if not (
+            operand.is_cpu
+            and operand.dtype == operands[0].dtype
+            and operand.is_contiguous()
+            and operand.data_ptr() != 0  # where weights are offloaded
+        ):
+            return False
+    return forward_ad._current_level < 0  # otherwise they may have tangents

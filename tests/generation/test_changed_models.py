@@ -12,6 +12,9 @@ from architectures import small
 from calls import GREEDY, PROMPT, Call, assert_lossless
 from drafters import Noise, Prophet
 from own_forward import own_forward
+from torch.nn.functional import linear, silu
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_refspec.verification.model_memo import memo_of_state
 
@@ -29,6 +32,26 @@ def steer_last_token(model):
         return output
 
     return model.model.layers[0].mlp.register_forward_hook(steer)
+
+
+class LargerProducts(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 1.3 * result + 0.05 if function is linear else result
+
+
+class LargerMatrices(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        return 1.3 * result if "mm" in str(operation) else result
+
+
+class LastTokenLeftOut(TorchFunctionMode):
+    """Changes the last token of each pass, as if it were the only one."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result.index_fill(1, torch.tensor(-1), 0.0) if function is silu else result
 
 
 def ends_with_zero(module, args, output):
@@ -55,6 +78,20 @@ def test_a_steering_hook_is_seen_and_its_removal_too(model):
     assert check(model) == 1.0  # no pass over several tokens is like single ones
     handle.remove()
     assert check(model) > 1.5
+
+
+@pytest.mark.parametrize("mode", [LargerProducts, LargerMatrices])
+def test_a_mode_around_a_call_sees_all_products_of_its_passes(model, mode):
+    with mode():
+        assert check(model) > 1.5
+    assert check(model) > 1.5
+
+
+def test_a_model_is_probed_again_inside_of_a_mode_and_not_after_it(model):
+    with LastTokenLeftOut():
+        assert check(model) == 1.0
+    stats = assert_lossless(model, 0.8, max_draft_tokens=6)
+    assert stats.mat > 1.5 and stats.probe_passes == 0
 
 
 def test_a_number_that_forward_passes_change_is_no_setting_of_the_model(model):

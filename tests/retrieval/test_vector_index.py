@@ -95,6 +95,19 @@ def test_it_tells_vectors_apart_that_are_hard_to_round(metric, kind, n, d, k, se
 
 
 @pytest.mark.parametrize("metric", METRICS)
+def test_scores_too_small_for_float32_lose_no_vector_where_denormal_numbers_count_as_0(metric):
+    torch.set_flush_denormal(True)
+    try:
+        for seed in range(20):
+            vectors, queries = hard_vectors("tiny", 7, 3, seed)
+            index = flat(vectors * np.float32(1e3), metric)
+            for query, found in zip(queries, index.search(queries, 2), strict=True):
+                assert_same(found, ranked(index, query, 2))
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("metric", METRICS)
 def test_a_graph_finds_nearly_all_and_the_flat_index_of_faiss_the_same(metric):
     """FAISS sums in another order, and finds a limited number of candidates."""
     pytest.importorskip("faiss")

@@ -1,10 +1,16 @@
 """Which linear layers are sent to the kernel for narrow products, and what comes back."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn.functional import linear
+from torch.overrides import BaseTorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hf_refspec.index import narrow_product as kernel
 from hf_refspec.index.narrow_product import narrow_product
@@ -47,6 +53,14 @@ def test_two_to_32_tokens_are_sent_and_differ_by_rounding_alone(dtype, tokens, w
     torch.testing.assert_close(y, exact.to(dtype))
 
 
+class Doubled(TorchDispatchMode):
+    """Doubles the results of products."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        return 2 * result if "mm" in str(operation) else result
+
+
 def wrapped(weight):
     class Sharded(torch.Tensor):
         pass
@@ -64,6 +78,9 @@ LEFT_TO_TORCH = {
     "a subclass": lambda x, weight, bias: (x, wrapped(weight), bias),
     "a sparse weight": lambda x, weight, bias: (x[0], weight.to_sparse_csr(), None),
     "a weight of other strides": lambda x, weight, bias: (x, weight.T.contiguous().T, bias),
+    "a negated view": lambda x, weight, bias: (torch._neg_view(x), weight, bias),
+    "a functional tensor": lambda x, weight, bias: (torch._to_functional_tensor(x), weight, bias),
+    "zeros without memory": lambda x, weight, bias: (x, torch._efficientzerotensor((9, 64)), None),
     "tokens of other strides": lambda x, weight, bias: (x.repeat(1, 2, 1)[:, ::2], weight, bias),
     "an odd inner size": lambda x, weight, bias: operands(inner=INNER - 4),
     "few outer features": lambda x, weight, bias: operands(outer=kernel.ROWS - 1),
@@ -79,6 +96,62 @@ def test_what_is_not_plain_and_narrow_is_left_to_torch(name):
     assert sent.count == 0
     assert type(y) is type(wanted)
     assert y.is_meta or torch.equal(y, wanted)
+
+
+def tangent(product, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(product(forward_ad.make_dual(x, x))).tangent
+
+
+TRANSFORMED = {
+    "vmap": lambda product, x: torch.vmap(product)(x),
+    "vmap of others": lambda product, x: torch.vmap(lambda number: product(x) + number)(x[0, 0]),
+    "jvp": lambda product, x: torch.func.jvp(product, (x,), (x,))[1],
+    "grad": lambda product, x: torch.func.grad(lambda x: product(x).sum())(x),
+    "functionalize": lambda product, x: torch.func.functionalize(product)(x),
+    "a tangent": tangent,
+    "compiled": lambda product, x: torch.compile(product, backend="aot_eager", fullgraph=True)(x),
+    "traced": lambda product, x: torch.jit.trace(product, (x,), check_trace=False)(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformed_and_recorded_functions_are_left_to_torch(name):
+    x, weight, bias = operands()
+    wanted = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
+    torch.compiler.reset()
+    with narrow_products() as sent:
+        y = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
+    assert sent.count == 0
+    assert torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize(
+    "around", [BaseTorchFunctionMode, Doubled, partial(FlopCounterMode, display=False), profile]
+)
+def test_the_modes_and_profilers_of_others_miss_no_product(around):
+    x, weight, bias = operands()
+    with around() as outer, narrow_products() as sent:
+        linear(x, weight, bias)
+    assert sent is None
+    if isinstance(outer, FlopCounterMode):
+        assert outer.get_total_flops() == 2 * 4 * INNER * OUTER
+    if isinstance(outer, profile):
+        assert "aten::linear" in {event.key for event in outer.key_averages()}
+
+
+def test_a_mode_within_a_layer_sees_its_product():
+    x, weight, bias = operands()
+    wanted = linear(x, weight, bias)
+    with narrow_products() as sent, Doubled():
+        assert torch.equal(linear(x, weight, bias), 2 * wanted)
+    assert sent.count == 0
+
+
+def test_a_default_device_is_no_mode_of_others():
+    with torch.device("cpu"), narrow_products() as sent:
+        linear(*operands())
+    assert sent.count == 1
 
 
 def test_gradients_autocast_and_quantised_layers_are_left_to_torch():
