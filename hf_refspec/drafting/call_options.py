@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,6 +48,7 @@ class Call:
         sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
         chain (`bool`): Whether it verifies a single path. The best path of a draft is verified
             then; a drafter may do better by growing one path from the start.
+        depth (`int`): How deep a draft is verified: no text needs more tokens.
         speed (callable, *optional*): Returns the expected tokens per second of the best pass over
             nodes with given estimates (`np.ndarray`, float32), drafted in given seconds; for a
             drafter that takes much time. `None` where the call names the number of nodes.
@@ -57,5 +59,6 @@ class Call:
 
     sampling: Sampling | None = None
     chain: bool = False
+    depth: int = sys.maxsize
     speed: Speed | None = None
     noise: Noise | None = None

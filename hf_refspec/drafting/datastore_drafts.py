@@ -57,9 +57,7 @@ class DatastoreDrafts(LookUp):
             )
         if published and store.form == "compact":
             raise ValueError("published=True needs the full form of the datastore; open that one")
-        check_count("max_match", max_match)
-        if max_match > DEPTH:
-            raise ValueError(f"max_match must be at most {DEPTH}, but is {max_match}")
+        check_count("max_match", max_match, most=DEPTH)
         self.min_match = 2 if published else 1
         if max_match < self.min_match:
             raise ValueError(f"max_match must be at least 2 for published=True, but is {max_match}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -133,7 +134,7 @@ class DraftModel(PathDrafter):
         estimates = path.tree
         passes = 0
         longest = context_length(self.assistant)
-        depth = budget if longest is None else min(budget, longest - len(self._ids))
+        depth = min(budget, self.call.depth, (longest or sys.maxsize) - len(self._ids))
         if len(self._ids) == 0:
             depth = 0
         while max(len(path.tokens), passes) < depth and (

@@ -63,11 +63,12 @@ class TokenRecycling(LookUp):
     its own.
 
     Args:
-        top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context.
+        top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context, 256
+            at most.
         context (`int`, *optional*, defaults to 3): n, the longest contexts, from 1 to 3 tokens.
-        max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept. A
-            full table gives up the eighth that was not verified for longest. A context takes 8 k +
-            28 to 8 k + 36 bytes: 24 MB at most by default.
+        max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept,
+            16,777,216 at most. A full table gives up the eighth that was not verified for longest.
+            A context takes 8 k + 28 to 8 k + 36 bytes: 24 MB at most by default.
         published (`bool`, *optional*, defaults to `False`): Whether to draft by the algorithm of
             "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
             Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best next tokens of each
@@ -77,7 +78,7 @@ class TokenRecycling(LookUp):
 
     Raises:
         TypeError: if a number is no int.
-        ValueError: if a number is less than 1, `context` more than 3.
+        ValueError: if a number is less than 1 or too large.
             `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
             has learned from a model with another vocabulary.
     """

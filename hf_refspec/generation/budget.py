@@ -17,7 +17,7 @@ import numpy as np
 
 from ..drafting.call_options import Speed
 from ..drafting.drafter import Drafter
-from ..drafting.tree import DraftTree
+from ..drafting.tree import MOST_NODES, DraftTree
 from ..verification.verifier import Verifier
 from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .step import Step
@@ -248,10 +248,10 @@ def make_budget(
 ) -> Budget:
     """The budget that a call asks for, whose passes this verifier runs; whether one call `waits`
     for all rows. `"auto"` does not cut the drafts of a drafter that sets its own length."""
-    if isinstance(max_draft_tokens, int):
+    if not isinstance(max_draft_tokens, str):
         return Budget(max_draft_tokens)
     if drafter.decides_length:
-        return Budget(np.iinfo(np.int32).max)
+        return Budget(MOST_NODES)
     kind = verifier.kind
     entries = verifier.entries
     costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")

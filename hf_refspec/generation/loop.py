@@ -181,6 +181,7 @@ class Loop:
             if depth > 0:
                 call = row.drafter.call
                 call.chain = self.chains
+                call.depth = depth
                 call.speed = self.budget.speed
                 call.noise = row.noise_ahead(self.vocab_size) if row.do_sample else None
                 drafted = checked_draft(row.drafter, max_nodes, self.vocab_size)

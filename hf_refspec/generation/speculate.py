@@ -68,7 +68,8 @@ def speculate(
             the model between calls, and `SiblingCopy()` for rows of one prompt. With
             `verification="reproducible"`, `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
-            in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
+            in one forward pass (of each row), 0 for plain decoding, 1,024 at most: from there on a
+            pass takes time in proportion to its tokens on any device. `"auto"`, or `None`, verifies
             those that pay for themselves, see [`~generation.budget.AutoBudget`]; a
             `CandidateGenerator` sets its own length.
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 
+from ..check_count import check_count
+from ..drafting.tree import MOST_NODES
 from ..transformers_names import (
     CACHE_NAMES,
     PREFILL_ARGUMENTS,
@@ -140,15 +142,8 @@ def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: st
 def check_options(max_draft_tokens: Any, verification: Any) -> None:
     """Refuses values of the options that a speculative call adds to `generate`."""
     if max_draft_tokens != "auto":
-        if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
-            raise TypeError(
-                f'`max_draft_tokens` must be an int (draft nodes a step) or "auto", but is '
-                f"{max_draft_tokens!r}."
-            )
-        if max_draft_tokens < 0:
-            raise ValueError(
-                f"`max_draft_tokens` must be 0 (plain decoding) or more, but is {max_draft_tokens}."
-            )
+        otherwise = ' (draft nodes a step) or "auto"'
+        check_count("`max_draft_tokens`", max_draft_tokens, otherwise, least=0, most=MOST_NODES)
     if verification not in VERIFICATIONS:
         raise ValueError(
             f"`verification` must be one of {', '.join(map(repr, VERIFICATIONS))}, but is "

@@ -56,9 +56,9 @@ def grower(expand: Callable[..., int]) -> Callable[..., Any]:
     are. `found` is the named tuple of arrays and numbers that it reads.
 
     Returns:
-        `grow(found, count, capacity, budget, chain)`: Grows a draft tree, best node first, or a
-        single path (`chain`), at each node to the most probable child. The root has the first
-        `count` proposals, and there can be `capacity` of them.
+        `grow(found, count, capacity, widest, budget, chain)`: Grows a draft tree, best node first,
+        or a single path (`chain`), at each node to the most probable child. The root has the first
+        `count` proposals, and there can be `capacity` of them, at one node the `widest`.
     """
 
     @uncounted
@@ -95,10 +95,10 @@ def grower(expand: Callable[..., int]) -> Callable[..., Any]:
         return size
 
     @njit
-    def grow(found, count, capacity, budget, chain):
+    def grow(found, count, capacity, widest, budget, chain):
         if count == 0:
             return no_tree()
-        growth = _empty_growth(count, capacity, budget)
+        growth = _empty_growth(count, capacity, widest, budget)
         size = fill(found, growth, chain)
         return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
 
@@ -106,12 +106,13 @@ def grower(expand: Callable[..., int]) -> Callable[..., Any]:
 
 
 @njit
-def _empty_growth(count, capacity, budget):
+def _empty_growth(count, capacity, widest, budget):
+    # Memory that nobody writes costs nothing: only the slots are filled.
     following = np.empty(capacity, dtype=np.int32)
     for proposal in range(count):
         following[proposal] = proposal + 1 if proposal + 1 < count else -1
     slot_count = 1
-    while slot_count < 2 * capacity:
+    while slot_count < 2 * widest:
         slot_count *= 2
     return Growth(
         np.empty(budget, dtype=np.int64),

@@ -69,7 +69,8 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
         len(context) < 2 or latest_of(text, context[-2]) < 0
     ):  # the usual case where nothing repeats: it must cost nothing
         return no_tree(), anchor
-    capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
+    at_root = min(MATCHES_KEPT * len(context), len(text.tokens))
+    capacity = 2 * at_root + MATCHES_KEPT * min(budget, MATCHED_NODES)
     positions = np.empty(capacity, dtype=np.int32)
     lengths = np.empty(capacity, dtype=np.float64)
     count = 0
@@ -85,7 +86,7 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     join = match_length == 1
     number = np.full(1, count)
     found = _Matches(text, context[-1], anchor, join, copy_length, positions, lengths, number)
-    return _grow_matches(found, count, capacity, budget, chain), anchor
+    return _grow_matches(found, count, capacity, capacity, budget, chain), anchor
 
 
 @uncounted

@@ -127,7 +127,7 @@ def merge_trees(sizes, tokens, parents, probs, budget):
                 prob[node] = 1 - (1 - prob[node]) * (1 - probs[i])
             merged[i] = node
         offset += size
-    return _grow_merged(_Merged(child, sibling, token, prob), total, total, budget, False)
+    return _grow_merged(_Merged(child, sibling, token, prob), total, total, 1, budget, False)
 
 
 @uncounted

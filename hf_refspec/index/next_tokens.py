@@ -10,7 +10,17 @@ import numpy as np
 
 from ..check_count import check_count
 from .draft_tree import TreeArrays
-from .recycling import COMMONEST, COUNT, MOST_CONTEXT, count_tokens, enter, learn, new_table
+from .recycling import (
+    COMMONEST,
+    COUNT,
+    MOST_CONTEXT,
+    MOST_ENTRIES,
+    MOST_NEXT,
+    count_tokens,
+    enter,
+    learn,
+    new_table,
+)
 from .recycling_tree import Pooling, recycling_tree
 
 # Where more tokens are counted, all counts are halved.
@@ -47,11 +57,9 @@ class NextTokens:
     """
 
     def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
-        check_count("top_k", top_k)
-        check_count("context", context)
-        check_count("max_contexts", max_contexts)
-        if context > MOST_CONTEXT:
-            raise ValueError(f"context must be at most {MOST_CONTEXT} tokens, but is {context}")
+        check_count("top_k", top_k, most=MOST_NEXT)
+        check_count("context", context, most=MOST_CONTEXT)
+        check_count("max_contexts", max_contexts, most=MOST_ENTRIES)
         self.top_k = top_k
         self.context = context
         self.max_contexts = max_contexts

@@ -21,6 +21,9 @@ from .best_first import uncounted
 from .kernels import kernel, kernel_type
 
 MOST_CONTEXT = 3
+# The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.
+MOST_NEXT = 256
+MOST_ENTRIES = 1 << 24
 # How many of the commonest tokens are kept in order.
 COMMONEST = 8
 # The numbers of `state`: how many entries there are, the age of the newest, and the first of the

@@ -94,8 +94,9 @@ def recycling_tree(
     `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
     `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
     what the target expected in place of the last token."""
-    best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
-    best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
+    best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
+    best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
+    best_tokens[0], best_probs[0] = -1, 0.0
     for i in range(min(RUNNERS_UP, len(last_tokens))):
         best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
     found = _Known(
@@ -113,11 +114,13 @@ def recycling_tree(
         np.empty(MOST_CONTEXT, np.int64),
     )
     per_node = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
-    return _grow_context(found, 1, 1 + (1 + budget) * per_node, budget, chain)
+    return _grow_context(found, 1, 1 + (1 + budget) * per_node, per_node, budget, chain)
 
 
 @uncounted
 def expand_context(found, growth, first, node, depth, prob):
+    for i in range(RUNNERS_UP):
+        found.best_tokens[node + 2, i], found.best_probs[node + 2, i] = -1, 0.0
     start, known = _propose(found, growth, node)
     if found.number[0] == start:
         return 0

@@ -198,7 +198,7 @@ def grow_trie(read, order_count, pseudo_count, budget):
     pseudo-count of 0 the longest match alone decides."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
-    return _grow_orders(found, len(read.rows), len(read.rows), budget, False)
+    return _grow_orders(found, len(read.rows), len(read.rows), len(read.rows), budget, False)
 
 
 @uncounted

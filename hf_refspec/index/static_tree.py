@@ -31,6 +31,7 @@ _RATIO = 0.45
 def static_tree(table, last, budget):
     """The tree of a table of single tokens below the last token, breadth first: its first `budget`
     nodes."""
+    budget = min(budget, len(_CHILDREN))
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     estimates = np.empty(budget, dtype=np.float32)

@@ -20,7 +20,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.next_tokens import NextTokens, TableContent
-from ..index.recycling import MOST_CONTEXT
+from ..index.recycling import MOST_CONTEXT, MOST_NEXT
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
@@ -28,9 +28,6 @@ from .folder_config import FolderConfig, token_dtype
 from .stored_folder import StoredFolder
 
 TABLE = re.compile(r"table\.safetensors")
-# Next tokens of a context. A drafter that continues to learn allocates them for each of its
-# contexts, however few the file has.
-MOST_NEXT = 256
 
 
 @dataclass(frozen=True)

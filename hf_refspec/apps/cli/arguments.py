@@ -36,7 +36,14 @@ def positive(text: str) -> int:
 
 def draft_budget(text: str) -> int | str:
     """Reads how many draft tokens to verify in a pass: an integer of at least 1, or auto."""
-    return text if text == "auto" else positive(text)
+    from ...generation.validation import check_options  # loads torch
+
+    number = text if text == "auto" else positive(text)
+    try:
+        check_options(number, "auto")
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+    return number
 
 
 def port(text: str) -> int:

@@ -26,6 +26,8 @@ from .memory import MOST_TOKENS, Memory, View
 # are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
+# A bound on the time in which a call begins: all sessions are ranked, and those are copied.
+_MOST_SIMILAR = 256
 
 
 class SessionDrafts(LookUp):
@@ -52,7 +54,7 @@ class SessionDrafts(LookUp):
             memory, a session 30 more. A longer call (or one of more than 16 million tokens) is not
             remembered.
         top_k (`int`, *optional*, defaults to 4):
-            How many sessions with similar prompts are copied from; 0 for none.
+            How many sessions with similar prompts are copied from, 256 at most; 0 for none.
         path (`str` or `Path`, *optional*):
             A folder that keeps the sessions, so that they outlive the process, even one that is
             killed. Several processes may share it: a call drafts from the calls that all of them
@@ -80,11 +82,8 @@ class SessionDrafts(LookUp):
         top_k: int = 4,
         path: str | os.PathLike | None = None,
     ) -> None:
-        check_count("max_tokens", max_tokens)
-        if max_tokens > MOST_TOKENS:
-            raise ValueError(f"max_tokens must be at most {MOST_TOKENS}, but is {max_tokens}")
-        if top_k != 0:
-            check_count("top_k", top_k)
+        check_count("max_tokens", max_tokens, most=MOST_TOKENS)
+        check_count("top_k", top_k, least=0, most=_MOST_SIMILAR)
         check_is_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
