@@ -18,7 +18,7 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..look_up import LookUp
 from ..observation import Observation
-from ..token_ids import Reference, check_is_tokenizer, to_ids
+from ..token_ids import Reference, checked_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
 
@@ -85,8 +85,7 @@ class SessionDrafts(LookUp):
             raise ValueError(f"max_tokens must be at most {MOST_TOKENS}, but is {max_tokens}")
         if top_k != 0:
             check_count("top_k", top_k)
-        check_is_tokenizer(tokenizer)
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = checked_tokenizer(tokenizer)
         self.top_k = top_k
         database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
         self._memory = Memory(max_tokens, database)
