@@ -279,9 +279,10 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .generation.validation import setting
+    from .text_tokenizer import text_tokenizer
 
     stop_strings = setting("stop_strings", model, kwargs)
-    tokenizer = kwargs.get("tokenizer")
+    tokenizer = text_tokenizer(kwargs.get("tokenizer"))
     if stop_strings is None or tokenizer is None:
         return kwargs
     criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
+from ..text_tokenizer import text_tokenizer
 from .call_options import Call
 from .calls import owned
 from .drafter import Blend, Drafter, checked_draft
@@ -197,7 +198,8 @@ def check_datastores(
     from ..store.names import local_tokenizer
     from ..store.stored_tokenizer import public_name
 
-    known = tokenizer if getattr(tokenizer, "is_fast", False) else None
+    known = text_tokenizer(tokenizer)
+    known = known if getattr(known, "is_fast", False) else None
     for store in stores:
         if not isinstance(store, Datastore):
             continue

@@ -13,7 +13,7 @@ from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
 from .look_up import LookUp
 from .observation import Observation
-from .token_ids import Reference, check_is_tokenizer, references_to_ids
+from .token_ids import Reference, checked_tokenizer, references_to_ids
 from .tree import DraftTree
 
 LLMA_LONGEST_MATCH = 5  # tokens, as published
@@ -64,7 +64,7 @@ class ReferenceCopy(LookUp):
             raise ValueError(
                 "include_prompt=False leaves nothing to copy from without references; give some"
             )
-        check_is_tokenizer(tokenizer)
+        tokenizer = checked_tokenizer(tokenizer)
         self.match_length = match_length
         self.copy_length = copy_length
         self.published = published

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
+from ..text_tokenizer import text_tokenizer
 
 logger = logging.getLogger("hf_refspec")
 
@@ -74,12 +75,14 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
     return ids
 
 
-def check_is_tokenizer(tokenizer: Any) -> None:
-    """Raises a TypeError for anything but a tokenizer, such as the name of one."""
+def checked_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or a processor's; raises a TypeError for anything else, such as its name."""
+    tokenizer = text_tokenizer(tokenizer)
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
             f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
         )
+    return tokenizer
 
 
 def _is_ids(reference: Any) -> bool:

@@ -19,6 +19,7 @@ from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
+from ..text_tokenizer import text_tokenizer
 from .look_up import LookUp
 from .observation import Observation
 from .top_tokens import top_tokens
@@ -220,6 +221,7 @@ class TokenRecycling(LookUp):
         from ..store.build.windows import check_build, windows
         from ..store.stored_tokenizer import public_name, vocabulary_size
 
+        tokenizer = text_tokenizer(tokenizer)
         check_build(documents, tokenizer, model)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)

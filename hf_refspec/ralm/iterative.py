@@ -30,6 +30,7 @@ from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
+from ..text_tokenizer import text_tokenizer
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.caches import find_cache
 from ..verification.model_memo import memo_of
@@ -112,7 +113,8 @@ def iterative_ralm(
     mask = model_kwargs.get("attention_mask")
     if mask is not None:
         prompt = prompt[mask[0].numpy(force=True) != 0]  # without padding
-    bos = generation_config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+    names_bos = generation_config if tokenizer is None else text_tokenizer(tokenizer)
+    bos = names_bos.bos_token_id
     begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
     contexts = PassageContexts(
         model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]

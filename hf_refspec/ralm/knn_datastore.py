@@ -34,6 +34,7 @@ from ..store.printable import printable
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
+from ..text_tokenizer import text_tokenizer
 from ..version import __version__
 from .hidden_states import Layer, model_fingerprint, read_documents, recorded
 
@@ -177,6 +178,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 states are not finite.
             FileExistsError: If there is something at `path`.
         """
+        tokenizer = text_tokenizer(tokenizer)
         check_build(documents, tokenizer, model)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")

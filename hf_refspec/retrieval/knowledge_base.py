@@ -32,6 +32,7 @@ from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig, token_dtype
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import load_backend, vocabulary_size
+from ..text_tokenizer import text_tokenizer
 from ..version import __version__
 from .text_encoder import TextEncoder
 
@@ -107,8 +108,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     config_type = KnowledgeBaseConfig
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        super().__init__(path, tokenizer)
+        self.tokenizer: PreTrainedTokenizerBase = text_tokenizer(tokenizer)
+        super().__init__(path, self.tokenizer)
 
     def _open(self, config: KnowledgeBaseConfig) -> None:
         self.check_tokenizer(self.tokenizer)
@@ -197,6 +198,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         check_count("chunk_length", chunk_length)
         texts = None if encoder is None else TextEncoder(encoder)
         places: list[str] = []
+        tokenizer = text_tokenizer(tokenizer)
         size = vocabulary_size(tokenizer)
         opened = open_source(documents, tokenizer, size, column, pattern, places)
         opened.name = corpus_name or opened.name

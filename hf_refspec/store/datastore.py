@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
+from ..text_tokenizer import text_tokenizer
 from .build.corpus import SHARD_TOKENS, BuildOptions, build_store, extend_store, merge_store
 from .compact import CompactOptions, compact_form, open_ngrams, replace_ngrams, write_ngrams
 from .datastore_config import Form, StoreConfig, check_form
@@ -155,6 +156,7 @@ class Datastore(StoredFolder[StoreConfig]):
             FileExistsError: If there is something at `path`.
             DatastoreError, OSError: If another process is building it, or it cannot be written.
         """
+        tokenizer = text_tokenizer(tokenizer)
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not isinstance(tokenizer, PreTrainedTokenizerBase):
             kinds = ", ".join(type(value).__name__ for value in (documents, tokenizer, path))
@@ -204,7 +206,7 @@ class Datastore(StoredFolder[StoreConfig]):
             DatastoreError: If it is damaged, for another tokenizer, only compact, or being written.
             OSError: If it cannot be written.
         """
-        known = self._tokenizer if tokenizer is None else tokenizer
+        known = self._tokenizer if tokenizer is None else text_tokenizer(tokenizer)
         extend_store(self.path, documents, known, BuildOptions(**options))
         self.refresh()
         self._warn_if_stale()

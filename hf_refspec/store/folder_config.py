@@ -35,6 +35,7 @@ from typing import (
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..text_tokenizer import text_tokenizer
 from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, write_bytes
 from .folder import only_writer, sync_folder
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
@@ -63,10 +64,12 @@ class FolderConfig:
     @classmethod
     def made_for(cls, tokenizer: PreTrainedTokenizerBase, **entries: Any) -> Self:
         """The config of a new folder for a tokenizer."""
+        tokenizer = text_tokenizer(tokenizer)
         return cls(tokenizer_fingerprint(tokenizer), public_name(tokenizer), **entries)
 
     def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
         """Refuses a tokenizer that the folder at `path` was not made for."""
+        tokenizer = text_tokenizer(tokenizer)
         check_tokenizer(path, tokenizer, remedy, self.fingerprint, self.tokenizer)
         found = vocabulary_size(tokenizer)
         stated = getattr(self, "vocab_size", None)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from pydantic import BaseModel
 from running_server import server_process
 
@@ -53,14 +54,29 @@ def of_langchain(url: str, method: str) -> Person:
     return langchain(url).with_structured_output(Person, method=method).invoke(QUESTION)
 
 
-def of_pydantic_ai(url: str) -> Person:
+def pydantic_ai_agent(url: str):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
     provider = providers.OpenAIProvider(base_url=url, api_key="none")
     model = models.OpenAIChatModel(NAME, provider=provider)
-    agent = pydantic_ai.Agent(model, output_type=Person, model_settings=LIMITS)
-    return agent.run_sync(QUESTION).output
+    return pydantic_ai.Agent(model, output_type=Person, model_settings=LIMITS)
+
+
+def of_pydantic_ai(url: str) -> Person:
+    return pydantic_ai_agent(url).run_sync(QUESTION).output
+
+
+def of_huggingface_hub(url: str) -> Person:
+    """It sends the schema in the form of TGI to servers that it does not know."""
+    schema = {"name": "person", "schema": Person.model_json_schema(), "strict": True}
+    answer = InferenceClient(base_url=url).chat_completion(
+        [{"role": "user", "content": QUESTION}],
+        model=NAME,
+        response_format={"type": "json_schema", "json_schema": schema},
+        **LIMITS,
+    )
+    return Person.model_validate_json(answer.choices[0].message.content)
 
 
 def langchain(url: str):
@@ -75,10 +91,42 @@ def langchain(url: str):
         partial(of_langchain, method="json_schema"),
         partial(of_langchain, method="function_calling"),
         of_pydantic_ai,
+        of_huggingface_hub,
     ],
 )
 def test_clients_have_objects(url, asked):
     assert asked(url) == ANNA
+
+
+def history_of_openai(url: str):
+    tools = [openai.pydantic_function_tool(GetWeather)]
+    options = {"model": NAME, "tools": tools, "tool_choice": "required", **LIMITS}
+    messages = [{"role": "user", "content": WEATHER}]
+    message = completions(url).parse(messages=messages, **options).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    for sent in (message, message.model_dump()):
+        answer = completions(url).parse(messages=[*messages, sent, result], **options)
+    return answer.choices[0].message.tool_calls
+
+
+def history_of_langchain(url: str):
+    messages = pytest.importorskip("langchain_core.messages")
+    bound = langchain(url).bind_tools([GetWeather], tool_choice="GetWeather", strict=True)
+    asked = messages.HumanMessage(WEATHER, name="me")
+    answer = bound.invoke([asked])
+    result = messages.ToolMessage("sunny", tool_call_id=answer.tool_calls[0]["id"])
+    return bound.invoke([asked, answer, result]).tool_calls
+
+
+def history_of_pydantic_ai(url: str):
+    agent = pydantic_ai_agent(url)
+    first = agent.run_sync(QUESTION)
+    return agent.run_sync(QUESTION, message_history=first.all_messages()).output
+
+
+@pytest.mark.parametrize("go_on", [history_of_openai, history_of_langchain, history_of_pydantic_ai])
+def test_clients_send_answers_back(url, go_on):
+    assert go_on(url)
 
 
 def test_openai_parses_streams_of_calls(url):

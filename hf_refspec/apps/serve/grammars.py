@@ -72,14 +72,9 @@ def constraint(request: ChatRequest) -> Constraint | None:
             raise ApiError(400, f"tool_choice: there is no tool{named} in tools", "tool_choice")
         return Constraint("tools", "lark", _lark(request, tools, None))
     form = request.response_format
-    if form is None or form.type == "text":
+    schema = form.answer_schema if form else None
+    if schema is None:
         return None
-    schema: dict[str, Any] = {"type": "object"}
-    if form.type == "json_schema":
-        param = "response_format.json_schema"
-        if form.json_schema is None:
-            raise ApiError(400, f"{param}: Field required", param)
-        schema = schema if form.json_schema.schema_ is None else form.json_schema.schema_
     if tools and choice != "none":
         return Constraint("response_format", "lark", _lark(request, tools, schema))
     return Constraint("response_format", "json_schema", schema)

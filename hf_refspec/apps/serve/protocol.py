@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Set
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,15 +17,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from ...store.folder_config import is_deeper
 from .errors import ApiError, not_json
 
-# Fields that change no answer.
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
 _IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-# Fields that would change the answer and are not supported, each with the values that, like null,
-# ask for nothing. docs/tasks/serving.md has the same table.
+# docs/tasks/serving.md has the same table.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(["audio", "verbosity", "web_search_options"], ()),
     "best_of": (1,),
@@ -34,6 +37,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "suffix": ("",),
 }
+
+UNKNOWN = "unknown_parameter"  # OpenAI's code
 
 _MAX_ITEMS = 2048  # messages of a chat, and parts of a message
 _MAX_ROWS = 128  # `n`
@@ -74,7 +79,36 @@ Schema: TypeAlias = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
 FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class TextPart(BaseModel):
+class RequestObject(BaseModel):
+    """An object of a request, which refuses fields that it does not have."""
+
+    # Fields that change no answer.
+    ignored: ClassVar[Set[str]] = frozenset()
+    # Fields that would change the answer and are not supported, each with the values that, like
+    # null, ask for nothing.
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _only_supported(cls, data: Any, read: Callable[[Any], Self]) -> Self:
+        found = read(data)  # a wrong `type` says more than the fields that belong to it
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if name in known or name in cls.ignored:
+                continue
+            if name not in cls.unsupported:
+                raise _refused("is not a field", name, UNKNOWN)
+            if value is not None and value not in cls.unsupported[name]:
+                raise _refused("is not supported with this value", name)
+        return found
+
+
+def _refused(why: str, field: str, code: str = "unsupported") -> PydanticCustomError:
+    shown = ascii(field[:64])  # it may hold lone surrogates
+    return PydanticCustomError(code, "{shown} " + why + "; leave it out", {"shown": shown})
+
+
+class TextPart(RequestObject):
     type: Literal["text"]
     text: Text
 
@@ -88,19 +122,27 @@ def content_text(content: Content | None) -> str:
     return content or ""
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(RequestObject):
+    ignored = {"parsed_arguments"}  # the arguments again, by OpenAI's client
+    unsupported = {"description": ()}  # huggingface_hub sends null
+
     name: Text
     arguments: Text
 
 
-class ToolCall(BaseModel):
+class ToolCall(RequestObject):
+    ignored = {"index"}  # of streamed calls
+
     id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(RequestObject):
     """A message of a chat: text, the model's calls, or the result of a call."""
+
+    ignored = {"annotations", "parsed"}  # they describe the content of an answer
+    unsupported = dict.fromkeys(["audio", "function_call", "reasoning", "refusal"], ())
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = (
@@ -108,27 +150,29 @@ class ChatMessage(BaseModel):
     )
     tool_call_id: Text | None = None
     content: Content | None = Field(None, validate_default=True)
-    audio: None = None
-    function_call: None = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
 
     @field_validator("content")
     @classmethod
     def _only_calls_have_no_text(cls, content: Content | None, about: Any) -> Content | None:
-        if content is None and about.data.get("tool_calls") is None:
+        if content is None and about.data.get("tool_calls", ()) is None:
             raise ValueError("Input should be a text, or a list of texts")
         return content
 
 
-class PredictedContent(BaseModel):
+class PredictedContent(RequestObject):
     type: Literal["content"]
     content: Content
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestObject):
+    unsupported = {"include_obfuscation": (False,)}
+
     include_usage: bool | None = None
 
 
-class Function(BaseModel):
+class Function(RequestObject):
     """A function that a model may call; without `parameters` it takes none."""
 
     name: FunctionName
@@ -137,26 +181,53 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(RequestObject):
     type: Literal["function"]
     function: Function
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(RequestObject):
     name: Text = ""
     description: Text | None = None
     schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(RequestObject):
+    """OpenAI's form, or that of llama.cpp (`schema`), or that of TGI and huggingface_hub (`value`):
+    a schema in any of them is honoured."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    value: Schema | None = None
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> ResponseFormat:
+        forms = {"json_schema": self.json_schema, "schema": self.schema_, "value": self.value}
+        given = [name for name, form in forms.items() if form is not None]
+        most = int(self.type != "text")
+        if len(given) > most:
+            raise _refused(f"is one schema too many for the type {self.type}", given[most])
+        if self.type == "json_schema" and not given:
+            raise ValueError("the type json_schema needs the field json_schema")
+        return self
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; `None` for a text."""
+        if self.type == "text":
+            return None
+        of_openai = self.json_schema.schema_ if self.json_schema else None
+        given = (form for form in (of_openai, self.schema_, self.value) if form is not None)
+        return next(given, {"type": "object"})
 
 
-class TextRequest(BaseModel):
+class TextRequest(RequestObject):
     """The fields that chats and completions share; null stands for a field that is left out."""
 
+    ignored = _IGNORED
+    unsupported = UNSUPPORTED
     model_config = ConfigDict(allow_inf_nan=False)
 
     model: Text | None = None
@@ -180,21 +251,6 @@ class TextRequest(BaseModel):
     stop: Stop | None = None
     prediction: PredictedContent | None = None
     reasoning_effort: Any = Field(None, description="is ignored; a header of the answer says so")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_supported(cls, data: dict[str, Any]) -> dict[str, Any]:
-        for name, value in data.items():
-            if name in cls.model_fields or name in _IGNORED:
-                continue
-            if name not in UNSUPPORTED:
-                shown = ascii(name[:64])  # it may hold lone surrogates
-                why = f"{shown} is not a field; leave it out"
-                raise ApiError(400, why, shown[1:-1], "unknown_parameter")
-            if value is not None and value not in UNSUPPORTED[name]:
-                why = f"{name!r} is not supported with this value; leave it out"
-                raise ApiError(400, why, name)
-        return data
 
 
 class ChatRequest(TextRequest):
@@ -220,6 +276,11 @@ class CompletionRequest(TextRequest):
         | Annotated[list[int], Field(fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _false_is_none(cls, logprobs: Any) -> Any:
+        return None if logprobs is False else logprobs
 
 
 RequestT = TypeVar("RequestT", bound=TextRequest)
@@ -252,17 +313,20 @@ def parsed(kind: type[BodyT], body: bytes) -> BodyT:
 def _first_of(error: ValidationError) -> ApiError:
     """The first error, without the value, which may not be printable."""
     errors: list[Any] = error.errors(include_url=False, include_input=False)
-    # A field of several types has an error for each; the error of the right type says more.
+    # A field of several types has an error for each; the error inside of the right type says more.
     of_field = [mistake for mistake in errors if mistake["loc"][:1] == errors[0]["loc"][:1]]
-    fitting = (mistake for mistake in of_field if not mistake["type"].endswith("_type"))
-    first = next(fitting, errors[0])
+    first = max(of_field, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
+    kind = first["type"]
     # Fields and indices: other parts name one of several types.
-    place = ".".join(
+    place = [
         str(part)
         for part in first["loc"]
-        if isinstance(part, int) or (part.isidentifier() and part != "str")
-    )
+        if isinstance(part, int) or (part.isidentifier() and part not in ("str", "Tool"))
+    ]
     why = first["msg"].removeprefix("Value error, ")  # of our own validators
-    if first["type"] == "model_type":
+    if kind == "model_type":
         why = "Input should be an object"
-    return ApiError(400, f"{place}: {why}", place)
+    message = ": ".join([*filter(None, [".".join(place)]), why])
+    if shown := first.get("ctx", {}).get("shown"):
+        place.append(shown[1:-1])
+    return ApiError(400, message, ".".join(place), kind if kind == UNKNOWN else None)

@@ -8,18 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...store.datastore import Datastore
 from ...store.files import DatastoreError
 from .errors import ApiError, Places
-from .protocol import Text, parsed
+from .protocol import RequestObject, Text, parsed
 
 
-class DocumentsRequest(BaseModel):
+class DocumentsRequest(RequestObject):
     """The body of `POST /v1/stores/{store}/documents`: texts, or texts by their names."""
-
-    model_config = ConfigDict(extra="forbid")
 
     documents: dict[Text, Text] | list[Text] = Field(min_length=1)
 

@@ -119,23 +119,26 @@ class CallReader:
 
 def calls_in(value: Any) -> list[AnswerPart]:
     """The calls that a parsed value describes, if any."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return []
+    value = _json(value)
     calls: list[AnswerPart] = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function", call) if isinstance(call, dict) else {}
         name = function.get("name")
         arguments = function.get("arguments", {})
-        if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        if not isinstance(name, str) or not isinstance(_json(arguments), dict):
             return []
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         described = {"name": name, "arguments": text}
         # Mistral's templates refuse ids of any other length.
         calls.append({"id": uuid.uuid4().hex[:9], "type": "function", "function": described})
     return calls
+
+
+def _json(value: Any) -> Any:
+    """What a text of JSON describes, `None` if it is another text; anything else itself."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) else value
+    return None
 
 
 def template_messages(
@@ -149,7 +152,7 @@ def template_messages(
     plain = []
     for message in messages:  # in roles that every template knows
         role = _TEMPLATE_ROLES.get(message.role, message.role)
-        plain.append({"role": role, "content": _as_text(message)})
+        plain.append({"role": role, "content": _as_text(message), **_further(message)})
     if shown:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in shown)
         if plain[0]["role"] != "system":
@@ -170,21 +173,25 @@ def _as_text(message: ChatMessage) -> str:
     return "\n".join(lines)
 
 
+def _further(message: ChatMessage) -> dict[str, Any]:
+    """What some templates show beside the content."""
+    return message.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
+
+
 def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages with arguments as objects, and the function's name beside each result."""
     names: dict[str | None, str] = {}
     described = []
     for message in messages:
-        about: dict[str, Any] = {"content": content_text(message.content)}
+        about: dict[str, Any] = {"content": content_text(message.content), **_further(message)}
         about["role"] = "system" if message.role == "developer" else message.role
         if message.tool_calls:
             names |= {call.id: call.function.name for call in message.tool_calls}
             about["tool_calls"] = [call.model_dump() for call in message.tool_calls]
             for call in about["tool_calls"]:
-                with suppress(ValueError, RecursionError):  # otherwise it stays a text
-                    arguments = json.loads(call["function"]["arguments"] or "{}")
-                    if isinstance(arguments, dict):
-                        call["function"]["arguments"] = arguments
+                arguments = _json(call["function"]["arguments"] or "{}")
+                if isinstance(arguments, dict):  # otherwise it stays a text
+                    call["function"]["arguments"] = arguments
         if message.role == "tool":
             about["tool_call_id"] = message.tool_call_id
             if message.tool_call_id in names:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...text_tokenizer import text_tokenizer
 from ..drafter import NO_PATH, PathDrafter
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
@@ -97,6 +98,7 @@ class GrammarDrafts(PathDrafter):
                 "give exactly one of json_schema, regex, lark and tools, "
                 f"but {' and '.join(grammars) or 'none'} was given"
             )
+        tokenizer = text_tokenizer(tokenizer)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise TypeError(
                 f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"

@@ -40,7 +40,7 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             f"tools[{index}] must be a dict like {{'type': 'function', 'function': {{'name': ..., "
             f"'parameters': {{...}}}}}}, but is {tool!r}"
         )
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = function.get("parameters") or {"properties": {}}
     if not isinstance(parameters, dict):
         raise TypeError(f"tools[{index}] has parameters that are no dict: {parameters!r}")
 
@@ -52,12 +52,13 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             return {**schema, "$ref": f"#/$defs/{index}{reference[1:]}"}
         return schema
 
-    definitions[str(index)] = changed(parameters, moved)
+    definitions[str(index)] = changed({"type": "object", **parameters}, moved)
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": {"$ref": f"#/$defs/{index}"},
+            # Whatever types the parameters allow: arguments are an object.
+            "arguments": {"type": "object", "$ref": f"#/$defs/{index}"},
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,

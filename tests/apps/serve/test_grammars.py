@@ -64,6 +64,16 @@ def test_json_is_the_text_of_plain_generate_with_the_grammars_processor(
         assert streamed(stream) == expected
 
 
+@pytest.mark.parametrize("field", ["schema", "value"])
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_is_honoured_in_the_forms_of_other_servers(free_server, kind, field):
+    answers = [
+        free_server.chat("one", response_format=form, max_tokens=200)
+        for form in (FORMAT, {"type": kind, field: SCHEMA})
+    ]
+    assert answers[0].choices == answers[1].choices
+
+
 def test_what_a_grammar_forces_is_drafted(byte_llama, tokenizer):
     with serving(byte_llama, tokenizer, max_draft_tokens=16) as server:
         server.chat("two", max_tokens=200, response_format=FORMAT)

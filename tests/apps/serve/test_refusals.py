@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 import requests
+from huggingface_hub import ChatCompletionOutputMessage
+from openai.types.chat import ParsedChatCompletionMessage
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from running_server import NAME, serving
 
 from hf_refspec.apps.serve.errors import ApiError
@@ -106,6 +109,77 @@ def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, 
     assert "stop.0: String should have at least 1" in refused(server.post(body))["message"]
 
 
+def calling(arguments, **others):
+    function = {"name": "f", "arguments": arguments, **others}
+    call = {"id": "123456789", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+NESTED = {
+    "messages.0.prefix": {"messages": [{**MESSAGES[0], "prefix": True}]},
+    "messages.0.audio": {"messages": [{**MESSAGES[0], "audio": {"id": "1"}}]},
+    "messages.0.content.0.foo": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]
+    },
+    "messages.0.tool_calls.0.function.arguments": {"messages": [calling({"a": 1})]},
+    "messages.0.tool_calls.0.function.foo": {"messages": [calling("{}", foo=1)]},
+    "response_format.scheme": {"response_format": {"type": "json_object", "scheme": {}}},
+    "response_format.schema": {"response_format": {"type": "text", "schema": {}}},
+    "response_format.value": {
+        "response_format": {"type": "json_object", "schema": {}, "value": {}}
+    },
+    "response_format.json_schema.foo": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "foo": 1}}
+    },
+    "tools.0.foo": {"tools": [{**FUNCTION, "foo": 1}]},
+    "tools.0.function.input_schema": {
+        "tools": [{"type": "function", "function": {"name": "f", "input_schema": {}}}]
+    },
+    "tool_choice.function.foo": {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "function": {"name": "f", "foo": 1}},
+    },
+    "stream_options.foo": {"stream": True, "stream_options": {"foo": True}},
+    "prediction.foo": {"prediction": {"type": "content", "content": "x", "foo": 1}},
+    "messages.0.\\ud800": {"messages": [{**MESSAGES[0], "\ud800": 1}]},
+}
+
+
+@pytest.mark.parametrize("place", NESTED)
+def test_a_field_inside_of_an_object_is_refused_by_its_place(server, place):
+    error = refused(server.post(json.dumps({**CHAT, **NESTED[place]})))
+    path, _, name = place.rpartition(".")
+    assert error["param"] == place
+    assert path in error["message"] and name in error["message"]
+
+
+def sent_back() -> list[dict]:
+    """An answer as OpenAI's client has it, whole, parsed and streamed, and as the Hub's has it."""
+    whole = calling("{}")
+    message = ParsedChatCompletionMessage.model_validate(whole | {"reasoning_content": "so"})
+    call = {**whole["tool_calls"][0], "index": 0}
+    delta = ChoiceDelta.model_validate({**whole, "tool_calls": [call]})
+    of_hub = ChatCompletionOutputMessage.parse_obj_as_instance(whole)
+    dumps = [
+        each.model_dump(exclude_unset=unset) for each in (message, delta) for unset in (False, True)
+    ]
+    return [whole, *dumps, json.loads(json.dumps(of_hub)), {**MESSAGES[0], "name": "me"}]
+
+
+@pytest.mark.parametrize("answer", sent_back())
+def test_an_answer_can_be_sent_back_as_a_client_has_it(server, answer):
+    result = {"role": "tool", "tool_call_id": "123456789", "content": "x"}
+    body = {**CHAT, "messages": [*MESSAGES, answer, result]}
+    assert server.post(json.dumps(body)).status_code == 200
+
+
+def test_no_probabilities_where_a_completion_asks_for_none(server):
+    for none in (False, None):
+        body = json.dumps({"prompt": "x", "logprobs": none, "max_tokens": 2})
+        assert server.post(body, "/completions").json()["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -113,6 +187,7 @@ def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, 
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         dict.fromkeys(["n", "stop", "seed", "top_p", "stream", "prediction", "tools"]),
         {"stream_options": None},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
     ],
 )
 def test_what_changes_nothing_is_taken(server, options):
@@ -335,5 +410,5 @@ def test_numbers_of_any_length_are_read_at_once():
 @pytest.mark.parametrize("name", ["x" * 3_000_000, "\ud800", "a\nb", ""])
 def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
     with pytest.raises(ApiError, match="is not a field") as refusal:
-        parsed(ChatRequest, json.dumps({"messages": [], name: 1}).encode())
+        parsed(ChatRequest, json.dumps({**CHAT, name: 1}).encode())
     assert len(refusal.value.detail) < 120 and "\n" not in refusal.value.detail

@@ -46,7 +46,11 @@ def test_calls_are_found_however_the_text_is_cut(tokenizer, places):
     assert read(tokenizer, pieces) == ("so:", [("f", '{"a": 1}')] * 2)
 
 
-@pytest.mark.parametrize("body", ["{", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[]x"])
+NO_CALLS = ["{", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[]x"]
+NO_CALLS += ['{"name": "f", "arguments": "x"}', '{"name": "f", "arguments": "[1]"}']
+
+
+@pytest.mark.parametrize("body", NO_CALLS)
 def test_what_is_no_call_stays_text_with_its_tags(tokenizer, body):
     written = f"<tool_call>{body}</tool_call> end"
     assert read(tokenizer, [written]) == read(tokenizer, written) == (written, [])
@@ -82,6 +86,13 @@ def test_a_template_that_knows_tools_gets_objects(tokenizer, changed):
     assert shown[2] == {
         "role": "tool", "content": "7", "tool_call_id": "123456789", "name": "f"
     }  # fmt: skip
+
+
+def test_a_template_gets_names_and_thoughts(tokenizer, changed):
+    about = {"role": "assistant", "content": "x", "name": "me", "reasoning_content": "so"}
+    for template in ("{{ messages }}", "{{ tools }}"):
+        other = changed(tokenizer, chat_template=template)
+        assert template_messages(other, [ChatMessage.model_validate(about)], [])[0] == [about]
 
 
 def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, changed):

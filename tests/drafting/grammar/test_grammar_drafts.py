@@ -348,6 +348,7 @@ def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
 NO_NUMBER = {"type": "integer", "minimum": 5, "maximum": 3}
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 ANCHOR = {"$anchor": "named", "type": "integer"}
+TEXT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -368,6 +369,7 @@ ANCHOR = {"$anchor": "named", "type": "integer"}
         ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
         ({"tools": []}, ValueError, "tools is empty"),
         ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict like"),
+        ({"tools": [TEXT_TOOL]}, ValueError, "tools cannot be .*'arguments' is unsatisfiable"),
     ],
 )
 def test_bad_grammars_are_refused(tokenizer, given, error, message):
@@ -454,6 +456,32 @@ def test_bad_tokenizers_are_refused(tokenizer):
         rs.GrammarDrafts(endless, regex="a")
 
 
+CITY = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        CITY,
+        {**CITY, "type": ["object", "null"]},
+        {"$ref": "#/$defs/city", "$defs": {"city": CITY}},
+        {"anyOf": [CITY, {"type": "string"}]},
+        {"enum": [{"city": "x"}, 5]},
+    ],
+)
+def test_arguments_are_an_object_whatever_the_parameters_allow(tokenizer, parameters):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = rs.GrammarDrafts(tokenizer, tools=[tool])
+
+    def accepted(arguments: str) -> bool:
+        ids = tokenizer(f'{{"name": "f", "arguments": {arguments}}}')["input_ids"]
+        with drafter_call(grammar, [np.array([5])], len(tokenizer)):
+            return len(grammar.prune(DraftTree.chain(ids))) == len(ids)
+
+    assert accepted('{"city": "x"}')
+    assert not any(accepted(other) for other in ("5", '"x"', "[1]", "null"))
+
+
 REFERENCE = {"$ref": "#/$defs/word"}
 
 
@@ -478,6 +506,7 @@ def test_references_of_tools_are_moved_and_equal_values_are_not(inner):
     moved = {"$ref": "#/$defs/0/$defs/word"}
     assert schema["$defs"]["0"] == {
         **parameters,
+        "type": "object",
         "properties": {**names, "$ref": moved, "const": moved, "all": {"allOf": [moved]}},
         "items": {"$ref": "#/$defs/0"},
     }
