@@ -82,19 +82,9 @@ class SessionDrafts(LookUp):
         top_k: int = 4,
         path: str | os.PathLike | None = None,
     ) -> None:
-<<<<<<< HEAD
         check_count("max_tokens", max_tokens, most=MOST_TOKENS)
         check_count("top_k", top_k, least=0, most=_MOST_SIMILAR)
-        check_is_tokenizer(tokenizer)
-        self.tokenizer = tokenizer
-=======
-        check_count("max_tokens", max_tokens)
-        if max_tokens > MOST_TOKENS:
-            raise ValueError(f"max_tokens must be at most {MOST_TOKENS}, but is {max_tokens}")
-        if top_k != 0:
-            check_count("top_k", top_k)
         self.tokenizer = tokenizer = checked_tokenizer(tokenizer)
->>>>>>> 2530318a52d9ee9cf34db5f60b9e765e3287aa2f
         self.top_k = top_k
         database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
         self._memory = Memory(max_tokens, database)
