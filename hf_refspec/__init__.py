@@ -17,11 +17,11 @@ from .hook import install, is_installed, uninstall
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .drafting.contract import Blend as Blend
+    from .drafting.contract import Drafter as Drafter
+    from .drafting.contract import PathDrafter as PathDrafter
     from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
     from .drafting.draft_model import DraftModel as DraftModel
-    from .drafting.drafter import Blend as Blend
-    from .drafting.drafter import Drafter as Drafter
-    from .drafting.drafter import PathDrafter as PathDrafter
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
     from .drafting.look_up import LookUp as LookUp
     from .drafting.observation import Observation as Observation
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "drafting.datastore_drafts": ["DatastoreDrafts"],
     "drafting.draft_model": ["DraftModel"],
-    "drafting.drafter": ["Blend", "Drafter", "PathDrafter"],
+    "drafting.contract": ["Blend", "Drafter", "PathDrafter"],
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
     "drafting.look_up": ["LookUp"],
     "drafting.observation": ["Observation"],

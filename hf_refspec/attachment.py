@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedModel
     from transformers.generation import CandidateGenerator
 
-    from .drafting.drafter import Drafter
+    from .drafting.contract import Drafter
     from .drafting.stats import DraftStats
 
 logger = logging.getLogger("hf_refspec")

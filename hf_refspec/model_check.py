@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from .check_count import check_count
-from .drafting.compilation import drafting_kernels
 from .drafting.observation import Observation
 from .drafting.tree import DraftTree
 from .generation.validation import check_generates
+from .kernels.compilation import drafting_kernels
+from .kernels.eager_kernels import why_unused
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
-from .verification.narrow_products import why_unused
 from .warm_up import AllWidths
 
 TIMED_TOKENS = (1, 2, 4, 8, 16, 32, 64)

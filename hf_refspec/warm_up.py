@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from .check_count import check_count
-from .drafting.compilation import drafting_kernels
-from .drafting.drafter import Drafter
+from .drafting.contract import Drafter
 from .drafting.tree import ROOT, DraftTree
 from .generation.validation import check_generates
+from .kernels.compilation import drafting_kernels
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.

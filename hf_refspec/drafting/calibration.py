@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 from .tree import DraftTree
 
 # A node is judged among nodes of a similar depth with a similar conditional probability. With more

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.compilation import drafting_kernels
 from .call_options import Call, Sampling
-from .compilation import drafting_kernels
-from .drafter import Drafter
+from .contract import Drafter
 from .observation import Observation
 from .stats import DraftStats, SourceStats
 from .token_recycling import TokenRecycling

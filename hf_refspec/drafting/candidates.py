@@ -17,7 +17,7 @@ from ..did_you_mean import did_you_mean
 from ..text_tokenizer import text_tokenizer
 from .call_options import Call
 from .calls import owned
-from .drafter import Blend, Drafter, checked_draft
+from .contract import Blend, Drafter, checked_draft
 from .observation import Observation
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy

@@ -17,7 +17,7 @@ from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
 from .call_options import Sampling
-from .drafter import PathDrafter
+from .contract import PathDrafter
 from .observation import Observation
 from .payoff import Payoff
 from .token_ids import Reference, to_ids

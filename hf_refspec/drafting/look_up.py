@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .drafter import PathDrafter
+from .contract import PathDrafter
 from .observation import Observation
 from .tree import DraftTree
 

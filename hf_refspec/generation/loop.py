@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import torch
 
-from ..drafting.compilation import drafting_kernels
-from ..drafting.drafter import Drafter, checked_draft
+from ..drafting.contract import Drafter, checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import DraftStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
+from ..kernels.compilation import drafting_kernels
 from ..text_config import text_config
 from ..verification.draft_limits import DraftLimits
 from ..verification.passes import AllButLast, FixedTokens, PassResult

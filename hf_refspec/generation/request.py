@@ -20,7 +20,7 @@ from transformers.generation import BaseStreamer, CandidateGenerator
 from ..drafting.call_options import Sampling
 from ..drafting.calls import DrafterPool, drafter_call, share_table
 from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..text_config import text_config
 from ..transformers_names import ends_and_padding
 from ..verification.model_memo import memo_of

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from ..drafting.call_options import Noise
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise

@@ -22,7 +22,7 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
 from ..verification.choice import Choice, RefusedCallError, select_verifier
 from ..verification.random_state import random_numbers

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .draft_tree import TreeArrays
-from .kernels import kernel
+from ..kernels.kernel import kernel
+from .best_first import TreeArrays
 
 _HALVINGS = 40  # of the range of prices, from 1e-12 to 1e12
 

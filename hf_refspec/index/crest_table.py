@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .draft_tree import TREE_TYPE, TreeArrays
-from .kernels import kernel, kernel_type
+from ..kernels.kernel import kernel, kernel_type
+from .best_first import TREE_TYPE, TreeArrays
 
 # A parent is one byte; this one is the root.
 ROOT_BYTE = 255

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..check_count import check_count
-from .draft_tree import TreeArrays
+from .best_first import TreeArrays
 from .recycling import (
     COMMONEST,
     COUNT,

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .kernels import kernel
+from ..kernels.kernel import kernel
 from .suffix_array import DAMAGED, IndexedText
 
 # Suffixes that are held at a time: of all texts together, and of each at least.

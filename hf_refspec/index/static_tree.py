@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .draft_tree import TREE_TYPE
-from .kernels import kernel
+from ..kernels.kernel import kernel
+from .best_first import TREE_TYPE
 from .recycling import MOST_CONTEXT, find
 
 # How many children each node has, the root first and then level by level: the template "2.2.2" of

@@ -23,11 +23,11 @@ from ..check_count import check_count
 from ..drafting.call_options import Sampling
 from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.candidates import as_drafter
-from ..drafting.compilation import drafting_kernels
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..drafting.observation import Observation
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
+from ..kernels.compilation import drafting_kernels
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer

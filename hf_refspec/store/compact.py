@@ -11,9 +11,9 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..check_count import check_count
+from ..index.best_first import TreeArrays
 from ..index.best_nodes import best_nodes
 from ..index.crest_table import NgramTable, build_table, table_bytes
-from ..index.draft_tree import TreeArrays
 from ..index.ngram_counts import common_ngrams
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText

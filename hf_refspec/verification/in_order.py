@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..kernels.eager_kernels import eager_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
-from .eager_kernels import eager_kernels
 from .entries import Entries
 from .passes import Inputs, Pass, PassResult, Prefill
 

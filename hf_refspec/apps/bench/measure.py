@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from ...counted import counted
 from ...did_you_mean import did_you_mean
 from ...drafting.candidates import default_sources
+from ...drafting.contract import Blend, Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
-from ...drafting.drafter import Blend, Drafter
 from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.session_drafts import SessionDrafts

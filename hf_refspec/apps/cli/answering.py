@@ -19,11 +19,11 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...counted import counted
 from ...drafting.candidates import default_sources
-from ...drafting.compilation import drafting_kernels
+from ...drafting.contract import Blend, Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Blend, Drafter
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
+from ...kernels.compilation import drafting_kernels
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...text_config import text_config

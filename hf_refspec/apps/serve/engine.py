@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ...counted import counted
 from ...drafting.calls import DrafterPool
-from ...drafting.drafter import NO_PATH, Blend, Drafter, PathDrafter
+from ...drafting.contract import NO_PATH, Blend, Drafter, PathDrafter
 from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.drafter import Blend, Drafter
+from ...drafting.contract import Blend, Drafter
 from ...drafting.observation import Observation
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.candidates import default_sources
+from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter
 from ...smollm2 import HUB_ID
 from ...store.build.presets import PRESETS, python_stdlib
 from ...store.datastore import Datastore

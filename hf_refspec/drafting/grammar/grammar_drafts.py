@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...text_tokenizer import text_tokenizer
-from ..drafter import NO_PATH, PathDrafter
+from ..contract import NO_PATH, PathDrafter
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
 from .processor import (

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
+from ...kernels.compilation import usable_cores
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from ..document_names import DocumentNames, read_names, write_names
@@ -36,7 +37,7 @@ from ..shards import (
     write_part,
 )
 from ..stored_tokenizer import public_name, vocabulary_size
-from .engine import TokenBatch, open_engine, usable_cores
+from .engine import TokenBatch, open_engine
 from .source import Source, open_source
 
 SHARD_TOKENS = 32_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...extras import require
 from ...index.suffix_array import build_suffix_array
+from ...kernels.compilation import usable_cores
 from ..datastore_config import StoreConfig
 from ..stored_tokenizer import load_backend, naming_failures
 from .source import Document, batches
@@ -105,13 +105,6 @@ def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int
         _of_thread.content = content
         _of_thread.tokenizer = load_backend(content)
     return encode(_of_thread.tokenizer, batch, dtype, separator)
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def encode(
