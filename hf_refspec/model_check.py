@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .check_count import check_count
-from .drafting.observation import Observation
+from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
 from .generation.validation import check_generates
 from .kernels.compilation import drafting_kernels
@@ -192,8 +192,8 @@ class _EverySize(AllWidths):
         self.seconds: dict[int, float] = {}
         self._token = int(prompt_ids[0])  # hardly ever the next one
 
-    def draft(self, budget: int) -> DraftTree:
-        nodes = len(super().draft(budget))
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        nodes = len(super().draft(budget, call))
         self._began = perf_counter()
         return DraftTree.chain(np.full(nodes, self._token))
 

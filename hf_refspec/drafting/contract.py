@@ -1,30 +1,114 @@
-"""The contract of everything that drafts (begin, draft, observe, fork, end), and what `|` makes of
-several drafters: one that merges their trees."""
+"""What a drafter is: `begin`, `draft` and `observe` for each pass of the target, and `end`."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
+from transformers import GenerationConfig
 
 from .calibration import PRIOR_EXPONENT, Calibration
-from .call_options import Call
-from .observation import Observation
-from .stats import DraftStats, SourceStats
-from .tree import DraftTree, behind_path, merged
+from .stats import DraftStats
+from .tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 NO_PATH = np.empty(0, dtype=np.int64)
-# The most nodes at which other sources continue a draft, the least probability of such a node, and
-# the most nodes that each source may add there. More of either takes more time at each draft.
-_CONTINUED_NODES = 4
-_LEAST_CONTINUED_PROB = 0.1
-_ADDED_NODES = 16
+
+Speed: TypeAlias = Callable[[np.ndarray, float], float]
+Noise: TypeAlias = Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The options of a sampled call by which a drafter estimates what is drawn. Other options, such
+    as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
+
+    Attributes:
+        temperature (`float`): What logits are divided by.
+        top_k (`int`): How many of the most probable tokens may be drawn; 0 for all.
+        top_p (`float`): The probability up to which the most probable tokens may be drawn.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @classmethod
+    def of(cls, config: GenerationConfig) -> Sampling | None:
+        """The options of a call; `None` if it is greedy."""
+        if not config.do_sample:
+            return None
+        temperature = 1.0 if config.temperature is None else config.temperature
+        top_p = 1.0 if config.top_p is None else config.top_p
+        return cls(float(temperature), int(config.top_k or 0), float(top_p))
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options of a call of `generate` at one draft.
+
+    Attributes:
+        sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
+        chain (`bool`): True if it verifies a single path: the best path of the draft. A drafter may
+            do better by growing one path from the start.
+        depth (`int`): The depth to which the draft can be verified.
+        speed (callable, *optional*): Returns the expected tokens per second of the best pass over
+            nodes with given estimates (`np.ndarray`, float32 of shape `(n,)`), drafted in given
+            seconds; for a drafter that takes much time. `None` where the call names the number of
+            nodes.
+        noise (callable, *optional*): Returns the random numbers `(vocab_size,)` of a token after
+            the text, counted from 0: a sampled call chooses the argmax of its probabilities divided
+            by them.
+        known ([`DraftTree`]): What the other sources of a [`Blend`] have drafted, for one that is
+            `costly`.
+    """
+
+    sampling: Sampling | None = None
+    chain: bool = False
+    depth: int = sys.maxsize
+    speed: Speed | None = None
+    noise: Noise | None = None
+    known: DraftTree = field(default_factory=DraftTree.empty)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """The result of one forward pass of the target model for one row.
+
+    Attributes:
+        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: the accepted draft tokens
+            and the one that the target chose after them. Of a prompt, its tokens.
+        verified ([`DraftTree`]): The tree of the forward pass, T nodes: the draft, merged with
+            other drafters' drafts and trimmed. Empty after the prefill and of a prompt.
+        logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw logits
+            after the text so far and after each node of `verified`, accepted or not, on its device;
+            valid until the next pass. `None` of a prompt, and where drafts cannot be verified.
+        top_tokens (`np.ndarray`, int32 of shape `(1 + T, k)`, *optional*): The best next tokens
+            after the text so far and after each node, the best first; k is at least the drafter's
+            `observed_top_k`, or the size of the vocabulary. `None` where no drafter of the call
+            asked for any. Of a prompt, of shape `(m, k)`: after each of `tokens[-1 - m : -1]`.
+        top_probs (`np.ndarray`, float32 of the same shape, *optional*): Their probabilities, about
+            the softmax of the raw logits.
+        of_prompt (`bool`): True if it is of the prompt and not of emitted tokens. Drafters whose
+            `prompt_fraction` is above 0 receive one such, after the prefill.
+    """
+
+    tokens: np.ndarray
+    verified: DraftTree = field(default_factory=DraftTree.empty)
+    logits: torch.Tensor | None = None
+    top_tokens: np.ndarray | None = None
+    top_probs: np.ndarray | None = None
+    of_prompt: bool = False
 
 
 class Drafter:
@@ -36,10 +120,10 @@ class Drafter:
     calls. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
-        stats (`DraftStats`): Of the last call.
-        call ([`Call`]): The options of the present call, set before it begins.
-        calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
-        decides_length (`bool`): Whether a call without `max_draft_tokens` verifies its drafts as
+        stats (`DraftStats`): The statistics of the last call, which makes new ones as it begins.
+        calibration ([`Calibration`]): The outcomes of its estimates so far: its own, shared by its
+            forks. Calls whose budget chooses nodes record there what was accepted.
+        decides_length (`bool`): True if a call without `max_draft_tokens` verifies its drafts as
             they are, and not only what pays.
         observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
             node; 0 if none.
@@ -48,7 +132,6 @@ class Drafter:
     """
 
     stats: DraftStats
-    call: Call
     calibration: Calibration
     decides_length: bool = False
     observed_top_k: int = 0
@@ -58,7 +141,6 @@ class Drafter:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
         drafter.stats = DraftStats()
-        drafter.call = Call()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
         return drafter
 
@@ -80,9 +162,9 @@ class Drafter:
             vocab_size (`int`): The target model's; drafts must stay below it.
         """
 
-    def draft(self, budget: int) -> DraftTree:
+    def draft(self, budget: int, call: Call) -> DraftTree:
         """Drafts what may follow the prompt and all observed tokens, at most `budget` nodes."""
-        raise NotImplementedError(f"{type(self).__name__} must implement draft(budget)")
+        raise NotImplementedError(f"{type(self).__name__} must implement draft(budget, call)")
 
     def observe(self, observation: Observation) -> None:
         """Receives the result of a forward pass of the target model.
@@ -113,9 +195,13 @@ class Drafter:
 
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
+        from .blend import Blend  # which is a drafter itself
+
         return Blend([self, other])
 
     def __ror__(self, other: Any) -> Drafter:
+        from .blend import Blend
+
         return Blend([other, self])
 
     def __repr__(self) -> str:
@@ -128,16 +214,13 @@ class Drafter:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for of_a_call in ("_in_use", "call", "stats"):
-            state.pop(of_a_call, None)
-        return state
+        return {name: self.__dict__[name] for name in self.__dict__.keys() - {"_in_use", "stats"}}
 
 
-def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
-    """A drafter's draft, as a single path where its call needs one. Raises a ValueError if the
+def checked_draft(drafter: Drafter, budget: int, call: Call, vocab_size: int) -> DraftTree:
+    """A drafter's draft, as a single path where the call needs one. Raises a ValueError if the
     draft is not valid, or has more than `budget` nodes."""
-    draft: Any = drafter.draft(budget)
+    draft: Any = drafter.draft(budget, call)
     if not isinstance(draft, DraftTree) or len(draft) > budget:
         drafted = len(draft) if isinstance(draft, DraftTree) else repr(draft)
         raise ValueError(
@@ -145,27 +228,25 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
             f"drafted {drafted}."
         )
     draft = draft.checked(vocab_size)
-    return draft if not drafter.call.chain or draft.is_chain else draft.best_chain()
+    return draft if not call.chain or draft.is_chain else draft.best_chain()
 
 
 class PathDrafter(Drafter):
-    """A drafter that can also draft behind a path of tokens, not only behind the text.
+    """A drafter that can also draft what follows a path of tokens after the text.
 
     Attributes:
-        costly (`bool`): Whether it runs a model to draft, and so drafts after the others.
-        prunes (`bool`): Whether it knows what cannot follow, and so prunes and continues the
+        costly (`bool`): True if it runs a model to draft, and so drafts after the others.
+        prunes (`bool`): True if it knows what cannot follow, and so prunes and continues the
             others' trees.
-        known ([`DraftTree`]): The drafts of the other sources, for one that is costly.
     """
 
     costly: bool = False
     prunes: bool = False
-    known: DraftTree = DraftTree.empty()
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.continue_path(NO_PATH, budget)
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        return self.continue_path(NO_PATH, budget, call)
 
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
         """Drafts what may follow the text and a path that another source has drafted, at most
         `budget` nodes. Called between `draft` and `observe`; drafts nothing by default.
 
@@ -179,186 +260,76 @@ class PathDrafter(Drafter):
         Called between `draft` and `observe` if it `prunes`; removes nothing by default.
 
         Args:
-            tree ([`DraftTree`]): The other source's draft behind the path.
+            tree ([`DraftTree`]): The other source's draft after the path.
             path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
         """
         return tree
 
 
-class _Draft(NamedTuple):
-    """The draft of one source behind another's path, or behind the text."""
+class LookUp(PathDrafter):
+    """Drafts what has followed the last tokens elsewhere: a subclass implements `look_up`.
 
-    source: int  # its number
-    path: np.ndarray
-    tree: DraftTree
-
-
-class Blend(Drafter):
-    """Drafts from several sources at once: their trees merged, the most probable nodes kept.
-
-    `a | b | c` is the same as `Blend([a, b, c])`.
-
-    Args:
-        drafters (sequence of [`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`): The
-            sources; those of a blend among them count one by one. What is not a drafter yet becomes
-            one when a call begins: `"auto"` its sources, and a datastore `DatastoreDrafts(store)`.
-            A source that runs a model ([`DraftModel`]) drafts last: it goes on where the others are
-            no longer sure, and they go on from what it drafted.
-
-    Raises:
-        ValueError: if there are none, or one is there twice. A call raises a TypeError if something
-            else is among them.
+    Attributes:
+        longest_match (`int`): How many of the last tokens are looked up.
     """
 
-    def __init__(self, drafters: Sequence[Any]) -> None:
-        self.set_sources(drafters)
-
-    def set_sources(self, drafters: Sequence[Any]) -> None:
-        """Drafts from these from now on, see the class."""
-        sources: list[Any] = []
-        for drafter in drafters:
-            sources += drafter.sources if isinstance(drafter, Drafter) else [drafter]
-        if not sources:
-            raise ValueError("drafters is empty; give at least one")
-        if len(set(map(id, sources))) < len(sources):
-            raise ValueError("drafters has the same drafter twice; make another one")
-        self._sources = sources
-        ready = [source for source in sources if isinstance(source, Drafter)]
-        self.observed_top_k = max((drafter.observed_top_k for drafter in ready), default=0)
-        self.prompt_fraction = max((drafter.prompt_fraction for drafter in ready), default=0.0)
-        costly = [isinstance(source, PathDrafter) and source.costly for source in sources]
-        if any(costly):
-            # A model's estimates are sounder than look-up's: the prior is for the latter alone.
-            self._calibrations = [Calibration(0.0 if runs else PRIOR_EXPONENT) for runs in costly]
-            self.calibration = Calibration()
-        else:
-            self._calibrations = [Calibration() for _ in sources]
-
-    @property
-    def sources(self) -> list[Drafter]:
-        return self._sources
-
-    def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        for source in self.sources:
-            source.check(vocab_size, processors)
-
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.sources))
-
-    def fork(self) -> Blend:
-        fork = Blend([drafter.fork() for drafter in self.sources])
-        fork.calibration = self.calibration
-        fork._calibrations = self._calibrations
-        return fork
+    longest_match: int
+    _context = np.empty(0, dtype=np.int32)  # the last tokens of the text
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.sources]
-        self._drafts: list[_Draft] = []
-        for drafter in self.sources:
-            drafter.call = self.call
-            drafter.begin(prompt_ids, vocab_size)
-        # By their numbers; whether a source prunes may differ from call to call.
-        path_drafters = {
-            number: source
-            for number, source in enumerate(self.sources)
-            if isinstance(source, PathDrafter)
-        }
-        self._costly = {i: source for i, source in path_drafters.items() if source.costly}
-        self._cheap = {i: source for i, source in path_drafters.items() if not source.costly}
-        self._pruners = {i: source for i, source in path_drafters.items() if source.prunes}
+        self._context = prompt_ids[-self.longest_match :].astype(np.int32)
 
-    def draft(self, budget: int) -> DraftTree:
-        estimates = self._estimates(budget)
-        if self.call.chain:
-            return merged(estimates, sum(map(len, estimates))).best_chain().truncated(budget)
-        return merged(estimates, budget)
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        if budget == 0 or len(self._context) == 0:
+            return DraftTree.empty()
+        return self.look_up(self._context, budget, False, call)
+
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
+        return self.look_up(self._followed_by(path), budget, True, call)
+
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
+        """Drafts at most `budget` > 0 nodes that may follow `context`, int32 of shape `(n,)` with
+        n > 0: the last tokens of the text, or of a path after it if `behind_path`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement look_up")
 
     def observe(self, observation: Observation) -> None:
-        if not observation.of_prompt:
-            self._record(observation.tokens)
-        for drafter in self.sources:
-            if not observation.of_prompt or drafter.prompt_fraction > 0:
-                drafter.observe(observation)
+        self._context = self._followed_by(observation.tokens)
 
-    def _record(self, tokens: np.ndarray) -> None:
-        """Counts which emitted tokens each source had drafted, and corrects its estimates."""
-        known: set[int] = set()  # accepted tokens that an earlier source had drafted
-        for i, source in enumerate(self.stats.sources):
-            foreseen: set[int] = set()
-            for draft in self._drafts:
-                if draft.source != i:
-                    continue
-                depth = len(draft.path)
-                source.drafted += len(draft.tree)
-                if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
-                    reached = self._calibrations[i].record(draft.tree, tokens[depth:])
-                    foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
-            source.accepted += len(foreseen)
-            source.first += len(foreseen - known)
-            known |= foreseen
-        self._drafts = []
-
-    def end(self) -> None:
-        for drafter in self.sources:
-            drafter.end()
-
-    def _estimates(self, budget: int) -> list[DraftTree]:
-        """Each source's draft, with corrected estimates: first those of the cheap sources, then
-        those of the costly ones, which know the earlier drafts and whose paths the cheap ones
-        continue."""
-        self._drafts = []
-        estimates = [DraftTree.empty()]
-        for i in sorted(range(len(self.sources)), key=self._costly.__contains__):
-            if i in self._costly:
-                self._costly[i].known = merged(estimates, budget)
-            tree = checked_draft(self.sources[i], budget, self._vocab_size)
-            estimates.append(self._estimate(i, tree))
-            if i in self._costly:
-                tree = estimates[-1]
-                leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
-                for node in _best_nodes(tree, leaves):
-                    estimates += self._continued(tree, node, self._cheap, budget)
-        if self._pruners:
-            tree = merged(estimates, budget)
-            nodes = np.arange(len(tree))
-            leaves = np.setdiff1d(nodes, tree.parents)
-            trees = {draft.source: draft.tree for draft in self._drafts if len(draft.path) == 0}
-            for node in dict.fromkeys(_best_nodes(tree, leaves) + _best_nodes(tree, nodes)):
-                path = tree.path(node).tolist()
-                # A pruner's own tree may go on from there already.
-                pruners = {
-                    i: source
-                    for i, source in self._pruners.items()
-                    if len(trees[i].along(path)) < len(path)
-                }
-                estimates += self._continued(tree, node, pruners, budget)
-        return estimates
-
-    def _estimate(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        """A source's tree behind a path, with corrected estimates, and without the nodes that other
-        sources know cannot follow."""
-        for i, pruner in self._pruners.items():
-            if i != source:
-                tree = pruner.prune(tree, path)
-        self._drafts.append(_Draft(source, path, tree))
-        return self._calibrations[source].calibrated(tree)
-
-    def _continued(
-        self, tree: DraftTree, node: int, sources: Mapping[int, PathDrafter], budget: int
-    ) -> list[DraftTree]:
-        """The estimates of some sources for what follows a node of a tree."""
-        path = tree.path(node)
-        continued = []
-        for i, source in sources.items():
-            drafted = source.continue_path(path, min(budget, _ADDED_NODES))
-            estimate = self._estimate(i, drafted.checked(self._vocab_size), path)
-            continued.append(behind_path(path, float(tree.probs[node]), estimate))
-        return continued
+    def _followed_by(self, tokens: np.ndarray) -> np.ndarray:
+        joined = np.concatenate((self._context, tokens[-self.longest_match :]), dtype=np.int32)
+        return joined[-self.longest_match :]
 
 
-def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
-    """The most probable of these nodes, as far as they are probable enough to be continued."""
-    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
-    best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
-    return best
+@contextmanager
+def owned(drafter: Drafter) -> Iterator[None]:
+    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
+    with ExitStack() as stack:
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
+            if not lock.acquire(blocking=False):
+                raise RuntimeError(
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
+                    "thread, or fork() it"
+                )
+            stack.callback(lock.release)
+        yield
+
+
+class DrafterPool:
+    """Lends a drafter, or a fork while it is in use; [`Drafter.fork`] says what forks share."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._idle = [drafter]
+        self._unused = drafter.fork()  # a drafter that is in use cannot be forked
+
+    @contextmanager
+    def drafter(self) -> Iterator[Drafter]:
+        """A drafter that no other call has."""
+        try:
+            drafter = self._idle.pop()
+        except IndexError:
+            drafter = self._unused.fork()
+        try:
+            yield drafter
+        finally:
+            self._idle.append(drafter)

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from .call_options import Speed
+from .contract import Speed
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
     return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
 
 
-def behind_path(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
+def after_path(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
     """A tree moved to the end of a path of probability `prob`, to be merged with the tree that has
     the path. The path's nodes have probability 0 here, so that the other tree's estimates of them
     stay as they are: 1 - (1 - p)(1 - 0) = p."""

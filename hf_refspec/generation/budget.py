@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..drafting.call_options import Speed
-from ..drafting.contract import Drafter
+from ..drafting.contract import Drafter, Speed
 from ..drafting.tree import MOST_NODES, DraftTree
 from ..verification.verifier import Verifier
 from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from ..drafting.contract import Drafter, checked_draft
-from ..drafting.observation import Observation
+from ..drafting.contract import Call, Drafter, Observation, checked_draft
 from ..drafting.stats import DraftStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
@@ -179,12 +178,14 @@ class Loop:
             if row.draft_end is not None:
                 depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
             if depth > 0:
-                call = row.drafter.call
-                call.chain = self.chains
-                call.depth = depth
-                call.speed = self.budget.speed
-                call.noise = row.noise_ahead(self.vocab_size) if row.do_sample else None
-                drafted = checked_draft(row.drafter, max_nodes, self.vocab_size)
+                call = Call(
+                    sampling=row.sampling,
+                    chain=self.chains,
+                    depth=depth,
+                    speed=self.budget.speed,
+                    noise=row.noise_ahead(self.vocab_size) if row.do_sample else None,
+                )
+                drafted = checked_draft(row.drafter, max_nodes, call, self.vocab_size)
                 step.draft = drafted.truncated(depth)
         self.offered = self.offered or any(len(step.draft) for step in steps)
 

@@ -11,8 +11,7 @@ from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.calls import remember_outputs
-from ..drafting.contract import Drafter
-from ..drafting.observation import Observation
+from ..drafting.contract import Drafter, Observation
 from ..text_config import attends_locally, text_config
 from ..transformers_names import CACHE_NAMES, ends_and_padding, transformers_loop
 from ..verification.caches import find_cache

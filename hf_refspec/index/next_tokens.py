@@ -151,13 +151,6 @@ class NextTokens:
                 chain,
             )
 
-    def static_tree(self, last: int, budget: int) -> TreeArrays:
-        """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
-        from .static_tree import static_tree  # loaded only where it is asked for
-
-        with self._lock:
-            return static_tree(self._table, last, budget)
-
     def entries(self) -> TableContent:
         """All entries, the oldest first."""
         with self._lock:

@@ -18,8 +18,9 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...counted import counted
-from ...drafting.candidates import default_sources
-from ...drafting.contract import Blend, Drafter
+from ...drafting.auto import default_sources
+from ...drafting.blend import Blend
+from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...drafting.candidates import default_sources
+from ...drafting.auto import default_sources
 from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...smollm2 import HUB_ID

@@ -13,8 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...text_tokenizer import text_tokenizer
-from ..contract import NO_PATH, PathDrafter
-from ..observation import Observation
+from ..contract import NO_PATH, Call, Observation, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
     CompiledGrammar,
@@ -144,7 +143,7 @@ class GrammarDrafts(PathDrafter):
         self._matcher = self._grammar.start()
         self._inside = False
 
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
         matcher = self._after(path)
         if matcher is None:
             return DraftTree.empty()
