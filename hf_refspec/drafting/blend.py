@@ -47,8 +47,10 @@ class Blend(Drafter):
     def __init__(self, drafters: Sequence[Any]) -> None:
         from .calls import as_drafter  # which makes blends
 
-        ready = [as_drafter(drafter, "a source of a blend") for drafter in drafters]
-        sources = [source for drafter in ready for source in drafter.sources]
+        sources: list[Drafter] = []
+        for drafter in drafters:
+            is_ready = isinstance(drafter, Drafter)
+            sources += (drafter if is_ready else as_drafter(drafter, "a source of a blend")).sources
         if not sources:
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, sources))) < len(sources):
