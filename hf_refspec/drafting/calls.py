@@ -27,7 +27,7 @@ logger = logging.getLogger("hf_refspec")
 
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
-    """The drafter that a call's `candidate_generator` is or stands for: `"auto"`, a datastore or a
+    """The drafter for a call's `candidate_generator`, which may be `"auto"`, a datastore or a
     transformers `CandidateGenerator`. Raises a TypeError for anything else, which names the
     argument by its `role`, and for a drafter whose methods do not take the call."""
     if isinstance(value, Drafter):
@@ -80,7 +80,7 @@ def _shown_with_remedy(value: Any) -> str:
 
 
 class LateDrafter(Drafter):
-    """Stands in for a drafter, which begins once the kernels are ready, and drafts nothing
+    """Takes the place of a drafter, which begins once the kernels are ready, and drafts nothing
     until then."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:

@@ -253,9 +253,7 @@ def test_what_they_drafted_behind_it_is_counted_as_theirs(sure_llama):
 
 
 def test_what_is_no_decoder_is_refused(llama):
-    with pytest.raises(TypeError, match="assistant must be a PreTrainedModel, but is 'llama'"):
-        DraftModel("llama")
-    with pytest.raises(ValueError, match="assistant must be a decoder-only language model"):
+    with pytest.raises(ValueError, match="is a LlamaModel, but must be a decoder-only language"):
         DraftModel(llama.model)
 
 
@@ -302,7 +300,6 @@ def test_a_vocabulary_that_cannot_be_is_refused(llama):
 
     refused("vocabulary has the id 97, but LlamaForCausalLM has 97 tokens", vocabulary=[3, 97])
     refused("vocabulary is empty", vocabulary=[])
-    refused("vocabulary must be ids, but is 'abc'", vocabulary="abc")
     refused("vocabulary must hold integers, but holds float64", vocabulary=np.ones(3))
     offloaded = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
     refused("vocabulary needs an assistant with a linear output", offloaded, vocabulary=[1])
@@ -353,7 +350,7 @@ def test_an_assistant_of_each_architecture_drafts_its_own_text(architecture, mod
     """Its cache is right: of a chain, all that it drafts for itself is accepted."""
     model = models_by_type(architecture.model_type)
     if architecture.model_type in RECURRENT:
-        with pytest.raises(ValueError, match="cannot go back in its text"):
+        with pytest.raises(ValueError, match="keeps just the keys and values"):
             DraftModel(model)
     else:
         options = {"verification": "chain", "max_draft_tokens": 4, "max_new_tokens": 16}
