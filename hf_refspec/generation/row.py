@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from ..drafting.call_options import Noise
+from ..drafting.call_options import Noise, Sampling
 from ..drafting.drafter import Drafter
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
@@ -76,6 +76,7 @@ class Row:
         self.logits = none if recorded and config.output_logits else None
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
+        self.sampling = Sampling.of(config)
         self._seen: TokenSequence | None = None
         self.output: list[int] = []
         self._ids = input_ids

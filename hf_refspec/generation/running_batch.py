@@ -28,7 +28,6 @@ from ..version import untested_transformers
 from .loop import Loop
 from .prefixes import CachedText, Prefixes
 from .running_text import RunningText, prepare_text
-from .step import Step
 from .validation import RefusedCallError, check_generates, check_options
 
 # The length of a text by which the memory of a row is estimated.
@@ -161,10 +160,9 @@ class RunningBatch:
         ended: list[RunningText] = []
         try:
             if self._packed_loop is not None and self._packed:
-                steps = [Step(text.row) for text in self._packed]
-                self._packed_loop.step(steps)
-                for text, step in zip(self._packed, steps, strict=True):
-                    text.stats.record_rows([(len(step.verified), len(step.path or ()))])
+                accepted = self._packed_loop.step([text.row for text in self._packed])
+                for text, taken in zip(self._packed, accepted.rows, strict=True):
+                    text.stats.record_rows([(taken.drafted, len(taken.path or ()))])
             for text in self._alone:
                 text.step()
             ended = [text for text in self._decoded if text.complete]

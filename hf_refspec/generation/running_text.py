@@ -34,7 +34,6 @@ from .plain import why_plain
 from .prefixes import CachedText, Prefixes, state_of
 from .request import Request
 from .row import Row
-from .step import Step
 
 
 def prepare_text(
@@ -178,7 +177,7 @@ class RunningText:
     def step(self) -> None:
         """Verifies a draft in a pass of its own."""
         assert self._loop is not None
-        self._loop.step([Step(self.row)])
+        self._loop.step([self.row])
 
     def cached(self, verifier: Verifier, index: int) -> CachedText | None:
         """The text as far as its row in a shared verifier is cached, for others to share; valid

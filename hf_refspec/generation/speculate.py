@@ -28,13 +28,13 @@ from ..verification.choice import Choice, RefusedCallError, select_verifier
 from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.verifier import REPRODUCIBLE, Verifier
+from .accept import is_blind
 from .batch import BatchCriteria, rows_of
 from .column_noise import ColumnNoise
 from .loop import Loop
 from .plain import decode_plainly, log_plain, why_plain
 from .request import Request
 from .row import Row, longest_row, own_length, padded_ids
-from .step import is_blind
 from .validation import check_options, check_reproducible
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor

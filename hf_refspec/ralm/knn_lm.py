@@ -30,7 +30,6 @@ from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..generation.step import Step
 from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
@@ -197,8 +196,8 @@ class MixingVerifier(Verifier):
     def forward(
         self,
         rows: Sequence[TokenSequence],
-        drafts: Sequence[DraftTree],
-        padded_size: Callable[[int], int] = int,
+        drafts: Sequence[DraftTree | None],
+        width: int | None = None,
         records: bool = False,
     ) -> PassResult:
         logits, _ = self.run(rows[0])
@@ -230,7 +229,7 @@ class KnnText:
         before = self.row.mark()
         restore_cache = self.verifier.mark()
         self.verifier.found = found
-        self.loop.step([Step(self.row)])
+        self.loop.step([self.row])
         return KnnStep(self.row.output[-1], found, logits, query, before, restore_cache)
 
     def agrees(self, step: KnnStep, truth: Retrieved) -> bool:

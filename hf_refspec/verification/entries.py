@@ -60,15 +60,15 @@ class Entries:
         """Goes on with the cache that a model has begun in the middle of a text."""
         self.cache = cache
 
-    def before(self, now: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         """Prepares for a pass."""
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         """Keeps each row's pending tokens and the nodes of its path, see [`Verifier.keep`]; returns
         how many tokens of each row the cache holds then."""
         if None in paths:
             raise ValueError("the cache of this model can drop nothing of a pass")
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def undo(self) -> None:
         """Removes a pass that raised from the layers that it had reached."""
@@ -126,18 +126,18 @@ class CroppedEntries(Entries):
         self.cache = cache
         cache.activate_past_recording()
 
-    def before(self, now: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         self._length = self.cache.get_seq_length()
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
-        [draft] = done.drafts
+        [draft] = pass_.drafts
         if path is None:
             self.undo()
         else:
             # Even if nothing is dropped: it shrinks a recording sliding window back to its size.
             self.cache.crop(len(path) - len(draft))
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def undo(self) -> None:
         crop_layers(self.cache, self._length)
@@ -159,16 +159,16 @@ class RunningState(Entries):
     def variant(self) -> str:
         return "running state"
 
-    def before(self, now: Pass) -> None:
-        self._before = snapshot(self.cache) if len(now.drafts[0]) else None
+    def before(self, pass_: Pass) -> None:
+        self._before = snapshot(self.cache) if len(pass_.drafts[0]) else None
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
-        [draft] = done.drafts
+        [draft] = pass_.drafts
         if len(draft) == 0 or (path is not None and len(path) == len(draft)):
-            return super().keep(done, paths)
+            return super().keep(pass_, paths)
         self.undo()
-        return done.cached
+        return pass_.cached
 
     def undo(self) -> None:
         if self._before is not None:

@@ -52,24 +52,24 @@ class CachedRow:
         return max(self.skipped, first_visible(self.length, window))
 
     def seen(
-        self, now: Pass, index: int, size: int, slots: slice, window: int | None
+        self, pass_: Pass, index: int, size: int, slots: slice, window: int | None
     ) -> np.ndarray:
         """Which of these slots each of `size` tokens of this row of a pass sees, bool
         `(size, slots)`: the row up to the pass, then what the draft's mask allows, and nothing
         outside of the window. A token that the row lacks sees what its last one does."""
         behind = self.length - slots.start
-        count = now.sizes[index]
+        count = pass_.sizes[index]
         seen = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
         seen[:, :behind] = True
         if count == 0:
             return seen
         tokens = seen[:count]
-        tokens[:, behind : behind + count] = now.visible[index]
+        tokens[:, behind : behind + count] = pass_.visible[index]
         tokens[:, : max(self.skipped - slots.start, 0)] = False
         if self.hidden is not None:
             tokens[:, : max(len(self.hidden) - slots.start, 0)] &= ~self.hidden[slots.start :]
         if window is not None:
-            steps = now.indices[index] - now.indices[index][0]
+            steps = pass_.indices[index] - pass_.indices[index][0]
             distances = steps[:, None] - np.concatenate([np.arange(-behind, 0), steps])
             tokens[:, : behind + count] &= distances < window
         seen[count:] = tokens[-1]
@@ -228,11 +228,11 @@ class InPlaceEntries(Entries):
         """The first slot that the next token of some row sees."""
         return min(row.begin(window) for row in self.rows)
 
-    def sees_all(self, now: Pass) -> bool:
+    def sees_all(self, pass_: Pass) -> bool:
         """Whether a pass is the next tokens of equally long rows, without drafts, each of which
         sees all before it: the very step of plain decoding, or several tokens of it at once."""
         return (
-            min(now.pending) == now.size
+            min(pass_.pending) == pass_.size
             and len({(row.length, row.skipped) for row in self.rows}) == 1
             and all(row.hidden is None for row in self.rows)
         )
@@ -255,11 +255,11 @@ class InPlaceEntries(Entries):
             layer.keys = layer.values = None
         self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self._layers))]
 
-    def before(self, now: Pass) -> None:
-        for row, cached in zip(self.rows, now.cached, strict=True):
+    def before(self, pass_: Pass) -> None:
+        for row, cached in zip(self.rows, pass_.cached, strict=True):
             row.length = cached + self.prior_length
-        longest = self.longest + now.size
-        for row, size in zip(self.rows, now.sizes, strict=True):
+        longest = self.longest + pass_.size
+        for row, size in zip(self.rows, pass_.sizes, strict=True):
             room = size if self.packs else longest - row.length
             if row.length + room > row.block.slots_per_row:  # it moves to a longer block
                 before = row.block
@@ -267,8 +267,8 @@ class InPlaceEntries(Entries):
                 self._add(row, row.first(row.length), room)
                 before.remove(at)
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        kept = done.kept(paths)
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+        kept = pass_.kept(paths)
         moved = {
             row: np.array(tokens) + row.length
             for row, tokens in zip(self.rows, kept, strict=True)
@@ -281,7 +281,7 @@ class InPlaceEntries(Entries):
         for row, tokens in zip(self.rows, kept, strict=True):
             row.length += len(tokens)
         self.current = None
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def undo(self) -> None:
         self.current = None

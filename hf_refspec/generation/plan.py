@@ -1,28 +1,132 @@
-"""How many draft nodes are verified: those that pay, as far as the call can afford to be wrong.
+"""The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
+how wide the pass is.
 
-The best nodes of all rows together are verified, up to the number that yields the most expected
-tokens per second. A pass over packed rows costs what their tokens cost; where rows stand side by
-side, all get the same number of nodes. Estimates may be wrong, so a ledger books what each pass has
-really gained, and drafts that could cost a call more than a small part of its time are not
-verified.
+[`plan_step`] decides them, nothing else does. What is allowed (the length of the text, room in the
+cache, chains) comes from [`~draft_limits.DraftLimits`], what pays from a budget: the best nodes of
+all rows together are verified, up to the number that yields the most expected tokens per second. A
+pass over packed rows costs what their tokens cost; where rows stand side by side, all get the same
+number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
+drafts that could cost a call more than a small part of its time are not verified.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 
-from ..drafting.call_options import Speed
-from ..drafting.drafter import Drafter
+from ..drafting.call_options import Call, Speed
+from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.tree import MOST_NODES, DraftTree
+from ..verification.draft_limits import DraftLimits
 from ..verification.verifier import Verifier
+from .accept import Accepted
 from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
-from .step import Step
+from .row import Row
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of a step.
+
+    Attributes:
+        trees (`list[DraftTree | None]`): What the pass verifies of each row's draft; `None` for a
+            row that takes no part in the pass.
+        drafted (`list[DraftTree | None]`): The drafts as they were made.
+        seconds (`float`): What drafting has taken.
+    """
+
+    trees: list[DraftTree | None]
+    drafted: list[DraftTree | None]
+    seconds: float
+
+    @property
+    def any(self) -> bool:
+        """True if anything is to be verified."""
+        return any(tree for tree in self.trees)
+
+
+@dataclass
+class Plan:
+    """The sizes of one step.
+
+    Attributes:
+        nodes (`int`): The most nodes that each row drafts.
+        depths (`list[int | None]`): How deep the draft of each row may go, 0 for none; `None` for a
+            row that takes no part in the pass.
+        width (`int`, *optional*): The tokens to which the pass is padded; `None` for no more than
+            it needs. Known once drafts are trimmed.
+    """
+
+    rows: Sequence[Row]
+    budget: Budget
+    limits: DraftLimits
+    nodes: int
+    depths: list[int | None]
+    width: int | None = None
+
+    def call(self, index: int) -> Call:
+        """What the drafter of a row is told of its call."""
+        row = self.rows[index]
+        return Call(
+            sampling=row.sampling,
+            chain=self.limits.chains,
+            depth=self.depths[index] or 0,
+            speed=self.budget.speed,
+            noise=row.noise_ahead(self.limits.vocab_size) if row.do_sample else None,
+        )
+
+    def trim(self, drafts: Drafts) -> Drafts:
+        """The nodes that pay, none if the model turns out not to verify them exactly. Sets the
+        width of their pass. The first of several ranks decides."""
+        began = perf_counter()
+        trees = self.budget.trim(self.rows, drafts)
+        seconds = drafts.seconds + perf_counter() - began
+        trees = self.limits.ranks.agree(trees)
+        going = [row.seen for row, tree in zip(self.rows, trees, strict=True) if tree is not None]
+        if any(trees) and not self.limits.allow(max(map(len, going))):
+            trees = [None if tree is None else DraftTree.empty() for tree in trees]
+        if self.limits.may_pad:
+            seen = [row.seen for row in self.rows]
+            self.width = self.budget.width(self.limits.verifier.pass_tokens(seen, trees))
+        return replace(drafts, trees=trees, seconds=seconds)
+
+
+def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
+    """Decides how many nodes each row drafts, and how deep.
+
+    A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
+    as the others."""
+    going = [not row.finished or len(row) < longest for row in rows]
+    drafting = limits.ranks.is_first  # of several ranks
+    nodes = min(budget.nodes(rows, going), limits.room) if drafting else 0
+    depths: list[int | None] = []
+    for i, row in enumerate(rows):
+        depth = limits.depth(i, len(row.seen)) if going[i] and nodes > 0 else 0
+        if row.draft_end is not None:
+            depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
+        depths.append(max(depth, 0) if going[i] else None)
+    return Plan(rows, budget, limits, nodes, depths)
+
+
+def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
+    """The draft tree of each row, as large and deep as planned."""
+    began = perf_counter()
+    trees: list[DraftTree | None] = []
+    for i, (row, depth) in enumerate(zip(rows, plan.depths, strict=True)):
+        tree = None if depth is None else DraftTree.empty()
+        if depth:
+            call = plan.call(i)
+            row.drafter.call.__dict__.update(vars(call))
+            tree = checked_draft(row.drafter, plan.nodes, plan.limits.vocab_size)
+            tree = tree.truncated(depth)
+        trees.append(tree)
+    return Drafts(trees, trees, perf_counter() - began)
 
 
 @dataclass(frozen=True)
@@ -68,21 +172,22 @@ class Budget:
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes  # the most that a row ever drafts
 
-    def nodes(self, steps: Sequence[Step]) -> int:
-        """The most nodes that each row should draft for the next pass."""
+    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
+        """The most nodes that each row should draft for the next pass, in which the `going` rows
+        take part."""
         return self.max_nodes
 
-    def padded_size(self, tokens: int) -> int:
+    def width(self, tokens: int) -> int:
         """The size to which a pass over this number of tokens of packed rows is padded."""
         return tokens
 
-    def trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
+    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
         """The part of each row's draft that the next pass should verify."""
-        return [step.draft for step in steps]
+        return drafts.drafted
 
-    def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
-        """Learns which drafts a pass over `pass_tokens` of all rows, including padding, accepted,
-        and the seconds until its tokens were known; a fixed number learns nothing."""
+    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
+        """Learns which drafts a pass accepted and how long it took; a fixed number learns
+        nothing."""
 
 
 class AutoBudget(Budget):
@@ -110,15 +215,14 @@ class AutoBudget(Budget):
         self._plain = 0.0  # seconds of a plain step
         self._length = 0  # tokens of the longest text
         self._rows = 1
-        self._going = 1  # rows that are not idle
+        self._going = 1  # rows that take part
 
-    def nodes(self, steps: Sequence[Step]) -> int:
+    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
         """The most nodes that each row should draft. Returns 0 while a plain step is measured or
         drafting is not affordable, and mostly 0 while drafts do not pay."""
-        going = [step for step in steps if not step.is_idle]
-        self._rows = len(steps)
-        self._going = len(going)
-        self._length = max(len(step.row.seen) for step in going)
+        self._rows = len(rows)
+        self._going = sum(going)
+        self._length = max(len(row.seen) for row, goes in zip(rows, going, strict=True) if goes)
         self._plain = self._costs.plain_seconds(self._going, self._length)
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
         self._drafts = (
@@ -135,31 +239,34 @@ class AutoBudget(Budget):
         _, speed = self._best_count(gains, self._going * drafting_seconds)
         return speed
 
-    def padded_size(self, tokens: int) -> int:
+    def width(self, tokens: int) -> int:
         """The cheapest size of at least this number of tokens."""
         return self._costs.cheapest(tokens)
 
-    def trim(self, steps: Sequence[Step], drafting_seconds: float) -> list[DraftTree]:
+    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
         """The nodes of each draft that pay."""
-        drafts = [step.draft for step in steps]
-        kept = self._trimmed(drafts, self._gains(steps)) if any(map(len, drafts)) else drafts
+        kept = drafts.drafted
+        if any(kept):
+            kept = self._trimmed(kept, self._gains(rows, kept))
         if self._drafts:
-            self._unpaid = 0 if any(map(len, kept)) else self._unpaid + 1
-            self._drafting_seconds = min(drafting_seconds, BUDGET.dearest_draft * self._plain)
+            self._unpaid = 0 if any(kept) else self._unpaid + 1
+            self._drafting_seconds = min(drafts.seconds, BUDGET.dearest_draft * self._plain)
             self._spared = 0.0
         return kept
 
-    def record(self, steps: Sequence[Step], pass_tokens: int, seconds: float) -> None:
-        for step in steps:
-            if step.path is not None and len(step.draft):
-                step.row.drafter.calibration.record(step.draft, step.emitted)
-        going = sum(step.path is not None for step in steps)
-        emitted = sum(len(step.emitted) for step in steps)
+    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
+        for row, drafted, taken in zip(rows, drafts.drafted, accepted.rows, strict=True):
+            if drafted:
+                row.drafter.calibration.record(drafted, taken.tokens)
+        going = sum(taken.path is not None for taken in accepted.rows)
+        emitted = sum(len(taken.tokens) for taken in accepted.rows)
         drafting_seconds = self._drafting_seconds if self._drafts else 0.0
+        seconds = accepted.seconds
+        pass_tokens = accepted.pass_tokens
         logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
         self._costs.record(pass_tokens, seconds, self._length)
         gained = BUDGET.loss * seconds - drafting_seconds
-        if any(len(step.verified) for step in steps):
+        if drafts.any:
             # A pass that was disturbed is not the draft's fault.
             [usual] = self._costs.seconds(np.array([pass_tokens]))
             booked = min(seconds, BUDGET.disturbed * float(usual))
@@ -173,7 +280,9 @@ class AutoBudget(Budget):
             self._costs.allowance = min(allowance, COSTS.advance)
         self._spared += BUDGET.drafting_fraction * seconds
 
-    def _trimmed(self, drafts: Sequence[DraftTree], gains: Sequence[np.ndarray]) -> list[DraftTree]:
+    def _trimmed(
+        self, drafts: Sequence[DraftTree | None], gains: Sequence[np.ndarray]
+    ) -> list[DraftTree | None]:
         """The best nodes of all drafts together, or the same number of nodes of each."""
         all_gains = np.concatenate(gains)
         if self._packs:
@@ -181,10 +290,10 @@ class AutoBudget(Budget):
         else:
             ranks = np.concatenate([_ranks(row_gains) for row_gains in gains])
         count, _ = self._best_count(_sums(np.bincount(ranks, weights=all_gains)))
-        ends = np.cumsum([len(draft) for draft in drafts])
+        ends = np.cumsum([len(row_gains) for row_gains in gains])
         masks = np.split(ranks < count, ends[:-1])
         return [
-            draft if mask.all() else draft.part(mask)
+            draft if draft is None or mask.all() else draft.part(mask)
             for draft, mask in zip(drafts, masks, strict=True)
         ]
 
@@ -219,18 +328,22 @@ class AutoBudget(Budget):
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
         return counts, self._rows * width
 
-    def _gains(self, steps: Sequence[Step]) -> list[np.ndarray]:
-        """The expected gain of each node of each draft, in tokens of a row.
+    def _gains(self, rows: Sequence[Row], drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
+        """The expected gain of each node of each draft, in tokens of a row; none of a row that
+        takes no part.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
         tokens, and any other only what one more row adds to these passes. A row that is behind and
         drafts little is likely to be the last."""
-        estimates = [step.row.drafter.calibration.calibrated(step.draft).probs for step in steps]
-        going = np.array([not step.is_idle for step in steps])
+        estimates = [
+            np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        going = np.array([draft is not None for draft in drafts])
         count = int(going.sum())
         worth = going.astype(float)
         if self._waits and count > 1:
-            lengths = np.array([len(step.row) for step in steps])
+            lengths = np.array([len(row) for row in rows])
             ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
             lags = np.minimum(ahead[going].min() - ahead, 0)
             last = going * np.exp(lags / BUDGET.lead)

@@ -1,4 +1,8 @@
-"""Passes in which rows stand one behind another, each with a tree and slots of its own.
+"""Layouts of a pass: how the tokens of its rows are arranged, and what each of them sees.
+
+[`causal_pass`] runs one row in order, under the model's own mask. [`tree_pass`] runs any number of
+rows, each with a tree of its own. Its rows follow one another where the model allows it
+([`packed`]):
 
     the pass   r d d d r r d        r  root or pending token, d  draft node
     of row     0 0 0 0 1 2 2
@@ -8,13 +12,20 @@ which tokens belong together: models pass it through untouched, and torch asks i
 model and no setting is changed, so that nothing has to be put back. Layers that do not attend to
 the very keys and values that they cache (DiffLlama, JetMoe, latent attention) are noticed:
 [`UnpackableError`]. These models, eager attention and arguments that know rows by their number
-take passes of `side_by_side.py`.
+take passes whose rows are [`side_by_side`], as wide as the widest:
+
+    row 0   p p p p x x r d d d             p  prompt, x  output, r  root, d  draft nodes
+    row 1   p p x x x x x x r _ _ _         _  hidden by the mask: padding of the pass, and what
+    row 2   p p p r d _ _                      follows a row
+
+[`~slots.fixed_width_pass`] runs in a static cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -23,9 +34,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..transformers_names import cache_name, next_kwargs
+from .caches import find_cache
+from .eager_kernels import eager_kernels
+from .entries import Entries
 from .in_place import CachedRow, CurrentPass, InPlaceEntries, block_size
-from .passes import MaskedInputs, Pass, PassResult, run_model, uploaded
-from .side_by_side import side_by_side
+from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, run_model, uploaded
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
 # row. The call itself takes as long as `_CALL` products of a query and a key.
@@ -36,42 +50,42 @@ _OTHER_KEYS = "a layer attends to other keys than it has written"
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
 
 
-def branching(
-    model: PreTrainedModel, now: Pass, entries: InPlaceEntries, inputs: MaskedInputs
+def tree_pass(
+    model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
 ) -> PassResult:
     """All branches of the drafts of any number of rows (tree attention; REST, arXiv 2311.08252,
     3.3): [`packed`] where the model can be, else [`side_by_side`]. One row without a draft takes
     the very step of plain decoding, unless padding makes a pass cheaper."""
-    is_plain = len(now.rows) == 1 and entries.sees_all(now)
-    if entries.packs and not (is_plain and now.padded_size(now.size) == now.size):
+    is_plain = len(pass_.rows) == 1 and entries.sees_all(pass_)
+    if entries.packs and not (is_plain and pass_.width in (None, pass_.size)):
         try:
-            return packed(model, now, entries, inputs)
+            return packed(model, pass_, entries, inputs)
         except UnpackableError:
-            entries.stop_packing(now.size)
-    return side_by_side(model, now, entries, inputs)
+            entries.stop_packing(pass_.size)
+    return side_by_side(model, pass_, entries, inputs)
 
 
 def packed(
-    model: PreTrainedModel, now: Pass, entries: InPlaceEntries, inputs: MaskedInputs
+    model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
 ) -> PassResult:
     """One pass over all rows; padding of the pass stands behind the last of them."""
     order = entries.packed_order()
-    sizes = [now.sizes[i] for i in order]
+    sizes = [pass_.sizes[i] for i in order]
     count = sum(sizes)
-    pass_tokens = now.padded_size(count)
+    pass_tokens = max(pass_.width or 0, count)
     unused = pass_tokens - count
     roots = [0] * len(order)
     for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
-        roots[i] = end - len(now.drafts[i]) - 1
+        roots[i] = end - len(pass_.drafts[i]) - 1
     attention = PackedAttention(
-        now, entries.rows, order, entries.window_of_layer, unused, compares=not entries.compared
+        pass_, entries.rows, order, entries.window_of_layer, unused, compares=not entries.compared
     )
     tokens, indices, of_row = (
         np.pad(np.concatenate(parts), (0, unused), mode="edge")
         for parts in (
-            [now.tokens[i] for i in order],
-            [now.indices[i] for i in order],
-            [np.full(now.sizes[i], i) for i in order],
+            [pass_.tokens[i] for i in order],
+            [pass_.indices[i] for i in order],
+            [np.full(pass_.sizes[i], i) for i in order],
         )
     )
     arrays = {
@@ -88,16 +102,135 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    logits, states = run_model(model, model_inputs, now.records)
+    logits, states = run_model(model, model_inputs, pass_.records)
     attention.check()
     entries.compared = True
     return PassResult(
         logits=logits[0, skipped - pass_tokens :][: count - skipped],
         roots=[root - skipped for root in roots],
         pass_tokens=pass_tokens,
-        is_step=now.is_step,
+        is_step=pass_.is_step,
         states=states,
     )
+
+
+def side_by_side(
+    model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
+) -> PassResult:
+    """Any number of rows, each with its own tree."""
+    rows = entries.rows
+    size = pass_.size
+    end = entries.longest + size
+    tokens, indices = pass_.aligned(size)
+    arrays: dict[Any, np.ndarray] = {"tokens": tokens, "positions": inputs.positions(indices)}
+    lengths = np.array([row.length for row in rows])
+    if (lengths != lengths[0]).any():
+        arrays["slots"] = lengths[:, None] + np.arange(size)
+    sees_all = entries.sees_all(pass_)
+    for window in () if sees_all else inputs.windows:
+        slots = slice(entries.first_seen(window), end)
+        seen = [row.seen(pass_, i, size, slots, window) for i, row in enumerate(rows)]
+        arrays[window] = np.stack(seen)
+    tensors = uploaded(arrays, inputs.device)
+    entries.current = CurrentPass(partial(_write_rows, entries, tensors.get("slots"), end), end)
+    kept = size - pass_.skipped
+    mask = None if sees_all else inputs.mask(tensors)
+    model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
+    logits, states = run_model(model, model_inputs, pass_.records)
+    return PassResult(
+        logits=logits[:, -kept:].flatten(0, 1),
+        roots=pass_.roots(kept),
+        pass_tokens=size * len(rows),
+        is_step=pass_.is_step,
+        states=states,
+    )
+
+
+def _write_rows(
+    entries: InPlaceEntries,
+    slots: torch.Tensor | None,
+    end: int,
+    layer: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes the `(R, heads, S, head_dim)` keys and values of a pass into these `slots` `(R, S)`,
+    or behind rows of one length; returns those that attention sees."""
+    count, _, size, _ = keys.shape
+    seen = slice(entries.first_seen(entries.window_of_layer[layer]), end)
+    cached = entries.rows[0].block.layers[layer]
+    for tensor, new in zip(cached, (keys, values), strict=True):
+        if slots is None:
+            tensor[:count, :, end - size : end] = new
+        else:
+            rows = torch.arange(count, device=tensor.device)[:, None]
+            tensor.transpose(1, 2)[rows, slots.to(tensor.device)] = new.transpose(1, 2)
+    return cached[0][:count, :, seen], cached[1][:count, :, seen]
+
+
+def causal_pass(
+    model: PreTrainedModel, pass_: Pass, entries: Entries, inputs: OrderedInputs
+) -> PassResult:
+    """One row whose tokens run in order, as `generate` runs them: a chain, or no draft at all. The
+    model's own causal mask hides what must be hidden, also with sliding windows, ALiBi,
+    FlashAttention and running states."""
+    [row] = pass_.rows
+    [draft] = pass_.drafts
+    input_ids = row.ids
+    if len(draft):
+        tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+        input_ids = torch.cat([input_ids, tokens], dim=-1)
+    model_inputs = inputs.of_pass(input_ids, pass_.size)
+    if "logits_to_keep" in model_inputs:
+        model_inputs["logits_to_keep"] = 1 + len(draft)
+    with eager_kernels(model):
+        outputs = model(**model_inputs, return_dict=True)
+    cache = find_cache(outputs)
+    if cache is not None and cache is not entries.cache:
+        # Some models begin a new one where the text outgrows their rotary embedding (Phi-3).
+        inputs.go_on_with(cache_name(outputs), cache)
+        entries.replace(cache)
+    logits = outputs.logits[0, -1 - len(draft) :]
+    return PassResult(logits, [0], pass_.size, is_step=pass_.is_step or entries.reruns)
+
+
+class OrderedInputs(Inputs):
+    """The arguments of passes over one row in order."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        super().__init__(prefill)
+        # The arguments for one more token than the prompt, some of them from the outputs.
+        self._kwargs = next_kwargs(prefill.model, prefill.outputs, prefill.model_kwargs)
+
+    def of_pass(self, input_ids: torch.Tensor, size: int) -> dict[str, Any]:
+        """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`."""
+        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=size, **self._kwargs_for(input_ids.shape[1])
+        )
+        return model_inputs
+
+    def go_on_with(self, name: str, cache: Any) -> None:
+        """Replaces the cache."""
+        self._kwargs = {**self._kwargs, name: cache}
+
+    def _kwargs_for(self, length: int) -> dict[str, Any]:
+        """The keyword arguments (attention mask, position ids, token types) for this length."""
+        further = length - self.prompt_length - 1
+        if further == 0:
+            return self._kwargs
+        if further < 0:
+            names = ("attention_mask", "position_ids", "token_type_ids")
+            values = {name: self._kwargs.get(name) for name in names}
+            cut = {
+                name: value[..., :further] for name, value in values.items() if value is not None
+            }
+            return {**self._kwargs, **cut}
+        kwargs = next_kwargs(self.model, {}, dict(self._kwargs), further)
+        if (token_types := self._kwargs.get("token_type_ids")) is not None:
+            # Plain decoding repeats the last type; the method above would repeat the last k types.
+            repeated = token_types[:, -1:].expand(-1, further)
+            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
+        return kwargs
 
 
 class UnpackableError(RuntimeError):
@@ -130,7 +263,7 @@ class PackedAttention:
 
     def __init__(
         self,
-        now: Pass,
+        pass_: Pass,
         rows: Sequence[CachedRow],
         order: Sequence[int],
         window_of_layer: Sequence[int | None],
@@ -144,17 +277,17 @@ class PackedAttention:
         self._compares = compares
         self._unused = unused
         self._groups: list[Group] = []
-        self.end = max(row.length + size for row, size in zip(rows, now.sizes, strict=True))
+        self.end = max(row.length + size for row, size in zip(rows, pass_.sizes, strict=True))
         self.arrays: dict[Any, np.ndarray] = {}
         self.tensors: dict[Any, torch.Tensor] = {}
 
         def likeness(i: int) -> tuple[int, int]:  # by block and about the number of slots seen
             row = rows[i]
-            return id(row.block), block_size(row.length + now.sizes[i] - row.skipped)
+            return id(row.block), block_size(row.length + pass_.sizes[i] - row.skipped)
 
         for _, alike in groupby(order, key=likeness):
-            for members in _attending_together(now, rows, [*alike]):
-                self._add_group(now, rows, members)
+            for members in _attending_together(pass_, rows, [*alike]):
+                self._add_group(pass_, rows, members)
         # The layer that has written and not yet attended, with its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._equal: list[torch.Tensor] = []  # whether each layer attended to what it wrote
@@ -215,10 +348,10 @@ class PackedAttention:
         ]
         return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
 
-    def _add_group(self, now: Pass, rows: Sequence[CachedRow], members: list[int]) -> None:
+    def _add_group(self, pass_: Pass, rows: Sequence[CachedRow], members: list[int]) -> None:
         number = len(self._groups)
         group_rows = [rows[i] for i in members]
-        sizes = np.array([now.sizes[i] for i in members])
+        sizes = np.array([pass_.sizes[i] for i in members])
         size = int(sizes.max())
         start = self._groups[-1].tokens.stop if self._groups else 0
         end = max(
@@ -236,7 +369,7 @@ class PackedAttention:
             )
             if not sees_all:
                 self.arrays[number, window] = np.stack(
-                    [rows[i].seen(now, i, size, seen[window], window) for i in members]
+                    [rows[i].seen(pass_, i, size, seen[window], window) for i in members]
                 )
         places = np.arange(len(members)) + group_rows[0].at
         self.arrays[number, "at"] = np.repeat(places, sizes)
@@ -331,14 +464,16 @@ class AttentionProxy(torch.Tensor):
         return result
 
 
-def _attending_together(now: Pass, rows: Sequence[CachedRow], alike: list[int]) -> list[list[int]]:
+def _attending_together(
+    pass_: Pass, rows: Sequence[CachedRow], alike: list[int]
+) -> list[list[int]]:
     """Rows that are alike in the groups that attend in one call each: all of them, or each that has
     tokens by itself."""
-    active = [i for i in alike if now.sizes[i]]
-    ends = {i: rows[i].length + now.sizes[i] for i in alike}
-    work_alone = sum(now.sizes[i] * (ends[i] - rows[i].skipped) for i in active)
+    active = [i for i in alike if pass_.sizes[i]]
+    ends = {i: rows[i].length + pass_.sizes[i] for i in alike}
+    work_alone = sum(pass_.sizes[i] * (ends[i] - rows[i].skipped) for i in active)
     length = max(ends.values()) - min(rows[i].skipped for i in alike)
-    work_together = len(alike) * max(now.sizes[i] for i in alike) * length
+    work_together = len(alike) * max(pass_.sizes[i] for i in alike) * length
     if len(active) > 1 and work_together <= _EXTRA_WORK * work_alone + _CALL * len(alike):
         return [alike]
     return [[i] for i in active]
