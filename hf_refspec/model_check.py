@@ -17,7 +17,7 @@ from .check_count import check_count
 from .drafting.compilation import drafting_kernels
 from .drafting.observation import Observation
 from .drafting.tree import DraftTree
-from .generation.validation import check_generates
+from .refusals import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .verification.narrow_products import why_unused

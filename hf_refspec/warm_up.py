@@ -12,7 +12,7 @@ from .check_count import check_count
 from .drafting.compilation import drafting_kernels
 from .drafting.drafter import Drafter
 from .drafting.tree import ROOT, DraftTree
-from .generation.validation import check_generates
+from .refusals import check_generates
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.

@@ -21,11 +21,11 @@ from ..drafting.call_options import Sampling
 from ..drafting.calls import DrafterPool, drafter_call, share_table
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter
+from ..refusals import FURTHER_OUTPUTS, check_prepared
 from ..text_config import text_config
 from ..transformers_names import ends_and_padding
 from ..verification.model_memo import memo_of
 from .row import prompt_tokens
-from .validation import FURTHER_OUTPUTS, check_model, check_request, check_steps
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,14 @@ class Request:
     adds_cache: bool = False  # whether plain decoding would have no cache
 
     def __post_init__(self) -> None:
-        caller = "candidate_generator"
-        check_model(self.model, caller)
         _ = self.drafter  # which raises a TypeError if it is no drafter
-        check_request(self.input_ids, self.generation_config, self.model_kwargs, caller)
-        check_steps(self.model, self.model_kwargs, caller)
+        check_prepared(
+            self.model,
+            self.input_ids,
+            self.generation_config,
+            self.model_kwargs,
+            "candidate_generator",
+        )
 
     @cached_property
     def drafter(self) -> Drafter | None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
 from ..drafting.stats import DraftStats
+from ..refusals import RefusedCallError, check_generates, check_options
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
@@ -28,7 +29,6 @@ from ..version import untested_transformers
 from .loop import Loop
 from .prefixes import CachedText, Prefixes
 from .running_text import RunningText, prepare_text
-from .validation import RefusedCallError, check_generates, check_options
 
 # The length of a text by which the memory of a row is estimated.
 _ROW_TOKENS = 4096

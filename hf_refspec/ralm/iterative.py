@@ -27,7 +27,7 @@ from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter
 from ..drafting.observation import Observation
 from ..generation.row import Row
-from ..generation.validation import FURTHER_OUTPUTS
+from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer

@@ -30,7 +30,6 @@ from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
@@ -257,7 +256,6 @@ def _check_request(
     model_kwargs: dict[str, Any],
     speculation: RalmSpeculation | None,
 ) -> None:
-    check_steps(model, model_kwargs, "knn_lm")
     if find_cache(model_kwargs) is None:
         raise ValueError(
             f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "

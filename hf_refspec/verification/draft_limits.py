@@ -11,9 +11,10 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig
 
 from ..drafting.stats import DraftStats
+from ..refusals import Reason, why_refused
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
-from .probe import Finding, ProbedCall
+from .probe import ProbedCall
 from .ranks import Ranks
 from .verifier import Verifier
 
@@ -35,7 +36,7 @@ class DraftLimits:
         verifier ([`Verifier`]): Runs the passes.
         chains (`bool`): True if drafts must not branch.
         ranks ([`Ranks`]): The processes that decode one text together; the first one decides.
-        refused ([`Finding`], *optional*): At the next length, if drafts end there.
+        refused ([`Reason`], *optional*): Why drafts end at the next length, if they do.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DraftLimits:
         self.verifier = verifier
         self.chains = chains or not verifier.kind.takes_trees
         self.ranks = Ranks() if ranks is None else ranks
-        self.refused: Finding | None = None
+        self.refused: Reason | None = None
         config = text_config(verifier.model)
         self.vocab_size: int = config.vocab_size
         self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
@@ -87,19 +88,8 @@ class DraftLimits:
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
             else:
-                self.refused = finding
+                self.refused = why_refused(finding, self._boundaries[0])
         return self.refused is None
-
-    @property
-    def why_refused(self) -> str | None:
-        """Why drafts have ended, if a probe has refused them."""
-        if self.refused is None:
-            return None
-        if self.refused.failure is not None:
-            return self.refused.failure
-        if self._boundaries[0] == 0:
-            return f"trees of drafts fail a probe, and the next call tries chains ({self.refused})"
-        return f"drafts were found inexact at the length of the text ({self.refused})"
 
     def depth(self, index: int, length: int) -> int:
         """How deep a draft may go after the row with this index, whose text has this length; 0 or

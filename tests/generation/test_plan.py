@@ -8,6 +8,12 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import torch
+from hf_refspec.generation.budget import (
+    AutoBudget,
+    Budget,
+    make_budget,
+)
+from hf_refspec.generation.step import Step
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -16,14 +22,8 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.generation.budget import (
-    AutoBudget,
-    Budget,
-    make_budget,
-)
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
 from hf_refspec.generation.row import Row
-from hf_refspec.generation.step import Step
 
 MOST_NODES = PASS_TOKENS[-1] - 1
 

@@ -36,7 +36,7 @@ def positive(text: str) -> int:
 
 def draft_budget(text: str) -> int | str:
     """Reads how many draft tokens to verify in a pass: an integer of at least 1, or auto."""
-    from ...generation.validation import check_options  # loads torch
+    from ...refusals import check_options  # loads torch
 
     number = text if text == "auto" else positive(text)
     try:

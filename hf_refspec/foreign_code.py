@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedModel
 
-from ..transformers_names import attention_functions
+from .transformers_names import attention_functions
 
 _TRUSTED = {"accelerate", "peft", "torch", "transformers", __name__.partition(".")[0]}
 _SDPA = "scaled_dot_product_attention"

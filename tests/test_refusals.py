@@ -9,6 +9,7 @@ import torch
 from architectures import small, tiny_config
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
+from hf_refspec.refusals import check_prepared
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -20,7 +21,6 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.generation.validation import check_request
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_quantized_cache_is_refused():
         num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="quantized"
     )
     with pytest.raises(ValueError, match="a quantized cache"):
-        check_request(PROMPT, config, {}, "candidate_generator")
+        check_prepared(None, PROMPT, config, {}, "candidate_generator")
 
 
 def test_inputs_embeds_are_refused(llama, untouched):
