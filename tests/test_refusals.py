@@ -9,7 +9,7 @@ import torch
 from architectures import small, tiny_config
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from hf_refspec.refusals import check_prepared
+from own_forward import own_forward
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -21,6 +21,7 @@ from transformers import (
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
+from hf_refspec.refusals import check_prepared
 
 
 @pytest.fixture
@@ -160,9 +161,7 @@ def test_outputs_that_are_not_returned_are_computed_only_where_they_may_change_i
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, name: True}
     plain = model.generate(PROMPT, **options)
     asked = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: asked.append(kwargs.get(name)), with_kwargs=True
-    )
+    own_forward(model, lambda usual, **kwargs: asked.append(kwargs.get(name)) or usual(**kwargs))
     drafter = Prophet(plain, accuracy=0.9)
     options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
     assert model.generate(PROMPT, **options).tolist() == plain.tolist()
