@@ -91,15 +91,16 @@ class Loop:
     ) -> None:
         """Learns from a pass: the budget what it cost, the drafters what the target expected."""
         began = perf_counter()
-        stats = self.stats
-        stats.drafting_seconds += drafts.seconds
-        stats.verifying_seconds += taken.seconds
-        stats.other_seconds += began - result.began - taken.seconds
         self.offered = self.offered or any(drafts.drafted)
         if result.is_step:
             self.budget.record(rows, drafts, taken)
         self._observe(rows, drafts.trees, result, taken)
-        stats.learning_seconds += perf_counter() - began
+        self.stats.record_seconds(
+            drafting=drafts.seconds,
+            verifying=taken.seconds,
+            other=began - result.began - taken.seconds,
+            learning=perf_counter() - began,
+        )
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -142,7 +143,7 @@ class Loop:
         if states and has_top_tokens:
             self._observe_prompts(rows, result, states, fraction)
         self._observe(rows, trees, result, taken)
-        self.stats.prefill_seconds += perf_counter() - began
+        self.stats.record_seconds(prefill=perf_counter() - began)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
         """Runs the prompts up to this length; `prefill` runs the rest."""
@@ -152,7 +153,7 @@ class Loop:
         result = self.verifier.forward(pieces, [DraftTree.empty()] * len(rows), records=records)
         self._states = [*self._states, *result.states]
         self.verifier.keep([[]] * len(rows))
-        self.stats.prefill_seconds += perf_counter() - began
+        self.stats.record_seconds(prefill=perf_counter() - began)
 
     def _prompt_fraction(self, rows: Sequence[Row]) -> float:
         """The most that learning from the prompts may cost, as a part of the prefill."""

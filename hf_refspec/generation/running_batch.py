@@ -2,7 +2,7 @@
 
 A step is: a piece of the next prompt -> the loop's own step over all rows -> rows that have ended
 leave. A prompt is prefilled by itself, in pieces, so that no other text waits longer than one piece
-takes; then its keys and values join the others', see `in_place.py`. Rows of models that cannot be
+takes; then its keys and values join the others', see `entries.py`. Rows of models that cannot be
 packed keep a loop of their own, and take turns.
 """
 

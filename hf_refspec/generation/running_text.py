@@ -25,7 +25,7 @@ from ..text_config import text_config
 from ..transformers_names import cache_name
 from ..verification.caches import find_cache, has_padding, new_cache
 from ..verification.choice import known_finding, select_verifier
-from ..verification.in_place import InPlaceEntries
+from ..verification.entries import InPlaceEntries
 from ..verification.probe import ProbedCall
 from ..verification.ranks import Ranks
 from ..verification.verifier import PLAIN, TREE, Verifier

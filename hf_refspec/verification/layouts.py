@@ -37,8 +37,7 @@ from transformers import PreTrainedModel
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .eager_kernels import eager_kernels
-from .entries import Entries
-from .in_place import CachedRow, CurrentPass, InPlaceEntries, block_size
+from .entries import CachedRow, Entries, InPlaceEntries, block_size
 from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, run_model, uploaded
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
@@ -89,22 +88,21 @@ def packed(
         )
     )
     arrays = {
-        **attention.arrays,
         "tokens": tokens[None],
         "positions": inputs.positions(indices[None], of_row),
     }
-    attention.tensors = uploaded(arrays, inputs.device)
-    entries.current = CurrentPass(attention.write, attention.end)
+    tensors = attention.upload(arrays, inputs.device)
+    entries.attend_by(attention.write, attention.end)
     skipped = max(min(roots), 0)  # pending tokens before all roots
     model_inputs = inputs.of_pass(
-        attention.tensors["tokens"],
-        attention.tensors["positions"],
+        tensors["tokens"],
+        tensors["positions"],
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
     logits, states = run_model(model, model_inputs, pass_.records)
     attention.check()
-    entries.compared = True
+    entries.confirm_packing()
     return PassResult(
         logits=logits[0, skipped - pass_tokens :][: count - skipped],
         roots=[root - skipped for root in roots],
@@ -132,7 +130,7 @@ def side_by_side(
         seen = [row.seen(pass_, i, size, slots, window) for i, row in enumerate(rows)]
         arrays[window] = np.stack(seen)
     tensors = uploaded(arrays, inputs.device)
-    entries.current = CurrentPass(partial(_write_rows, entries, tensors.get("slots"), end), end)
+    entries.attend_by(partial(_write_rows, entries, tensors.get("slots"), end), end)
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
@@ -293,6 +291,13 @@ class PackedAttention:
         self._equal: list[torch.Tensor] = []  # whether each layer attended to what it wrote
         # The masks as they are added to scores, by all that layers may differ in.
         self._masks: dict[tuple[Any, ...], torch.Tensor | None] = {}
+
+    def upload(
+        self, arrays: dict[str, np.ndarray], device: torch.device
+    ) -> dict[Any, torch.Tensor]:
+        """These arrays on the device, in one copy with what attention needs there."""
+        self.tensors = uploaded({**self.arrays, **arrays}, device)
+        return self.tensors
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor

@@ -45,6 +45,9 @@ class Targets:
 
     slots: torch.Tensor  # int64 (R, S), the slot of each token of the pass
 
+    def aim(self, slots: torch.Tensor) -> None:
+        self.slots = slots
+
 
 class SlottedLayer(StaticLayer):
     """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
@@ -81,7 +84,7 @@ def fixed_width_pass(
     for window in inputs.windows:
         arrays[window] = entries.seen(pass_, indices + entries.prior_length, slots, window)
     tensors = uploaded(arrays, inputs.device)
-    entries.targets.slots = tensors["slots"]
+    entries.targets.aim(tensors["slots"])
     mask = inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept=0)  # all
     logits, was_prepared = entries.run(model_inputs, width)

@@ -9,7 +9,7 @@ accepted tokens and drops the others:
 
 | kind | drafts | rows | layout | entries |
 | --- | --- | --- | --- | --- |
-| [`TREE`] | trees | any number | packed or side by side, `layouts.py` | `in_place.py` |
+| [`TREE`] | trees | any number | packed or side by side, `layouts.py` | `entries.py` |
 | [`STATIC`] | trees | any number | one of a few widths, `slots.py` | `slots.py` |
 | [`REPRODUCIBLE`] | chains | any number | one width | `slots.py` |
 | [`CHAIN`] | chains | one | in order, `layouts.py` | cropped, `entries.py` |
@@ -40,8 +40,7 @@ from .caches import (
     keeps_text,
     may_hold_state,
 )
-from .entries import CroppedEntries, Entries, RunningState
-from .in_place import InPlaceEntries
+from .entries import CroppedEntries, Entries, InPlaceEntries, RunningState
 from .layouts import OrderedInputs, causal_pass, tree_pass
 from .passes import FixedTokens, Inputs, MaskedInputs, Pass, PassResult, Prefill, TokenSequence
 from .prompt_logits import last_token, records_prompt
