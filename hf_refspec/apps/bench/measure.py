@@ -126,10 +126,11 @@ def measure(
             answers: list[str] = []
             prompts = asked([chat], turns)
             for turn in range(prompts):
-                inputs = chat.inputs(tokenizer, turn, answers)
+                noun = f"{chat.place}: a prompt" if chat.place else "a prompt"
                 hint = "it is left out"
                 try:
-                    left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
+                    inputs = chat.inputs(tokenizer, turn, answers)
+                    left = tokens_left(inputs, model.config, noun, hint, max_new_tokens)
                 except ValueError as error:
                     print(error, file=sys.stderr)
                     progress.prompts -= prompts - turn
@@ -139,7 +140,7 @@ def measure(
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)
     if not comparison.calls[UNDRAFTED]:
-        raise ValueError("nothing was measured: no prompt fits into the model's context")
+        raise ValueError("nothing was measured: all prompts were left out")
 
 
 def recorded_answers(

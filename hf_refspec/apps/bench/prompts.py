@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Chat:
     system: str = ""
     category: str = ""
     is_text: bool = False
+    place: str = field(default="", compare=False)  # the file and the row
 
     def until(self, turn: int, answers: list[str]) -> list[Message]:
         """The messages up to a turn, with these answers to the earlier ones."""
@@ -46,7 +47,10 @@ class Chat:
         """These messages, or the text, as ids and mask `(1, n)`."""
         if self.is_text:
             return text_inputs(tokenizer, self.turns[turn])
-        return chat_inputs(tokenizer, self.until(turn, answers))
+        try:
+            return chat_inputs(tokenizer, self.until(turn, answers))
+        except ValueError as error:
+            raise ValueError(f"{self.place}: {error}") from error
 
 
 def read_chats(path: Path) -> list[Chat]:
@@ -84,6 +88,30 @@ def taking_turns(chats: list[Chat]) -> list[Chat]:
     return [chat for chosen in rounds for chat in chosen if chat is not None]
 
 
+def rendered(
+    chats: list[Chat], tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> list[Chat]:
+    """The first chats that the chat template takes; skips, names and counts those that it refuses.
+    Raises a ValueError if none is left."""
+    taken: list[Chat] = []
+    refused = 0
+    for chat in chats:
+        if len(taken) == limit:
+            break
+        answers = [*chat.answers, *["an answer"] * len(chat.turns)]
+        try:
+            chat.inputs(tokenizer, len(chat.turns) - 1, answers)
+            taken.append(chat)
+        except ValueError as error:
+            logger.warning("%s; skipped", error)
+            refused += 1
+    if refused:
+        logger.warning("skipped %s that the chat template refuses", counted(refused, "chat"))
+    if not taken:
+        raise ValueError(f"{chats[0].place}: the chat template refuses this chat and all others")
+    return taken
+
+
 def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
     turns = _turns_of(row[column])
     answers = _turns_of(next((row[name] for name in ANSWERS if row.get(name)), None))
@@ -107,7 +135,7 @@ def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
         raise ValueError(f"{place}: {column} must be text, or a list of texts or messages")
     if not all(isinstance(answer, str) for answer in answers):
         answers = []
-    return Chat(turns, answers, opening, str(row.get("category") or ""))
+    return Chat(turns, answers, opening, str(row.get("category") or ""), place=place)
 
 
 def _turns_of(value: Any) -> list[Any]:

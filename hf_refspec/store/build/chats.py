@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
+# What chat templates raise about chats that they do not take: the assistant begins, ...
+REFUSALS = (TemplateError, TypeError, ArithmeticError, LookupError)
 # The speakers' names in ShareGPT and its relatives.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 

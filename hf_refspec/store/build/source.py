@@ -16,12 +16,11 @@ from reprlib import repr as short
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ...counted import counted
 from ..printable import printable
-from .chats import messages_of, with_texts
+from .chats import REFUSALS, messages_of, with_texts
 from .rows import ROWS, check_names, kind_of, read_content, read_rows
 
 Document: TypeAlias = str | np.ndarray
@@ -379,7 +378,7 @@ def _read_rows(
             try:
                 yield str(tokenizer.apply_chat_template(messages, tokenize=False)), place
                 continue
-            except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
+            except REFUSALS:
                 refused += 1
         yield from ((message["content"] or "", place) for message in messages)
     if refused:
