@@ -49,6 +49,8 @@ class DatastoreDrafts(LookUp):
             together.
     """
 
+    _of_a_call = (*LookUp._of_a_call, "_vocab_size")
+
     def __init__(self, store: Datastore, max_match: int = 16, published: bool = False) -> None:
         if not isinstance(store, Datastore):
             raise TypeError(

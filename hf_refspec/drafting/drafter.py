@@ -32,8 +32,9 @@ class Drafter:
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
-    call with several rows each row has a `fork` of its own. It can be pickled and copied between
-    calls. A [`Blend`] has further uses for a [`PathDrafter`].
+    call with several rows each row has a `fork` of its own. It can be pickled and copied: a copy
+    goes on with what it has learned, a pickle holds what it is, and nothing of the calls that it
+    has served. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
         stats (`DraftStats`): Of the last call.
@@ -53,6 +54,8 @@ class Drafter:
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
+    # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
+    _of_a_call: tuple[str, ...] = ("_in_use", "call", "stats")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -128,10 +131,7 @@ class Drafter:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for of_a_call in ("_in_use", "call", "stats"):
-            state.pop(of_a_call, None)
-        return state
+        return {k: value for k, value in vars(self).items() if k not in self._of_a_call}
 
 
 def checked_draft(drafter: Drafter, budget: int, vocab_size: int) -> DraftTree:
@@ -212,6 +212,7 @@ class Blend(Drafter):
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         self.set_sources(drafters)
+        self._given = self._sources
 
     def set_sources(self, drafters: Sequence[Any]) -> None:
         """Drafts from these from now on, see the class."""
@@ -250,6 +251,15 @@ class Blend(Drafter):
         fork.calibration = self.calibration
         fork._calibrations = self._calibrations
         return fork
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._given,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Blend:
+        twin = Blend(copy.deepcopy(self._sources, memo))
+        twin.calibration = copy.deepcopy(self.calibration, memo)
+        twin._calibrations = copy.deepcopy(self._calibrations, memo)
+        return twin
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -18,6 +18,7 @@ class LookUp(PathDrafter):
 
     longest_match: int
     _context = np.empty(0, dtype=np.int32)  # the last tokens of the text
+    _of_a_call = (*PathDrafter._of_a_call, "_context")
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._context = prompt_ids[-self.longest_match :].astype(np.int32)

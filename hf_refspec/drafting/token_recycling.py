@@ -60,8 +60,8 @@ class TokenRecycling(LookUp):
     are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
     text need repeat. See [`~index.recycling_tree.recycling_tree`].
 
-    Threads share it by `fork()`: all forks learn into one table. A copy (or pickle) has a table of
-    its own.
+    Threads share it by `fork()`: all forks learn into one table. A copy has a table of its own, a
+    pickle what was built, loaded or saved, and nothing that calls have added.
 
     Args:
         top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context, 256
@@ -88,6 +88,7 @@ class TokenRecycling(LookUp):
     kept_at_model = False  # whether calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
     _pooling = _GREEDY
+    _of_a_call = (*LookUp._of_a_call, "_runners_up", "_pooling")
 
     def __init__(
         self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18, published: bool = False
@@ -253,6 +254,7 @@ class TokenRecycling(LookUp):
                     break
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
+        drafter._table.keep()
         drafter._use(
             drafter._table,
             model=public_name(model),
@@ -332,6 +334,7 @@ class TokenRecycling(LookUp):
                 )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
+        self._table.keep()
         RecyclingTable.write(
             path, self._table, known["tokenizer"], known["model"], known.get("source", {})
         )
