@@ -1,41 +1,42 @@
 """The documents that a stored folder is built from, read one after another: texts, lists of ids,
-files of texts, or the rows of files, frames and datasets, which are chats, texts, or prompts with
-completions."""
+files of texts, or the rows of files, frames and datasets; and corpora with a name."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from operator import length_hint
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ...counted import counted
-from ..printable import printable
-from .chats import messages_of, with_texts
-from .rows import ROWS, check_names, kind_of, read_content, read_rows
-
-Document: TypeAlias = str | np.ndarray
-# A row, its columns that are a document, and its name for people.
-_Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
+from ..counted import counted
+from .rows import (
+    ROWS,
+    Row,
+    columns_of,
+    dataset_rows,
+    frame_rows,
+    kind_of,
+    mapping_rows,
+    read_content,
+    read_rows,
+    row_documents,
+)
+from .tokenise import Document
+from .untrusted import printable
 
 logger = logging.getLogger("hf_refspec")
 
-_CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
-_TEXT_COLUMNS = ("text", "content")
-_PAIR = ("prompt", "completion")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SAMPLE = 100
-_BATCH = 1000
 
 
 class _File(NamedTuple):
@@ -68,77 +69,47 @@ def open_source(
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
     neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
     `places`, as they are read, where they are from: a public path, and the row if it has some."""
-
-    def of_rows(rows: Iterable[_Row], places: list[str] | None = None) -> Iterator[Document]:
-        return _checked(_read_rows(rows, tokenizer), vocab_size, places)
-
-    kind = type(documents).__name__
+    name = "unnamed"
+    license = names = None
     total = length_hint(documents) or None
-    if hasattr(documents, "select_columns"):
-        if isinstance(documents, Mapping):
-            splits = [*documents]
-            raise ValueError(f"documents is a {kind}; choose a split of it, one of {splits}")
-        info = documents.info
-        config = "" if (info.config_name or "").startswith("default") else info.config_name
-        parts = (info.dataset_name, config, documents.split)
-        name = " ".join(str(part) for part in parts if part) or "unnamed"
-        rows = _dataset_rows(documents, column)
-        return Source(of_rows(rows), name, info.license or None, total)
+    rows: Iterator[Row] | None = None
     if (paths := _paths_in(documents)) is not None:
         files, name = _files(paths, pattern)
         has_rows = any(kind_of(file.path) in ROWS for file in files)
-        if column is not None and not has_rows:
-            raise ValueError(f"column={column!r} is for datasets and files of rows, not for {name}")
         total = None if has_rows else len(files)
-        return Source(of_rows(_file_rows(files, column), places), name, total=total)
-    if hasattr(documents, "to_frame"):  # a Series of pandas or polars
-        documents = documents.to_frame(name="text")
-    if hasattr(documents, "columns") and hasattr(documents, "to_dict"):  # a DataFrame of them
-        kind = f"the {type(documents).__name__}"
-        check_names(documents.columns, kind)
-        rows = _mapping_rows(_frame_rows(documents), column, kind)
-        return Source(of_rows(rows), "unnamed", total=total)
-    names = None
-    if isinstance(documents, Mapping) and all(isinstance(name, str) for name in documents):
-        names = [*documents]
-        if unfit := next((name for name in names if _CONTROL.search(name)), None):
-            raise ValueError(f"the name {unfit!r} of a document has a control character")
-        documents = documents.values()
-    is_scalar = getattr(documents, "ndim", 1) == 0  # an array without a length
-    if is_scalar or isinstance(documents, bytes | Mapping) or not isinstance(documents, Iterable):
-        raise ValueError(
-            "documents must be a dataset, a file or folder, rows, texts or lists of ids, but has "
-            f"the type {kind}"
-        )
-    rest = iter(documents)
-    first = [*islice(rest, 1)]
-    documents = chain(first, rest)
-    if names is None and first and isinstance(first[0], Mapping):
-        return Source(of_rows(_mapping_rows(documents, column)), "unnamed", total=total)
-    if column is not None:
-        raise ValueError(
-            f"column={column!r} is for datasets and files of rows, not for the type {kind}"
-        )
-    named = zip(documents, names or (f"document {i}" for i in count()), strict=False)
-    return Source(_checked(named, vocab_size), "unnamed", total=total, names=names)
-
-
-def batches(
-    documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
-) -> Iterator[list[Document]]:
-    """Groups documents into batches of about the same work."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        full = len(batch) == most_documents or size + len(document) > most_characters
-        if batch and full:
-            yield batch
-            batch = []
-            size = 0
-        batch.append(document)
-        size += len(document)
-    if batch:
-        yield batch
+        if has_rows or column is None:
+            rows = _file_rows(files, column)
+    elif hasattr(documents, "select_columns"):
+        if isinstance(documents, Mapping):
+            kind = type(documents).__name__
+            raise ValueError(f"documents is a {kind}; choose a split of it, one of {[*documents]}")
+        info = documents.info
+        config = "" if (info.config_name or "").startswith("default") else info.config_name
+        parts = (info.dataset_name, config, documents.split)
+        name = " ".join(str(part) for part in parts if part) or name
+        license = info.license or None
+        rows = dataset_rows(documents, column)
+    elif hasattr(documents, "to_frame") or hasattr(documents, "to_dict"):
+        rows = frame_rows(documents, column)
+    else:
+        if isinstance(documents, Mapping):
+            names = [*documents]
+            if unfit := next((name for name in names if _CONTROL.search(name)), None):
+                raise ValueError(f"the name {unfit!r} of a document has a control character")
+            documents = documents.values()
+        rest = iter(documents)
+        first = [*islice(rest, 1)]
+        documents = chain(first, rest)
+        if names is None and first and isinstance(first[0], Mapping):
+            rows = mapping_rows(documents, column)
+    if rows is not None:
+        found = row_documents(rows, tokenizer)
+    elif column is not None:
+        raise ValueError(f"column={column!r} is for datasets and files of rows, not for texts")
+    else:
+        found = zip(documents, names or (f"document {i}" for i in count()), strict=False)
+    read = _checked(found, vocab_size, None if paths is None else places)
+    return Source(read, name, license, total, names)
 
 
 def _paths_in(documents: Any) -> Sequence[Any] | None:
@@ -161,10 +132,6 @@ def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
     files: list[_File] = []
     names = []
     for path in paths:
-        if not isinstance(path, str | os.PathLike):
-            raise ValueError(
-                f"documents is a list of files, but one has the type {type(path).__name__}"
-            )
         found = files_of(path, pattern)
         path = Path(path)
         if not found:
@@ -216,7 +183,7 @@ def _is_visible(file: Path) -> bool:
     return not any(part.startswith(".") for part in file.parts)
 
 
-def _file_rows(files: list[_File], column: str | None) -> Iterator[_Row]:
+def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
     """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
     damaged: list[Path] = []
     for path, public, is_named in files:
@@ -225,7 +192,7 @@ def _file_rows(files: list[_File], column: str | None) -> Iterator[_Row]:
         if is_of_rows or (kind in ROWS and _begins_with_document(path, column)):
             for number, row in read_rows(path, errors="surrogateescape"):
                 place = f"{printable(public)}, row {number}"
-                yield row, _columns_of(row, column, place), place
+                yield row, columns_of(row, column, place), place
             continue
         content = read_content(path)
         text = content.decode("utf-8", errors="replace")
@@ -243,31 +210,9 @@ def _file_rows(files: list[_File], column: str | None) -> Iterator[_Row]:
 
 def _begins_with_document(path: Path, column: str | None) -> bool:
     try:
-        return any(_columns_of(row, column, "") for _, row in islice(read_rows(path), 1))
+        return any(columns_of(row, column, "") for _, row in islice(read_rows(path), 1))
     except ValueError:
         return False
-
-
-def _columns_of(row: Any, column: str | None, place: str) -> list[str]:
-    """The columns of a row that are its document; rows may differ in them."""
-    row = row if isinstance(row, Mapping) else {}
-    filled = {name: value for name, value in row.items() if not _is_empty(value)}
-    empty_chats = [name for name in _CHAT_COLUMNS if name in row and name not in filled]
-    found = _chosen([*filled], [filled]) or _chosen([*row], [row]) or empty_chats[:1]
-    return _valid(found, column, [*row], place)
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | list | np.ndarray) and len(value) == 0)
-
-
-def _valid(found: list[str], column: str | None, names: list[str], place: str) -> list[str]:
-    """`column`, or else the columns that were found; raises a ValueError if there are none."""
-    if column is None and not found:
-        raise ValueError(f"{place}: which column has the documents? Give column=, one of {names}")
-    if column is not None and column not in names:
-        raise ValueError(f"column={column!r} is not in {place}; it has {names}")
-    return found if column is None else [column]
 
 
 def _checked(
@@ -309,83 +254,50 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
     return ids.astype(np.min_scalar_type(vocab_size))
 
 
-def _dataset_rows(dataset: Any, column: str | None) -> Iterator[_Row]:
-    """The rows of a dataset; their columns are chosen by the first ones, and alone decoded."""
-    rows = dataset
-    if dataset.features is not None:  # values such as images take time to decode
-        features = dataset.features.items()
-        plain = [name for name, feature in features if not hasattr(feature, "decode_example")]
-        rows = dataset.select_columns(plain)
-    sample = list(islice(rows, _SAMPLE))
-    # Some streaming datasets have the names of their columns only in their rows.
-    names = list(dataset.column_names or (sample[0] if sample else ()))
-    columns = [column] if column else []
-    if names:
-        columns = _valid(_chosen(names, sample), column, names, "the dataset")
-    logger.info("reading the column %s", " and ".join(map(repr, columns)))
-    kept = enumerate(dataset.select_columns(columns))
-    return ((row, columns, f"document {i}") for i, row in kept)
+@dataclass(frozen=True)
+class Preset:
+    """A corpus: a dataset, or the files of [`python_stdlib`]."""
+
+    corpus: str
+    license: str
+    size: str  # for people
+    dataset: str | None = None  # its Hub id
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `datasets.load_dataset`
 
 
-def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a DataFrame of pandas or polars, some of them at a time."""
-    places = getattr(frame, "iloc", frame)  # pandas may slice by labels
-    for begin in range(0, len(frame), _BATCH):
-        part = places[begin : begin + _BATCH]
-        if hasattr(part, "notna"):  # pandas has several values for what is missing
-            part = part.astype(object).where(part.notna(), None)
-        for row in zip(*(part[name].to_list() for name in part.columns), strict=True):
-            yield dict(zip(part.columns, row, strict=True))
+def python_stdlib() -> list[Path]:
+    """The source files of the running interpreter's standard library, its tests included."""
+    root = Path(sysconfig.get_path("stdlib"))
+    foreign = {"site-packages", "dist-packages"}
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not foreign.intersection(path.relative_to(root).parts)
+    ]
 
 
-def _mapping_rows(
-    rows: Iterable[Mapping[str, Any]], column: str | None, kind: str | None = None
-) -> Iterator[_Row]:
-    """Rows that are not from a file, which may differ in their columns."""
-    for number, row in enumerate(rows):
-        place = f"document {number}"
-        yield row, _columns_of(row, column, kind or place), place
-
-
-def _chosen(names: list[str], sample: list[Any]) -> list[str]:
-    """The columns that are documents: chats, a text, or a prompt and its completion, if any."""
-    chats = [n for n in _CHAT_COLUMNS if any(messages_of(row.get(n)) for row in sample)]
-    texts = [name for name in _TEXT_COLUMNS if name in names]
-    return (chats or texts)[:1] or [name for name in _PAIR if set(_PAIR) <= {*names}]
-
-
-def _read_rows(
-    rows: Iterable[_Row], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[Any, str]]:
-    """The documents of rows, and their names. Chats are rendered by the tokenizer's chat template.
-    Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
-    authors (arXiv 2311.08252)."""
-    refused = skipped = 0
-    for row, columns, place in rows:
-        values = [row[name] for name in columns if row[name] is not None]
-        value = values[0] if values else ""
-        if len(values) > 1:  # a prompt and its completion
-            if type(value) is not type(values[1]):
-                kinds = f"{type(value).__name__} and {type(values[1]).__name__}"
-                raise ValueError(f"{place}: prompt and completion are {kinds}; name one by column=")
-            value = value + values[1]
-        chat = messages_of(value)
-        if chat is None:
-            yield value, place
-            continue
-        messages, others = with_texts(chat, place)
-        skipped += others
-        if tokenizer.chat_template is not None:
-            try:
-                yield str(tokenizer.apply_chat_template(messages, tokenize=False)), place
-                continue
-            except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
-                refused += 1
-        yield from ((message["content"] or "", place) for message in messages)
-    if refused:
-        logger.warning(
-            "the tokenizer's chat template refused %s; each turn is a document instead",
-            counted(refused, "chat"),
-        )
-    if skipped:
-        logger.warning("skipped %s without text", counted(skipped, "message part"))
+PRESETS = {
+    "python-stdlib": Preset("Python standard library", "PSF-2.0", "about 10M tokens"),
+    "ultrachat": Preset("UltraChat", "MIT", "1.5M chats", "stingning/ultrachat"),
+    "sharegpt": Preset(
+        "ShareGPT",
+        "Apache-2.0",
+        "about 100,000 chats",
+        "Aeala/ShareGPT_Vicuna_unfiltered",
+        {"data_files": "ShareGPT_V4.3_unfiltered_cleaned_split.json"},
+    ),
+    "the-stack-python": Preset(
+        "The Stack, Python",
+        "permissive, of each file",
+        "13M files, on request; give --max-tokens",
+        "bigcode/the-stack-dedup",
+        {"data_dir": "data/python", "streaming": True},
+    ),
+    "wikipedia": Preset(
+        "Wikipedia, English, November 2023",
+        "CC-BY-SA-3.0, GFDL",
+        "6.4M articles",
+        "wikimedia/wikipedia",
+        {"name": "20231101.en"},
+    ),
+}

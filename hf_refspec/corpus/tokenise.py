@@ -1,110 +1,24 @@
-"""Documents are tokenised and shards are sorted: on this machine or on a Ray cluster."""
+"""Documents tokenised in batches, by a tokenizer that may be damaged."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
-from ...extras import require
-from ...index.suffix_array import build_suffix_array
-from ..datastore_config import StoreConfig
-from ..stored_tokenizer import load_backend, naming_failures
-from .source import Document, batches
+from .untrusted import DatastoreError, one_line
 
-# The length of each document with its separator (0 for an empty one), and all tokens in a row.
+Document: TypeAlias = str | np.ndarray  # a text, or ids of shape (n,)
+# The length of each document with its separator (0 for an empty one), int64 of shape (documents,),
+# and all tokens in a row.
 TokenBatch: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 # The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
-# A tokenizer locks its cache of words, so that each thread needs its own.
-_of_thread = threading.local()
-
-
-class Engine(NamedTuple):
-    """Tokenises batches of documents, several at a time, and sorts shards."""
-
-    encode: Callable[[list[Document]], Future[TokenBatch]]
-    sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array
-    width: int  # batches at a time
-
-    def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order, and the pieces of a long text beside each other."""
-        begun: deque[list[Future[TokenBatch]]] = deque()
-        for batch in batches(documents):
-            parts: list[list[Document]] = [batch]
-            if len(batch) == 1 and isinstance(batch[0], str):
-                parts = [[piece] for piece in pieces(batch[0])]
-            begun.append([self.encode(part) for part in parts])
-            if len(begun) > 2 * self.width:
-                yield _joined([part.result() for part in begun.popleft()])
-        while begun:
-            yield _joined([part.result() for part in begun.popleft()])
-
-
-def _joined(parts: list[TokenBatch]) -> TokenBatch:
-    """The tokens of one document from those of its pieces, each of which has a separator."""
-    filled = [tokens for _, tokens in parts if len(tokens)]
-    if len(parts) == 1 or not filled:
-        return parts[0]
-    tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
-    return np.array([len(tokens)]), tokens
-
-
-@contextmanager
-def open_engine(
-    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Engine]:
-    """Yields local threads, or tasks of Ray, which is started and stopped unless it is running."""
-    content = tokenizer.backend_tokenizer.to_str()
-    dtype = config.token_dtype
-    separator = config.separator
-    if name == "local":
-        width = num_proc or usable_cores()
-        threads = ThreadPoolExecutor(width)
-        try:
-            yield Engine(
-                lambda batch: threads.submit(_encode, content, batch, dtype, separator),
-                build_suffix_array,
-                width,
-            )
-        finally:
-            threads.shutdown(cancel_futures=True)
-        return
-    if name != "ray":
-        raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
-    ray = require("ray", "engine='ray'", "ray")
-    starts = not ray.is_initialized()
-    if starts:
-        ray.init(include_dashboard=False)
-    try:
-        encode = ray.remote(_encode)
-        shared = ray.put(content)
-        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
-        sort = ray.remote(num_cpus=0)(build_suffix_array)
-        yield Engine(
-            lambda batch: encode.remote(shared, batch, dtype, separator).future(),
-            lambda tokens: ray.get(sort.remote(tokens)),
-            num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
-        )
-    finally:
-        if starts:
-            ray.shutdown()
-
-
-def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
-    if getattr(_of_thread, "content", None) != content:
-        _of_thread.content = content
-        _of_thread.tokenizer = load_backend(content)
-    return encode(_of_thread.tokenizer, batch, dtype, separator)
 
 
 def usable_cores() -> int:
@@ -112,6 +26,45 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def batches(
+    documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
+) -> Iterator[list[Document]]:
+    """Groups documents into batches of about the same work."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        full = len(batch) == most_documents or size + len(document) > most_characters
+        if batch and full:
+            yield batch
+            batch = []
+            size = 0
+        batch.append(document)
+        size += len(document)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def naming_failures(what: str) -> Iterator[None]:
+    """Raises errors of the library tokenizers as a DatastoreError that begins with `what`: bare
+    Exceptions, and Rust panics, which derive from BaseException. A damaged tokenizer can fail over
+    some texts alone."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise DatastoreError(f"{what}: {one_line(error):.200}") from None
+        raise
+
+
+def load_backend(content: str) -> Tokenizer:
+    """Loads a tokenizer.json; the tokenizer neither truncates nor pads."""
+    backend = Tokenizer.from_str(content)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def encode(

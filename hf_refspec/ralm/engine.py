@@ -27,11 +27,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
+from ..corpus.tokenise import usable_cores
 from ..generation.row import Row
 from ..generation.validation import check_model, check_request
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
-from ..store.build.engine import usable_cores
 from ..verification.foreign_code import foreign_code
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
