@@ -108,7 +108,7 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
-            from ..store.build.engine import usable_cores  # imports much that most calls never need
+            from ..corpus.tokenise import usable_cores  # most calls never need it
 
             self._waits_for_end = in_call and torch.get_num_threads() >= usable_cores()
             if self._waits_for_end:

@@ -10,7 +10,7 @@ import numpy as np
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
-from ..store.compact import CONTINUATION_LENGTH, PLACES_READ
+from ..store.crest import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .look_up import LookUp

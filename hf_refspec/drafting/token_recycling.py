@@ -214,16 +214,14 @@ class TokenRecycling(LookUp):
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            TypeError: If the tokenizer or the model is none.
             ValueError: If the documents have no token, or one of them is no document.
         """
         # Loaded only where a table is built.
-        from ..store.build.source import open_source
-        from ..store.build.windows import check_build, windows
+        from ..corpus.documents import open_source
+        from ..corpus.windows import windows
         from ..store.stored_tokenizer import public_name, vocabulary_size
 
         tokenizer = text_tokenizer(tokenizer)
-        check_build(documents, tokenizer, model)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         drafter = cls(top_k, context, max_contexts)

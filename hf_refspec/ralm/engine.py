@@ -27,12 +27,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
+from ..corpus.tokenise import usable_cores
 from ..foreign_code import foreign_code
 from ..generation.row import Row
 from ..refusals import check_prepared
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
-from ..store.build.engine import usable_cores
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
 from .request import Request, RetrievalAugmentedGeneration, SpeculativeRequest

@@ -12,10 +12,10 @@ from architectures import small
 from calls import GREEDY, PROMPT, ListStreamer
 
 import hf_refspec as rs
+from hf_refspec.corpus import tokenise
 from hf_refspec.drafting import compilation
 from hf_refspec.drafting.compilation import DraftingKernels
 from hf_refspec.index import kernels
-from hf_refspec.store.build import engine
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
@@ -124,7 +124,7 @@ def test_compilation_begins_in_a_call_that_leaves_a_core_free_and_else_at_its_en
     monkeypatch.setattr(
         compilation, "_start_compilation", lambda idle: started.append(idle) or HasNotEnded()
     )
-    monkeypatch.setattr(engine, "usable_cores", lambda: 4)
+    monkeypatch.setattr(tokenise, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     waiting = DraftingKernels()
     for _ in range(3):  # tokens

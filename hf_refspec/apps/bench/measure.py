@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.untrusted import one_line
 from ...counted import counted
 from ...did_you_mean import did_you_mean
 from ...drafting.candidates import default_sources
@@ -28,7 +29,6 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
-from ...store.printable import one_line
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import load_model
 from ..shared.prompts import tokens_left

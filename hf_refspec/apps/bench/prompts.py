@@ -11,9 +11,8 @@ from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...corpus.rows import ROWS, messages_of, read_rows, with_texts
 from ...counted import counted
-from ...store.build.chats import messages_of, with_texts
-from ...store.build.rows import ROWS, read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 logger = logging.getLogger("hf_refspec")

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from ...corpus.documents import PRESETS, python_stdlib
 from ...extras import require
-from ...store.build.presets import PRESETS, python_stdlib
 from ...store.names import ask_hub, is_here, with_owner
 
 logger = logging.getLogger("hf_refspec")

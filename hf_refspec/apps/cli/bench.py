@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.documents import open_source
 from ...counted import counted
 from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
@@ -23,7 +24,6 @@ from ...index.kernels import all_kernels, compile_all
 from ...model_check import check as checked
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
-from ...store.build.source import open_source
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError

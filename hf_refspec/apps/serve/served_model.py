@@ -20,7 +20,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from ...store.build.chats import REFUSALS
+from ...corpus.rows import REFUSALS
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
+from ...corpus.rows import REFUSALS
+from ...corpus.untrusted import one_line
 from ...smollm2 import HUB_ID
-from ...store.build.chats import REFUSALS
-from ...store.printable import one_line
 from ...text_config import context_length
 
 Message: TypeAlias = dict[str, str]

@@ -1,4 +1,4 @@
-"""The compact form of a datastore: its commonest n-grams, each with its draft tree (CREST)."""
+"""CREST: builds, writes and opens the compact form of a datastore, which is one n-gram table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..check_count import check_count
-from ..index.best_nodes import best_nodes
-from ..index.crest_table import NgramTable, build_table, table_bytes
+from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, table_bytes
 from ..index.draft_tree import TreeArrays
-from ..index.ngram_counts import common_ngrams
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
@@ -51,7 +49,7 @@ class CompactOptions:
             check_count("max_bytes", self.max_bytes, " or None", 4096)
 
 
-def compact_form(
+def build_ngram_table(
     texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
     """Counts the commonest n-grams of each order and builds their table."""
@@ -84,10 +82,10 @@ def compact_form(
             for (tokens, parents, probs), size in zip(trees, sizes.tolist(), strict=True)
             if size
         ]
-    return [len(order) for order in ngrams], build_table(ngrams, trees, dtype, config.vocab_size)
+    return [len(order) for order in ngrams], pack_table(ngrams, trees, dtype, config.vocab_size)
 
 
-def write_ngrams(
+def write_ngram_table(
     folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
 ) -> None:
     """Writes the compact form into a datastore's folder and replaces an older one."""
@@ -102,16 +100,18 @@ def write_ngrams(
     sweep(folder, [NGRAMS], config.files())
 
 
-def replace_ngrams(folder: Path, opened: StoreConfig, table: NgramTable, counts: list[int]) -> None:
+def replace_ngram_table(
+    folder: Path, opened: StoreConfig, table: NgramTable, counts: list[int]
+) -> None:
     """Adds the compact form to a datastore that may have changed since it was opened."""
     with only_writer(folder):
         config = StoreConfig.read(folder)
         if config.fingerprint != opened.fingerprint or config.tokens < opened.tokens:
             raise DatastoreError(f"{folder} has been replaced meanwhile; open it again")
-        write_ngrams(folder, config, table, counts, opened.tokens)
+        write_ngram_table(folder, config, table, counts, opened.tokens)
 
 
-def open_ngrams(folder: Path, config: StoreConfig) -> NgramTable:
+def open_ngram_table(folder: Path, config: StoreConfig) -> NgramTable:
     """Memory-maps the compact form; raises as [`read_arrays`]."""
     entry = config.ngrams
     assert entry is not None

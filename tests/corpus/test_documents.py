@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_refspec.store.build.source import batches, open_source
+from hf_refspec.corpus.documents import open_source
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ REFUSED = [
         ([bad], f"document 0 must .* has the type {type(bad).__name__}: ")
         for bad in (b"a", [1.5], [True], [[1, 2], [3]], [[1, 2]], ["a"], None)
     ),
-    *((bad, f"but has the type {type(bad).__name__}") for bad in (7, None, b"text", {1: "b"})),
+    (b"text", "document 0 must be a text or one list of ids"),
     (datasets.DatasetDict({"train": SPLIT, "test": SPLIT}), r"a split .*\['train', 'test'\]"),
     *(
         (text, r"is neither a file nor a folder; put .*\[text\]")
@@ -123,12 +123,6 @@ def test_loops_of_links_end(read, folder):
         read(folder / "self")
 
 
-def test_batches_are_bounded_by_characters_and_number():
-    texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
-    lengths = [[len(text) for text in batch] for batch in batches(texts, 10, 3)]
-    assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]
-
-
 def test_links_out_of_a_folder_or_to_hidden_files_are_skipped_and_counted(read, folder, caplog):
     outside = folder.parent / "outside"
     outside.mkdir()
@@ -198,7 +192,6 @@ def test_arrays_of_strings_are_texts(read):
     assert read(np.array(["one", "two"])) == read(np.array(["one", "two"], object))
     assert read(np.array([[3, 4], [5, 6]]))[1].tolist() == [5, 6]
     for source, message in {
-        "0-d": (np.array("one"), "but has the type ndarray"),
         "2-d": (np.array([["one"]]), "document 0 must be a text"),
         "columns": ({"text": ["one", "two"]}, "text must be a text or one list of ids"),
     }.values():

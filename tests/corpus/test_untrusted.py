@@ -8,10 +8,10 @@ import re
 import pytest
 
 from hf_refspec.apps.cli.main import main
+from hf_refspec.corpus.untrusted import one_line, printable
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.printable import one_line, printable
 
 RED = "\x1b[31mred\x9b0m\u202e"
 

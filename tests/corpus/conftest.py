@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_refspec.store.build.source import open_source
+from hf_refspec.corpus.documents import open_source
 
 
 @pytest.fixture

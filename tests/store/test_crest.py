@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
+from hf_refspec.index.crest import STEPS_PER_HALF, NgramTable, table_bytes
 from hf_refspec.index.rest_trie import mixed_tree, rest_tree
-from hf_refspec.store.compact import (
+from hf_refspec.store.crest import (
     CONTINUATION_LENGTH,
     HEADER_BYTES,
     NODES_PER_TREE,
     PLACES_READ,
     CompactOptions,
-    compact_form,
+    build_ngram_table,
 )
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import write_arrays
@@ -41,12 +41,12 @@ def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[l
     return rng.choice(vocab_size, (count, length), p=ranks / ranks.sum()).tolist()
 
 
-# --- compact_form
+# --- build_ngram_table
 
 
 def form_of(documents, config=CONFIGS["uint16"], count=1, **options):
     shards = shards_of(documents, count, config.token_dtype, config.vocab_size)
-    counts, table = compact_form(shards, config, CompactOptions(progress=False, **options))
+    counts, table = build_ngram_table(shards, config, CompactOptions(progress=False, **options))
     return shards, counts, table
 
 

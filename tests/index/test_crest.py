@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from trees import draft_trees
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import crest_table
-from hf_refspec.index.crest_table import (
+from hf_refspec.index import crest
+from hf_refspec.index.crest import (
     LARGEST_TREE,
     ROOT_BYTE,
     STEPS_PER_HALF,
     NgramTable,
-    build_table,
     fill_slots,
     look_up,
+    pack_table,
     table_bytes,
 )
 
@@ -38,7 +38,7 @@ def table_of(entries, dtype=UINT16, max_ngram=3, vocab_size=VOCAB_SIZE) -> Ngram
     orders = [[key for key in entries if len(key) == n] for n in range(1, max_ngram + 1)]
     ngrams = [np.array(keys, np.int32).reshape(-1, n) for n, keys in enumerate(orders, start=1)]
     trees = [entries[key] for keys in orders for key in keys]
-    return build_table(
+    return pack_table(
         ngrams, [(tree.tokens, tree.parents, tree.probs) for tree in trees], dtype, vocab_size
     )
 
@@ -205,7 +205,7 @@ def damaged_tables(draw):
 def uncompiled(monkeypatch):
     """Kernels run as plain Python, where arrays can be guarded."""
     for name in ("_hash", "_find"):
-        monkeypatch.setattr(crest_table, name, getattr(crest_table, name).py_func)
+        monkeypatch.setattr(crest, name, getattr(crest, name).py_func)
     with np.errstate(over="ignore"):
         yield
 

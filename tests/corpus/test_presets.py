@@ -10,8 +10,8 @@ import datasets
 import pytest
 
 from hf_refspec.apps.cli.main import main
-from hf_refspec.store.build import presets
-from hf_refspec.store.build.presets import PRESETS, python_stdlib
+from hf_refspec.corpus import documents
+from hf_refspec.corpus.documents import PRESETS, python_stdlib
 from hf_refspec.store.datastore import Datastore
 
 
@@ -33,7 +33,7 @@ def test_installed_packages_are_no_part_of_it(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     root = tmp_path / "site-packages" / "python"
-    monkeypatch.setattr(presets.sysconfig, "get_path", lambda name: {"stdlib": str(root)}[name])
+    monkeypatch.setattr(documents.sysconfig, "get_path", lambda name: {"stdlib": str(root)}[name])
     assert [file.relative_to(root).as_posix() for file in python_stdlib()] == sorted(ours)
 
 
@@ -62,8 +62,8 @@ def test_help_names_licence_and_size(capsys):
 
 def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
     rows = datasets.Dataset.from_dict({"text": ["abcd", "efg", "hij", "k"]})
-    for most, documents in ((1, 1), (5, 1), (6, 2), (9, 2), (10, 3), (100, 4)):
+    for most, count in ((1, 1), (5, 1), (6, 2), (9, 2), (10, 3), (100, 4)):
         store = Datastore.build(rows, tokenizer, tmp_path / str(most), max_tokens=most)
-        assert store.documents == documents
+        assert store.documents == count
     with pytest.raises(ValueError, match="max_tokens"):
         Datastore.build(rows, tokenizer, tmp_path / "0", max_tokens=0)

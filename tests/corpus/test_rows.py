@@ -12,8 +12,8 @@ import datasets
 import pytest
 
 import hf_refspec as rs
-from hf_refspec.store.build import rows as store_rows
-from hf_refspec.store.build.source import open_source
+from hf_refspec.corpus import rows as corpus_rows
+from hf_refspec.corpus.documents import open_source
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 RENDERED = "user: hi\nassistant: hello\n"
@@ -68,6 +68,14 @@ def test_each_row_is_a_document_by_its_own_columns(built, tmp_path, name):
     assert built(str(write(tmp_path / name, DIFFERENT))) == DOCUMENTS
 
 
+def test_texts_of_json_stay_as_they_are(built, tmp_path):
+    dates = [{"text": "2024-01-01"}, {"text": "2024-01-02 10:00:00"}]
+    turns = [{"role": "user", "content": "hi"}], [{"role": "user", "content": ["hi"]}]
+    rows = [*dates, *({"messages": chat} for chat in turns)]
+    path = write(tmp_path / "a.json", rows)
+    assert built(path) == ["2024-01-01", "2024-01-02 10:00:00", "user: hi\n", "user: hi\n"]
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.csv.gz"])
 def test_every_kind_is_read_with_long_rows_and_a_named_column(built, tmp_path, name):
     rows = [{"text": f'{i}, "x"\r\n', "body": f"{i} {LONG}"} for i in range(3)]
@@ -115,8 +123,17 @@ REFUSED = {
         b'{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}\n',
         "a.jsonl, row 1: prompt and completion are list and str; name one by column=",
     ),
-    "a broken element": ("a.json", b'[{"text": "a"},\n{"text" "b"}]', "a.json, row 2 is not valid"),
-    "no end": ("a.json", b'[{"text": "a"}, {"text": "b"}', "a.json, row 3 is not valid .json: "),
+    "a broken element": (
+        "a.json",
+        b'[{"text": "a"},\n{"text" "b"}]',
+        "a.json, line 2 is not valid",
+    ),
+    "a line in .json": (
+        "a.json",
+        b'{"text": "a"}\n{"text" "b"}',
+        "a.json, row 2 is not valid .json",
+    ),
+    "no end": ("a.json", b'[{"text": "a"}, {"text": "b"}', "a.json, line 1 is not valid .json: "),
     "a short header": ("a.csv", b"text\na,b\n", "a.csv, row 1 is not valid .csv: it has more"),
     "an open quote": ("a.csv", b'text\na\n"b\n', "a.csv, row 2 is not valid .csv: unexpected end"),
     "no Parquet": ("a.parquet", b"text", "a.parquet, row 1 is not valid .parquet: "),
@@ -139,7 +156,7 @@ def test_a_column_must_be_in_every_row(built, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"body": "a"}, {"text": "b"}])
     with pytest.raises(ValueError, match=r"'body' is not in .*a\.jsonl, row 2; it has \['text'\]"):
         built(path, column="body")
-    with pytest.raises(ValueError, match=r"'body' is for datasets .*, not for the type list"):
+    with pytest.raises(ValueError, match=r"'body' is for datasets .*, not for texts"):
         built(["a"], column="body")
 
 
@@ -149,7 +166,7 @@ def test_invalid_utf8_and_lone_surrogates_are_replaced_and_told(built, tmp_path,
     assert "replaced invalid characters in 2 texts" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
 def test_rows_are_read_as_a_stream(tokenizer, tmp_path, name):
     path = write(tmp_path / name, [{"text": LONG}] * 100)
     tracemalloc.start()
@@ -208,7 +225,7 @@ def test_a_column_that_stands_twice_is_named(tokenizer, tmp_path, name):
 def test_a_text_that_is_too_large_is_named_before_all_of_it_is_read(
     tokenizer, tmp_path, name, monkeypatch
 ):
-    monkeypatch.setattr(store_rows, "LARGEST", 1 << 20)
+    monkeypatch.setattr(corpus_rows, "LARGEST", 1 << 20)
     options = {"progress": False, "shard_tokens": 1000}
     begin = {"a.csv.gz": b"text\n", "a.txt.gz": b""}.get(name, b'{"text": "')
     with gzip.open(tmp_path / name, "wb") as file:

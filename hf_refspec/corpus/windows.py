@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...text_config import context_length, text_config
+from ..text_config import context_length, text_config
 
 _LONGEST = 1024
 _BATCH_TOKENS = 8192
-
-
-def check_build(documents: Any, tokenizer: Any, model: Any) -> None:
-    """Refuses arguments of a build that runs a model over texts in another order."""
-    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not isinstance(model, PreTrainedModel):
-        kinds = ", ".join(type(value).__name__ for value in (documents, tokenizer, model))
-        raise TypeError(f"build takes (documents, tokenizer, model), but was given ({kinds})")
 
 
 @dataclass(frozen=True)
@@ -53,9 +45,7 @@ def read_windows(
     length = min(context_length(model) or _LONGEST, _LONGEST)
 
     def tokenized() -> Iterator[np.ndarray]:
-        for i, text in enumerate([texts] if isinstance(texts, str) else texts):
-            if not isinstance(text, str):
-                raise TypeError(f"the corpus must be of strings, but entry {i} is {text!r:.80}")
+        for text in [texts] if isinstance(texts, str) else texts:
             # With the special tokens that a prompt gets.
             yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
 

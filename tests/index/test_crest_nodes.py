@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import paths
 
-from hf_refspec.index.best_nodes import best_nodes, replaced_nodes, worth_keeping
+from hf_refspec.index.crest import best_nodes, replaced_nodes, worth_keeping
 from hf_refspec.index.rest_trie import mixed_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 

@@ -6,27 +6,41 @@ One shard is filled while the previous one is sorted and written; no more are in
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import threading
 from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ...check_count import check_count
-from ...version import __version__
-from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
-from ..document_names import DocumentNames, read_names, write_names
-from ..files import DatastoreError, write_bytes
-from ..folder import only_writer, sweep, sync_folder
-from ..shards import (
+from ..check_count import check_count
+from ..corpus.documents import Source, open_source
+from ..corpus.tokenise import (
+    Document,
+    TokenBatch,
+    batches,
+    encode,
+    load_backend,
+    pieces,
+    usable_cores,
+)
+from ..extras import require
+from ..index.suffix_array import build_suffix_array
+from ..version import __version__
+from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
+from .files import DatastoreError, FileEntry, blocks_of, write_bytes
+from .folder import only_writer, sweep, sync_folder
+from .shards import (
     grouped,
     map_tokens,
     merge_shards,
@@ -35,13 +49,95 @@ from ..shards import (
     without_documents,
     write_part,
 )
-from ..stored_tokenizer import public_name, vocabulary_size
-from .engine import TokenBatch, open_engine, usable_cores
-from .source import Source, open_source
+from .stored_tokenizer import public_name, vocabulary_size
 
 SHARD_TOKENS = 32_000_000
+# By its name the number of a document, counted over all shards, and a checksum of its tokens.
+DocumentNames: TypeAlias = dict[str, tuple[int, str]]
 # An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
 _MERGED = 1 << 21
+
+
+# A tokenizer locks its cache of words, so that each thread needs its own.
+_of_thread = threading.local()
+
+
+class Engine(NamedTuple):
+    """Tokenises batches of documents, several at a time, and sorts shards."""
+
+    encode: Callable[[list[Document]], Future[TokenBatch]]
+    sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array
+    width: int  # batches at a time
+
+    def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
+        """Tokenises documents in order, and the pieces of a long text beside each other."""
+        begun: deque[list[Future[TokenBatch]]] = deque()
+        for batch in batches(documents):
+            parts: list[list[Document]] = [batch]
+            if len(batch) == 1 and isinstance(batch[0], str):
+                parts = [[piece] for piece in pieces(batch[0])]
+            begun.append([self.encode(part) for part in parts])
+            if len(begun) > 2 * self.width:
+                yield _joined([part.result() for part in begun.popleft()])
+        while begun:
+            yield _joined([part.result() for part in begun.popleft()])
+
+
+def _joined(parts: list[TokenBatch]) -> TokenBatch:
+    """The tokens of one document from those of its pieces, each of which has a separator."""
+    filled = [tokens for _, tokens in parts if len(tokens)]
+    if len(parts) == 1 or not filled:
+        return parts[0]
+    tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
+    return np.array([len(tokens)]), tokens
+
+
+@contextmanager
+def open_engine(
+    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Engine]:
+    """Yields local threads, or tasks of Ray, which is started and stopped unless it is running."""
+    content = tokenizer.backend_tokenizer.to_str()
+    dtype = config.token_dtype
+    separator = config.separator
+    if name == "local":
+        width = num_proc or usable_cores()
+        threads = ThreadPoolExecutor(width)
+        try:
+            yield Engine(
+                lambda batch: threads.submit(_encode, content, batch, dtype, separator),
+                build_suffix_array,
+                width,
+            )
+        finally:
+            threads.shutdown(cancel_futures=True)
+        return
+    if name != "ray":
+        raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+    ray = require("ray", "engine='ray'", "ray")
+    starts = not ray.is_initialized()
+    if starts:
+        ray.init(include_dashboard=False)
+    try:
+        encode = ray.remote(_encode)
+        shared = ray.put(content)
+        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
+        sort = ray.remote(num_cpus=0)(build_suffix_array)
+        yield Engine(
+            lambda batch: encode.remote(shared, batch, dtype, separator).future(),
+            lambda tokens: ray.get(sort.remote(tokens)),
+            num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
+        )
+    finally:
+        if starts:
+            ray.shutdown()
+
+
+def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
+    if getattr(_of_thread, "content", None) != content:
+        _of_thread.content = content
+        _of_thread.tokenizer = load_backend(content)
+    return encode(_of_thread.tokenizer, batch, dtype, separator)
 
 
 @dataclass(frozen=True)
@@ -184,6 +280,30 @@ def _merged(
 ) -> list[ShardEntry]:
     threads = options.num_proc or usable_cores()
     return merge_shards(folder, config, groups, threads, options.progress)
+
+
+def read_names(folder: Path, entry: FileEntry | None) -> DocumentNames:
+    """Reads the names of documents; raises a DatastoreError if the file is damaged."""
+    if entry is None:
+        return {}
+    content = b"".join(blocks_of(folder, entry))
+    try:
+        found = json.loads(content)
+        return {
+            name: (range(1 << 62)[number], str(digest)) for name, (number, digest) in found.items()
+        }
+    except (AttributeError, IndexError, RecursionError, TypeError, ValueError):
+        raise DatastoreError(f"{folder / entry.name} is damaged: it has other values") from None
+
+
+def write_names(folder: Path, names: DocumentNames) -> FileEntry | None:
+    """Writes the names into a new file, if there are any."""
+    if not names:
+        return None
+    content = json.dumps(names).encode()
+    entry = write_bytes(folder / f"names-{hashlib.sha256(content).hexdigest()[:12]}.json", content)
+    sync_folder(folder)
+    return entry
 
 
 def _named(

@@ -7,7 +7,7 @@ import copy
 import datasets
 import pytest
 
-from hf_refspec.store.build.source import open_source
+from hf_refspec.corpus.documents import open_source
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 RENDERED = "user: hi\nassistant: hello\n"

@@ -11,8 +11,8 @@ from guarded import guarded_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index import ngram_counts
-from hf_refspec.index.ngram_counts import common_ngrams, count_runs
+from hf_refspec.index import crest
+from hf_refspec.index.crest import common_ngrams, count_runs
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
 VOCAB_SIZE = 5
@@ -42,7 +42,7 @@ def commonest(texts, length: int, most: int) -> list[tuple[tuple[int, ...], int]
 @given(texts_of_a_type(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 50))
 def test_they_are_the_commonest_of_all_texts_whatever_the_blocks(texts, longest, most, block):
     indexed = [IndexedText(text, build_suffix_array(text), VOCAB_SIZE) for text in texts]
-    with patch.object(ngram_counts, "BLOCK", block), patch.object(ngram_counts, "LEAST_BLOCK", 1):
+    with patch.object(crest, "BLOCK", block), patch.object(crest, "LEAST_BLOCK", 1):
         ngrams, counts = common_ngrams(indexed, longest, most)
     assert len(ngrams) == len(counts) == longest
     for length, (found, numbers) in enumerate(zip(ngrams, counts, strict=True), start=1):
@@ -57,15 +57,15 @@ def test_memory_does_not_grow_with_the_texts():
     indexed = IndexedText(text, build_suffix_array(text), 60_000)
     held = []
 
-    class Order(ngram_counts._Order):
+    class Order(crest._Order):
         def add(self, *arguments):
             super().add(*arguments)
             held.append(len(self.counts))
 
-    with patch.object(ngram_counts, "_Order", Order):
+    with patch.object(crest, "_Order", Order):
         ngrams, _ = common_ngrams([indexed], 3, 1000)
     assert [len(each) for each in ngrams] == [1000] * 3
-    assert max(held) <= 4 * 1000 + ngram_counts.BLOCK
+    assert max(held) <= 4 * 1000 + crest.BLOCK
 
 
 @given(
