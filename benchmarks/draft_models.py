@@ -33,12 +33,11 @@ from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, fi
 from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
-from hf_refspec.drafting.call_options import Sampling
+from hf_refspec.drafting.auto import default_sources
+from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.candidates import default_sources
+from hf_refspec.drafting.contract import Observation, Sampling
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.drafting.drafter import Blend
-from hf_refspec.drafting.observation import Observation
 from hf_refspec.generation.column_noise import ColumnNoise
 from hf_refspec.text_config import text_config
 

@@ -41,7 +41,7 @@ from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
 from hf_refspec.apps.bench.prompts import taking_turns
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, rate
 from hf_refspec.apps.shared.loading import load_tokenizer
-from hf_refspec.drafting.candidates import default_sources
+from hf_refspec.drafting.auto import default_sources
 
 VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out: the first passes of a call say little.

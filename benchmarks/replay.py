@@ -34,8 +34,8 @@ from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.drafting.contract import Drafter
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.store.datastore import Datastore
 

@@ -17,14 +17,14 @@ from .hook import install, is_installed, uninstall
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .drafting.blend import Blend as Blend
+    from .drafting.contract import Drafter as Drafter
+    from .drafting.contract import LookUp as LookUp
+    from .drafting.contract import Observation as Observation
+    from .drafting.contract import PathDrafter as PathDrafter
     from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
     from .drafting.draft_model import DraftModel as DraftModel
-    from .drafting.drafter import Blend as Blend
-    from .drafting.drafter import Drafter as Drafter
-    from .drafting.drafter import PathDrafter as PathDrafter
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
-    from .drafting.look_up import LookUp as LookUp
-    from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.session_drafts import SessionDrafts as SessionDrafts
     from .drafting.sibling_copy import SiblingCopy as SiblingCopy
@@ -55,10 +55,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "drafting.datastore_drafts": ["DatastoreDrafts"],
     "drafting.draft_model": ["DraftModel"],
-    "drafting.drafter": ["Blend", "Drafter", "PathDrafter"],
+    "drafting.blend": ["Blend"],
+    "drafting.contract": ["Drafter", "LookUp", "Observation", "PathDrafter"],
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
-    "drafting.look_up": ["LookUp"],
-    "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.session_drafts": ["SessionDrafts"],
     "drafting.sibling_copy": ["SiblingCopy"],

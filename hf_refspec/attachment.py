@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedModel
     from transformers.generation import CandidateGenerator
 
-    from .drafting.drafter import Drafter
+    from .drafting.contract import Drafter
     from .drafting.stats import DraftStats
 
 logger = logging.getLogger("hf_refspec")
@@ -32,8 +32,8 @@ class Attachment:
     """
 
     def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
-        from .drafting.calls import DrafterPool
-        from .drafting.candidates import as_drafter
+        from .drafting.calls import as_drafter
+        from .drafting.contract import DrafterPool
         from .drafting.stats import DraftStats
         from .refusals import check_options
 
@@ -59,10 +59,13 @@ class Attachment:
 
     def drafter(self, model: PreTrainedModel) -> AbstractContextManager[Drafter]:
         """A drafter that no other call has, for one call."""
-        from .generation.request import default_drafters
+        if self._pool is not None:
+            return self._pool.drafter()
+        from .drafting.auto import default_drafters
+        from .text_config import text_config
+        from .verification.model_memo import memo_of
 
-        pool = default_drafters(model) if self._pool is None else self._pool
-        return pool.drafter()
+        return default_drafters(memo_of(model), text_config(model).vocab_size).drafter()
 
     def count(self, stats: DraftStats) -> None:
         """Adds the counts of a call that is over."""

@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from .check_count import check_count
-from .drafting.compilation import drafting_kernels
-from .drafting.observation import Observation
+from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
+from .kernels.compilation import drafting_kernels
+from .kernels.eager_kernels import why_unused
 from .refusals import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
-from .verification.narrow_products import why_unused
 from .warm_up import AllWidths
 
 TIMED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -192,8 +192,8 @@ class _EverySize(AllWidths):
         self.seconds: dict[int, float] = {}
         self._token = int(prompt_ids[0])  # hardly ever the next one
 
-    def draft(self, budget: int) -> DraftTree:
-        nodes = len(super().draft(budget))
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        nodes = len(super().draft(budget, call))
         self._began = perf_counter()
         return DraftTree.chain(np.full(nodes, self._token))
 

@@ -94,7 +94,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
         raise RefusedCallError(text)
     generator = kwargs.get("candidate_generator")
     if generator != "auto":  # the default has no datastore
-        from .drafting.candidates import check_datastores  # loaded only where something drafts
+        from .drafting.calls import check_datastores  # loaded only where something drafts
 
         check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
 

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from .check_count import check_count
-from .drafting.compilation import drafting_kernels
-from .drafting.drafter import Drafter
+from .drafting.contract import Call, Drafter
 from .drafting.tree import ROOT, DraftTree
+from .kernels.compilation import drafting_kernels
 from .refusals import check_generates
 from .verification.slots import WIDTHS
 
@@ -80,7 +80,7 @@ class AllWidths(Drafter):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._left = iter(self.widths)
 
-    def draft(self, budget: int) -> DraftTree:
+    def draft(self, budget: int, call: Call) -> DraftTree:
         nodes = min(next(self._left, 1) - 1, budget)
         self.drafted.append(nodes)
         parents = np.full(nodes, ROOT, dtype=np.int32)

@@ -27,7 +27,7 @@ from hf_refspec.apps.serve.app import make_app
 from hf_refspec.apps.serve.engine import RequestEngine
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.apps.serve.server import Limits, Server, url
-from hf_refspec.drafting.candidates import default_sources
+from hf_refspec.drafting.auto import default_sources
 
 NAME = "tiny"
 SECONDS = 600  # for what takes a few on a machine with nothing else to do

@@ -7,7 +7,7 @@ import torch
 from architectures import small
 
 import hf_refspec as rs
-from hf_refspec.index import narrow_product as kernel
+from hf_refspec.kernels import narrow_product as kernel
 from hf_refspec.model_check import TIMED_TOKENS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -19,13 +18,6 @@ TokenBatch: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 # The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def batches(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 from .tree import DraftTree
 
 if TYPE_CHECKING:

@@ -1,21 +1,85 @@
-"""The drafters of one call, from `begin` to `end`, and a pool for calls in several threads."""
+"""The drafters of one call: what the user gives as one, and the drafter of each row, from `begin`
+to `end`."""
 
 from __future__ import annotations
 
-import threading
+import inspect
+import logging
+import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
+from transformers.generation import CandidateGenerator
 
-from .call_options import Call, Sampling
-from .compilation import drafting_kernels
-from .drafter import Drafter
-from .observation import Observation
+from ..did_you_mean import did_you_mean
+from ..kernels.compilation import drafting_kernels
+from ..text_tokenizer import text_tokenizer
+from .auto import auto_drafter, share_table
+from .candidates import CandidateChain
+from .contract import Call, Drafter, LookUp, Observation, PathDrafter, owned
 from .stats import DraftStats, SourceStats
-from .token_recycling import TokenRecycling
 from .tree import DraftTree
+
+logger = logging.getLogger("hf_refspec")
+
+
+def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
+    """The drafter that a call's `candidate_generator` is or stands for: `"auto"`, a datastore or a
+    transformers `CandidateGenerator`. Raises a TypeError for anything else, which names the
+    argument by its `role`, and for a drafter whose methods do not take the call."""
+    if isinstance(value, Drafter):
+        for source in value.sources:
+            _check_signatures(source)
+        return value
+    if isinstance(value, str) and value == "auto":
+        return auto_drafter()
+    if isinstance(value, CandidateGenerator):
+        return CandidateChain(value)
+    from ..store.datastore import Datastore  # loaded only where a store is given
+    from .datastore_drafts import DatastoreDrafts
+
+    if isinstance(value, Datastore):
+        return DatastoreDrafts(value)
+    raise TypeError(
+        f'{role} must be "auto", a drafter of hf_refspec or a transformers `CandidateGenerator`, '
+        f"but is {_shown_with_remedy(value)}."
+    )
+
+
+def _check_signatures(drafter: Drafter) -> None:
+    """Refuses a drafter that was written before `draft` received the call."""
+    for contract in (Drafter, PathDrafter, LookUp):
+        for name in ("draft", "continue_path", "look_up"):
+            if not isinstance(drafter, contract) or name not in vars(contract):
+                continue
+            asked = inspect.signature(vars(contract)[name])
+            given = inspect.signature(getattr(type(drafter), name))
+            try:
+                given.bind(*asked.parameters)
+            except TypeError:
+                raise TypeError(
+                    f"{type(drafter).__name__}.{name}{given} must be {name}"
+                    f"({', '.join(asked.parameters)}): the call's options, which were "
+                    "`self.call`, are an argument"
+                ) from None
+
+
+def _shown_with_remedy(value: Any) -> str:
+    """Describes an argument that is not a drafter, and how to draft from it, for a message."""
+    is_name = isinstance(value, str | os.PathLike | type)
+    remedies: dict[Any, str] = {
+        type: "pass an instance, not the class",
+        PreTrainedModel: "a model drafts as `rs.DraftModel(model)`",
+        (list, tuple): "join drafters with `|`, as in `rs.ReferenceCopy() | store`",
+        (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
+    }
+    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
+    if isinstance(value, str):
+        remedy = did_you_mean(value, ["auto"]) or remedy
+    return f"{value!r}{remedy}" if is_name else f"of the type {type(value).__name__}{remedy}"
 
 
 class LateDrafter(Drafter):
@@ -24,7 +88,6 @@ class LateDrafter(Drafter):
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
-        self.call = drafter.call
         self.stats = drafter.stats
         self.decides_length = drafter.decides_length
         self.calibration = drafter.calibration
@@ -40,7 +103,7 @@ class LateDrafter(Drafter):
         return self.drafter.sources
 
     def begin_if_ready(self) -> bool:
-        """Begins once the kernels are ready; returns whether the drafter has begun."""
+        """Begins once the kernels are ready. Returns true if the drafter has begun."""
         if not self.begun and drafting_kernels.ready(in_call=True):
             self.begun = True
             self.drafter.begin(self._prompt_ids, self._vocab_size)
@@ -48,8 +111,8 @@ class LateDrafter(Drafter):
                 self.drafter.observe(Observation(np.concatenate(self._missed)))
         return self.begun
 
-    def draft(self, budget: int) -> DraftTree:
-        return self.drafter.draft(budget) if self.begun else DraftTree.empty()
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        return self.drafter.draft(budget, call) if self.begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
         # A pass that ended before the kernels were ready has no top tokens: it begins at the next.
@@ -64,23 +127,6 @@ class LateDrafter(Drafter):
             self.drafter.end()
         elif self._missed:
             drafting_kernels.ready()  # the next call shall find them
-        # They hold the call's budget and random numbers.
-        self.drafter.call.speed = self.drafter.call.noise = None
-
-
-@contextmanager
-def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
-    with ExitStack() as stack:
-        for used in dict.fromkeys([drafter, *drafter.sources]):
-            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
-            if not lock.acquire(blocking=False):
-                raise RuntimeError(
-                    f"this {type(used).__name__} is in use by another call; make one drafter per "
-                    "thread, or fork() it"
-                )
-            stack.callback(lock.release)
-        yield
 
 
 @contextmanager
@@ -88,7 +134,6 @@ def drafter_call(
     drafter: Drafter,
     prompts: Sequence[np.ndarray],
     vocab_size: int,
-    sampling: Sampling | None = None,
     processors: Sequence[Any] | None = None,
     memo: MutableMapping[Any, Any] | None = None,
 ) -> Iterator[list[Drafter]]:
@@ -112,7 +157,6 @@ def drafter_call(
         rows: list[Drafter] = []
         for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
             row_drafter.stats = DraftStats()
-            row_drafter.call = Call(sampling)
             late = LateDrafter(row_drafter, prompt_ids, vocab_size)
             ends.callback(late.end)
             # The first token should not wait the half second that the cache takes.
@@ -127,35 +171,6 @@ def drafter_call(
             drafter.stats.sources = [alone]
 
 
-def share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:
-    """Lets the `TokenRecycling` of `"auto"` learn into the one table that a model's findings keep
-    for it."""
-    for source in drafter.sources:
-        if isinstance(source, TokenRecycling) and source.kept_at_model:
-            table = TokenRecycling(min(8, vocab_size))
-            source.learns_into(memo.setdefault(("default table", vocab_size), table))
-
-
-class DrafterPool:
-    """Lends a drafter, or a fork while it is in use; [`Drafter.fork`] says what forks share."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._idle = [drafter]
-        self._unused = drafter.fork()  # a drafter that is in use cannot be forked
-
-    @contextmanager
-    def drafter(self) -> Iterator[Drafter]:
-        """A drafter that no other call has."""
-        try:
-            drafter = self._idle.pop()
-        except IndexError:
-            drafter = self._unused.fork()
-        try:
-            yield drafter
-        finally:
-            self._idle.append(drafter)
-
-
 def remember_outputs(
     stats: DraftStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
@@ -164,3 +179,38 @@ def remember_outputs(
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
         texts = [text for source in drafter.sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))
+
+
+def check_datastores(
+    generator: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
+) -> None:
+    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
+    tokenizer than the call's; if the call has none, than the one that is stored with the model on
+    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
+    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
+    sources = generator.sources if isinstance(generator, Drafter) else [generator]
+    stores = [getattr(source, "store", source) for source in sources]
+    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
+        return
+    from ..store.datastore import Datastore
+    from ..store.files import DatastoreError
+    from ..store.names import local_tokenizer
+    from ..store.stored_tokenizer import public_name
+
+    known = text_tokenizer(tokenizer)
+    known = known if getattr(known, "is_fast", False) else None
+    for store in stores:
+        if not isinstance(store, Datastore):
+            continue
+        key = ("datastore", store.config.fingerprint, known is None)
+        if key in memo:
+            continue
+        memo[key] = True
+        compared = known
+        if known is None and store.config.tokenizer != public_name(model):
+            compared = local_tokenizer(getattr(model, "name_or_path", ""))
+        try:
+            if compared is not None:
+                store.check_tokenizer(compared)
+        except DatastoreError as error:
+            logger.warning("hardly any draft of this datastore will be accepted: %s", error)

@@ -13,7 +13,7 @@ from ..index.suffix_array import DEPTH
 from ..store.crest import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .look_up import LookUp
+from .contract import Call, LookUp
 from .tree import DraftTree
 
 
@@ -83,7 +83,7 @@ class DatastoreDrafts(LookUp):
         self._vocab_size = vocab_size
         super().begin(prompt_ids, vocab_size)
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
         # No match contains a token beyond the vocabulary of the datastore's tokenizer.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         context = context[foreign[-1] + 1 :] if len(foreign) else context

@@ -16,9 +16,7 @@ from transformers import PreTrainedModel
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
-from .call_options import Sampling
-from .drafter import PathDrafter
-from .observation import Observation
+from .contract import Call, Observation, PathDrafter, Sampling, Speed
 from .payoff import Payoff
 from .token_ids import Reference, to_ids
 from .top_tokens import top_tokens
@@ -63,12 +61,15 @@ class DraftModel(PathDrafter):
     """
 
     costly = True
-    _tree: DraftTree  # all that the assistant has drafted, verified or not
+    # For `observe`: the last draft's `Call.known` and `Call.speed`, and all that the assistant has
+    # drafted, verified or not.
+    _known: DraftTree
+    _speed: Speed | None
+    _tree: DraftTree
     _text: AssistantText | None
-    _sampling: Sampling | None  # `None` if the call is greedy
     _of_a_call = (
         *PathDrafter._of_a_call,
-        *("_ids", "_text", "_vocab_size", "_sampling", "_tree", "known"),
+        *("_ids", "_text", "_vocab_size", "_known", "_speed", "_tree"),
     )
 
     def __init__(
@@ -134,35 +135,35 @@ class DraftModel(PathDrafter):
         self._ids = prompt_ids
         self._text = AssistantText(self.assistant, self._vocabulary)
         self._vocab_size = vocab_size
-        if (sampling := self.call.sampling) is not None and sampling.top_k != 1:
-            self._sampling = sampling
 
-    def draft(self, budget: int) -> DraftTree:
-        path = _Path(self.known)
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        known = self._known = call.known
+        self._speed = call.speed
+        path = _Path(known)
         estimates = path.tree
         passes = 0
         longest = context_length(self.assistant)
-        depth = min(budget, self.call.depth, (longest or sys.maxsize) - len(self._ids))
+        depth = min(budget, call.depth, (longest or sys.maxsize) - len(self._ids))
         if len(self._ids) == 0:
             depth = 0
         while max(len(path.tokens), passes) < depth and (
-            self.call.chain or path.is_among(estimates, budget)
+            call.chain or path.is_among(estimates, budget)
         ):
-            probs = merged([self.known, estimates], len(self.known) + len(estimates)).probs
-            if self._payoff.pays(self.call.speed, probs, path.missed, passes):
-                best_tokens, best_probs = self._pass(path)
+            probs = merged([known, estimates], len(known) + len(estimates)).probs
+            if self._payoff.pays(call.speed, probs, path.missed, passes):
+                best_tokens, best_probs = self._pass(path, call)
                 path.extend(best_tokens, best_probs, self._outcomes)
                 estimates = self._outcomes.calibrated(path.tree)
                 passes += 1
             elif not path.follow():
                 break
         tree = self._tree = path.tree
-        if self.call.chain:
+        if call.chain:
             return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
         best = np.argsort(-estimates.probs, kind="stable")[:budget]  # parents come first
         return tree.part(np.isin(np.arange(len(tree)), best))
 
-    def _pass(self, path: _Path) -> tuple[np.ndarray, np.ndarray]:
+    def _pass(self, path: _Path, call: Call) -> tuple[np.ndarray, np.ndarray]:
         """The assistant's best next tokens at the unread places of a path, and their approximate
         probabilities, both of shape `(path.unread, k)`."""
         ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
@@ -170,23 +171,23 @@ class DraftModel(PathDrafter):
         assert self._text is not None
         began = perf_counter()
         logits = self._text.read(ids, path.unread)[:, :, : self._vocab_size]
-        if self._sampling is not None:
-            logits = self._scores(logits, len(path.tokens) + 1 - path.unread)
+        if call.sampling is not None and call.sampling.top_k != 1:
+            logits = self._scores(logits, len(path.tokens) + 1 - path.unread, call)
         top = top_tokens(logits, _SIBLINGS)
-        if self.call.speed is not None:
+        if call.speed is not None:
             read = self._text.pass_tokens
             self._payoff.record_pass(read, perf_counter() - began, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
 
-    def _scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
+    def _scores(self, logits: torch.Tensor, place: int, call: Call) -> torch.Tensor:
         """The scores whose argmax is drawn at this place and the next ones, by logits
         `(1, n, tokens)`: log-probabilities less the logarithm of the noise. Their softmax is the
         probability that each token is drawn if the target's log-probabilities differ from them by
         independent Gumbel noise."""
-        assert self._sampling is not None
-        scores = _drawable(logits.float(), self._sampling)
-        if (noise := self.call.noise) is None:
+        assert call.sampling is not None
+        scores = _drawable(logits.float(), call.sampling)
+        if (noise := call.noise) is None:
             return scores
         rows = torch.stack([noise(place + i) for i in range(scores.shape[1])])
         tokens = slice(scores.shape[2]) if self._vocabulary is None else self._vocabulary
@@ -196,7 +197,7 @@ class DraftModel(PathDrafter):
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
         asked, accepted, best = self._outcome(tokens)
-        self._payoff.record_outcome(self.call.speed, asked, accepted, best, emitted=len(tokens))
+        self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 
@@ -207,8 +208,8 @@ class DraftModel(PathDrafter):
     def _forget_call(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)  # the text so far
         self._text = None
-        self._sampling = None
-        self._tree = self.known = DraftTree.empty()
+        self._speed = None
+        self._tree = self._known = DraftTree.empty()
 
     @property
     def _assistant_size(self) -> int:
@@ -219,7 +220,7 @@ class DraftModel(PathDrafter):
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
         """The numbers of places, where no other source was right, at which the assistant drafted,
         one of its tokens was accepted, and its best token was accepted."""
-        known = len(self.known.along(tokens.tolist()))
+        known = len(self._known.along(tokens.tolist()))
         nodes = [ROOT, *self._tree.along(tokens.tolist())]
         asked = np.isin(nodes[known : len(tokens)], self._tree.parents)
         accepted = nodes[1 + known : len(tokens)]  # the last token is the target's own

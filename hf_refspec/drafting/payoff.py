@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from .calibration import Outcomes
-from .call_options import Speed
+from .contract import Speed
 
 
 @dataclass(frozen=True)

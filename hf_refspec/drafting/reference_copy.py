@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .look_up import LookUp
-from .observation import Observation
+from .contract import Call, LookUp, Observation
 from .token_ids import Reference, checked_tokenizer, references_to_ids
 from .tree import DraftTree
 
@@ -98,7 +97,7 @@ class ReferenceCopy(LookUp):
         super().begin(prompt_ids[:0] if self.published else prompt_ids, vocab_size)
         self._anchor = -1
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text = self._text.text
         if self.published:
@@ -106,7 +105,7 @@ class ReferenceCopy(LookUp):
 
             _, span = llma_span(text, context, self.match_length, length)
             return DraftTree.chain(span)
-        chain = self.call.chain and not behind_path
+        chain = call.chain and not behind_path
         tree, anchor = copy_tree(
             text, context, budget, self.match_length, length, chain, self._anchor
         )

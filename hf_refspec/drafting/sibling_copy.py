@@ -10,8 +10,7 @@ import numpy as np
 
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import JoinedTexts
-from .look_up import LookUp
-from .observation import Observation
+from .contract import Call, LookUp, Observation
 from .tree import DraftTree
 
 
@@ -55,11 +54,11 @@ class SiblingCopy(LookUp):
             self._texts = groups.texts.setdefault(self._prompt, JoinedTexts())
             self._number = self._texts.add(self._context)
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
         texts = self._texts
         if texts is None or len(texts) == 1:
             return DraftTree.empty()
-        chain = self.call.chain and not behind_path
+        chain = call.chain and not behind_path
         with self._groups.lock:
             tree, _ = copy_tree(texts.text, context, budget, 1, budget, chain, -1)
         return DraftTree(*tree)

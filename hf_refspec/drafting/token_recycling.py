@@ -20,8 +20,7 @@ from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer
-from .look_up import LookUp
-from .observation import Observation
+from .contract import Call, LookUp, Observation, Sampling
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree
 
@@ -53,6 +52,16 @@ _LOGITS = 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
+def _pooling(sampling: Sampling | None) -> Pooling:
+    """How contexts are pooled for a call that samples so, or is greedy."""
+    if sampling is None or sampling.top_k == 1:
+        return _GREEDY
+    # The less of the distribution top-k and top-p leave, the more a sample is like the greedy
+    # choice.
+    left = min(sampling.top_p, 1.0) ** 2
+    return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
+
+
 class TokenRecycling(LookUp):
     """Drafts from the target's own expectations after the same last tokens, earlier on.
 
@@ -70,12 +79,6 @@ class TokenRecycling(LookUp):
         max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept,
             16,777,216 at most. A full table gives up the eighth that was not verified for longest.
             A context takes 8 k + 28 to 8 k + 36 bytes: 24 MB at most by default.
-        published (`bool`, *optional*, defaults to `False`): Whether to draft by the algorithm of
-            "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
-            Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best next tokens of each
-            token, and the static tree of 80 nodes that the authors published, breadth first (the
-            first nodes, where the budget is smaller). Nothing is drafted after a token that was not
-            seen yet; the paper's matrix begins with zeros. `top_k` and `context` are then 8 and 1.
 
     Raises:
         TypeError: if a number is no int.
@@ -85,20 +88,15 @@ class TokenRecycling(LookUp):
     """
 
     longest_match = MOST_CONTEXT
-    kept_at_model = False  # whether calls give it the table that "auto" has of their model
+    prompt_fraction = _PROMPT_FRACTION
+    kept_at_model = False  # true if calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
+    _sampling: Sampling | None = None  # by which `_pooling` estimates
     _pooling = _GREEDY
     _of_a_call = (*LookUp._of_a_call, "_runners_up", "_pooling")
 
-    def __init__(
-        self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18, published: bool = False
-    ) -> None:
-        table = NextTokens(top_k, context, max_contexts)
-        if published:
-            table = NextTokens(8, 1, max_contexts)
-        self.published = published
-        self.prompt_fraction = 0.0 if published else _PROMPT_FRACTION
-        self._use(table)
+    def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
+        self._use(NextTokens(top_k, context, max_contexts))
 
     def _use(self, table: NextTokens, **origin: Any) -> None:
         self._table = table
@@ -118,13 +116,6 @@ class TokenRecycling(LookUp):
         self._take_vocabulary(vocab_size)
         super().begin(prompt_ids, vocab_size)
         self._runners_up = _NOTHING
-        self._pooling = _GREEDY
-        sampling = self.call.sampling
-        if sampling is not None and sampling.top_k != 1:
-            # The less of the distribution top-k and top-p leave, the more a sample is like the
-            # greedy choice.
-            left = min(sampling.top_p, 1.0) ** 2
-            self._pooling = _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
 
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
@@ -148,11 +139,12 @@ class TokenRecycling(LookUp):
             raise DatastoreError(f"{path} {message}")
         table.vocab_size = vocab_size
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
-        if self.published:
-            return DraftTree(*self._table.static_tree(int(context[-1]), budget))
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
+        if call.sampling != self._sampling:
+            self._sampling = call.sampling
+            self._pooling = _pooling(call.sampling)
         last_tokens, last_probs = _NOTHING if behind_path else self._runners_up
-        chain = self.call.chain and not behind_path
+        chain = call.chain and not behind_path
         tree = self._table.tree(context, last_tokens, last_probs, self._pooling, budget, chain)
         return DraftTree(*tree)
 

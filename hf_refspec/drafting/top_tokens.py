@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 
 # The logits of a block, and the rows that are read together, which fit into the processor's cache.
 BLOCK, _ROWS = 64, 16

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from transformers.generation import logits_process
 
-from ..drafting.compilation import drafting_kernels
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import ROOT, DraftTree
+from ..kernels.compilation import drafting_kernels
 from ..verification.passes import PassResult
 from .row import Row, checked_tokens, choose_tokens, drawn
 

@@ -22,8 +22,7 @@ from time import perf_counter
 
 import torch
 
-from ..drafting.drafter import Drafter
-from ..drafting.observation import Observation
+from ..drafting.contract import Drafter, Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..verification.draft_limits import DraftLimits

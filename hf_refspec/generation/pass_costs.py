@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..kernels.eager_kernels import why_unused
 from ..verification.model_memo import memo_of_state
-from ..verification.narrow_products import why_unused
 
 # The numbers of tokens of a pass whose costs are estimated. Each small number is, because libraries
 # have kernels for some numbers of rows of a matrix, so that three tokens may take longer than

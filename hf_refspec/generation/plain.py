@@ -10,8 +10,7 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.calls import remember_outputs
-from ..drafting.drafter import Drafter
-from ..drafting.observation import Observation
+from ..drafting.contract import Drafter, Observation
 from ..refusals import Reason
 from ..transformers_names import CACHE_NAMES, ends_and_padding, transformers_loop
 from .request import Request

@@ -18,8 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ..drafting.call_options import Call, Speed
-from ..drafting.drafter import Drafter, checked_draft
+from ..drafting.contract import Call, Drafter, Speed, checked_draft
 from ..drafting.tree import MOST_NODES, DraftTree
 from ..verification.draft_limits import DraftLimits
 from ..verification.verifier import Verifier
@@ -122,8 +121,7 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
         tree = None if depth is None else DraftTree.empty()
         if depth:
             call = plan.call(i)
-            row.drafter.call.__dict__.update(vars(call))
-            tree = checked_draft(row.drafter, plan.nodes, plan.limits.vocab_size)
+            tree = checked_draft(row.drafter, plan.nodes, call, plan.limits.vocab_size)
             tree = tree.truncated(depth)
         trees.append(tree)
     return Drafts(trees, trees, perf_counter() - began)

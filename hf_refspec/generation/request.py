@@ -17,10 +17,9 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.call_options import Sampling
-from ..drafting.calls import DrafterPool, drafter_call, share_table
-from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter
+from ..drafting.auto import default_drafters
+from ..drafting.calls import as_drafter, drafter_call
+from ..drafting.contract import Drafter
 from ..refusals import FURTHER_OUTPUTS, check_prepared
 from ..text_config import text_config
 from ..transformers_names import ends_and_padding
@@ -90,29 +89,17 @@ class Request:
     def drafters(self) -> Iterator[list[Drafter]]:
         """The drafter of each row, for the time of the call."""
         vocab_size = text_config(self.model).vocab_size
+        memo = memo_of(self.model)
         with ExitStack() as stack:
             drafter = self.drafter
             if drafter is None:
-                drafter = stack.enter_context(default_drafters(self.model).drafter())
+                pool = default_drafters(memo, vocab_size)
+                drafter = stack.enter_context(pool.drafter())
             call = drafter_call(
                 drafter,
                 prompt_tokens(self.input_ids, self.model_kwargs, vocab_size),
                 vocab_size,
-                sampling=Sampling.of(self.generation_config),
                 processors=self.logits_processor,
-                memo=memo_of(self.model),
+                memo=memo,
             )
             yield stack.enter_context(call)
-
-
-def default_drafters(model: PreTrainedModel) -> DrafterPool:
-    """The drafters of "auto", which are stored on the model."""
-    memo = memo_of(model)
-    vocab_size = text_config(model).vocab_size
-    key = ("default drafters", vocab_size)
-    if key not in memo:
-        drafter = as_drafter("auto")
-        share_table(drafter, memo, vocab_size)
-        memo.setdefault(key, DrafterPool(drafter))
-    pool: DrafterPool = memo[key]
-    return pool

@@ -25,8 +25,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from ..drafting.call_options import Noise, Sampling
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter, Noise, Sampling
 from ..verification.passes import TokenSequence
 from ..verification.random_state import random_numbers
 from .column_noise import ColumnNoise
@@ -51,6 +50,7 @@ class Row:
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         seen ([`TokenSequence`]): The tokens that the model sees, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
+        sampling ([`Sampling`], *optional*): How it samples; `None` if it is greedy.
         generator (`torch.Generator`, *optional*): Draws its random numbers; by default torch's own.
         noise (`Callable`, *optional*): Returns random numbers that were drawn ahead, by the number
             of the new token and the size of the vocabulary, see [`~column_noise.ColumnNoise`].

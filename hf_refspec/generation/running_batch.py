@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..check_count import check_count
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..refusals import RefusedCallError, check_generates, check_options
 from ..text_config import context_length, text_config

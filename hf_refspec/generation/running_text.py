@@ -18,7 +18,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, CandidateGenerator
 
 from ..drafting.calls import remember_outputs
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..refusals import why_plain
 from ..text_config import text_config

@@ -22,7 +22,7 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..refusals import (
     Reason,
     RefusedCallError,

@@ -2,8 +2,8 @@
 
 A *proposal* proposes the next token at a node: a place in a text that agrees with the path to the
 node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), an entry of a
-recycling table (recycling_tree.py), a node of another tree (draft_tree.py). Each of these files has
-an `expand_...` function, which returns the children of a node: it divides the node's proposals
+recycling table (recycling_tree.py), a node of another tree (drafting/tree.py). Each of these files
+has an `expand_...` function, which returns the children of a node: it divides the node's proposals
 among them, one child for each token. The most probable waiting child joins the tree, until the
 budget is used up. As probabilities do not rise from parent to child, these are the most probable
 nodes of all.
@@ -14,10 +14,15 @@ nodes of all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
+
+# A draft tree: tokens (int64), parents (int32, -1 is the root) and probabilities (float32), each of
+# shape (T,), parents first; and as numba's type.
+TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+TREE_TYPE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 # Compiled without numba's reference counts, which would change for every array at every node. Such
 # code may not allocate.

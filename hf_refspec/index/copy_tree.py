@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, grower, no_tree, uncounted
-from .draft_tree import TREE_TYPE
-from .kernels import kernel
+from ..kernels.kernel import kernel
+from .best_first import TREE_TYPE, divide, grower, no_tree, uncounted
 from .token_buffer import LinkedText, common_suffix, latest_of
 
 # A longer match predicts no better than one of this length, and takes longer to compare.

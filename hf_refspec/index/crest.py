@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numba import njit
 
-from .draft_tree import TREE_TYPE, TreeArrays
-from .kernels import kernel, kernel_type
+from ..kernels.kernel import kernel, kernel_type
+from .best_first import TREE_TYPE, TreeArrays
 from .suffix_array import DAMAGED, IndexedText
 
 # Suffixes that are held at a time: of all texts together, and of each at least.

@@ -8,7 +8,7 @@ section 2.2).
 
 from __future__ import annotations
 
-from .kernels import kernel
+from ..kernels.kernel import kernel
 from .token_buffer import common_suffix, latest_of
 
 

@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 from numba import njit
 
-from .kernels import kernel
+from ..kernels.kernel import kernel
 from .suffix_array import DAMAGED, DEPTH
 
 # Suffixes merged at once, about.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..check_count import check_count
-from .draft_tree import TreeArrays
+from .best_first import TreeArrays
 from .recycling import (
     COMMONEST,
     COUNT,
@@ -158,13 +158,6 @@ class NextTokens:
                 budget,
                 chain,
             )
-
-    def static_tree(self, last: int, budget: int) -> TreeArrays:
-        """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
-        from .static_tree import static_tree  # loaded only where it is asked for
-
-        with self._lock:
-            return static_tree(self._table, last, budget)
 
     def entries(self) -> TableContent:
         """All entries, the oldest first."""

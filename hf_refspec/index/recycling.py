@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kernels.kernel import kernel, kernel_type
 from .best_first import uncounted
-from .kernels import kernel, kernel_type
 
 MOST_CONTEXT = 3
 # The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.

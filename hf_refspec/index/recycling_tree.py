@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, grower, uncounted
-from .draft_tree import TREE_TYPE
-from .kernels import kernel, kernel_type
+from ..kernels.kernel import kernel, kernel_type
+from .best_first import TREE_TYPE, divide, grower, uncounted
 from .recycling import MOST_CONTEXT, Table, find
 
 # How many of a node's runners-up are proposed again after it.

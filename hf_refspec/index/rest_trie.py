@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, grower, uncounted
-from .draft_tree import TREE_TYPE, TreeArrays
-from .kernels import kernel
+from ..kernels.kernel import kernel
+from .best_first import TREE_TYPE, TreeArrays, divide, grower, uncounted
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
 
 # The number of continuations at which a match counts as much as all shorter ones together: the

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import kernel
+from ..kernels.kernel import kernel
 
 
 def similar_prompts(

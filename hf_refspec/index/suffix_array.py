@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from pydivsufsort import divsufsort
 
-from .kernels import kernel, kernel_type
+from ..kernels.kernel import kernel, kernel_type
 
 
 def build_suffix_array(tokens: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .kernels import kernel, kernel_type
+from ..kernels.kernel import kernel, kernel_type
 
 # No vocabulary comes near it. It bounds the memory of `LinkedText.latest`.
 LARGEST_ID = 2**24

@@ -27,9 +27,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
-from ..corpus.tokenise import usable_cores
 from ..foreign_code import foreign_code
 from ..generation.row import Row
+from ..kernels.compilation import usable_cores
 from ..refusals import check_prepared
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED

@@ -20,13 +20,10 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.call_options import Sampling
-from ..drafting.calls import drafter_call, remember_outputs
-from ..drafting.candidates import as_drafter
-from ..drafting.compilation import drafting_kernels
-from ..drafting.drafter import Drafter
-from ..drafting.observation import Observation
+from ..drafting.calls import as_drafter, drafter_call, remember_outputs
+from ..drafting.contract import Drafter, Observation
 from ..generation.row import Row
+from ..kernels.compilation import drafting_kernels
 from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
@@ -130,13 +127,7 @@ def iterative_ralm(
         query_length=query_length,
         streamer=streamer,
     )
-    with drafter_call(
-        drafter,
-        [prompt],
-        vocab_size,
-        sampling=Sampling.of(generation_config),
-        memo=memo_of(model),
-    ):
+    with drafter_call(drafter, [prompt], vocab_size, memo=memo_of(model)):
         generate_row(text, row, retriever, speculation, 1, ralm_stats, streamer)
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers.generation import BaseStreamer
 
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..retrieval.knowledge_base import KnowledgeBase

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.drafter import Drafter
+from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.loop import Loop

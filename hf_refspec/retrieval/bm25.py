@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from ..extras import require
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 from .knowledge_base import KnowledgeBase, check_knowledge_base
 from .retriever import Retrieved
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 from .vector_index import UNDERFLOW, UNIT_ROUNDOFF, vectorised
 
 _INT8 = 127

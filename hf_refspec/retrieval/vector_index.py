@@ -19,7 +19,7 @@ from numba import njit
 
 from ..check_count import check_count
 from ..extras import require
-from ..index.kernels import kernel
+from ..kernels.kernel import kernel
 from .retriever import Retrieved
 
 Metric: TypeAlias = Literal["inner_product", "l2"]

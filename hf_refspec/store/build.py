@@ -32,10 +32,10 @@ from ..corpus.tokenise import (
     encode,
     load_backend,
     pieces,
-    usable_cores,
 )
 from ..extras import require
 from ..index.suffix_array import build_suffix_array
+from ..kernels.compilation import usable_cores
 from ..version import __version__
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import DatastoreError, FileEntry, blocks_of, write_bytes

@@ -11,8 +11,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..check_count import check_count
+from ..index.best_first import TreeArrays
 from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, table_bytes
-from ..index.draft_tree import TreeArrays
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig

@@ -34,9 +34,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..kernels.eager_kernels import eager_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
-from .eager_kernels import eager_kernels
 from .entries import CachedRow, Entries, InPlaceEntries, block_size
 from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, run_model, uploaded
 

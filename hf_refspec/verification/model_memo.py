@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedModel
 
+from ..kernels.eager_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import keeps_state_in_modules
-from .active_modes import active_modes
 
 # A model is not changed: what is learned of it shall be in no copy, pickle or fingerprint of it.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()

@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..kernels.eager_kernels import eager_kernels
 from ..text_config import attention_windows, text_config
 from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
 from .caches import find_cache, holds_running_state
-from .eager_kernels import eager_kernels
 from .prompt_logits import last_token, records_prompt
 
 # Arrays of one copy begin at multiples of this number of bytes, as compiled kernels expect.

@@ -8,9 +8,8 @@ import torch
 from drafters import Fixed
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
-from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.candidates import as_drafter
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.calls import as_drafter, drafter_call
+from hf_refspec.drafting.contract import Observation
 
 VOCAB_SIZE = 10
 PROMPT = np.array([1, 2, 3])

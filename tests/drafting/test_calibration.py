@@ -12,7 +12,7 @@ from trees import draft_trees
 from hf_refspec import DraftTree
 from hf_refspec.drafting.calibration import CLASSES, Calibration, calibrate, record_outcome
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Observation
 
 VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)

@@ -10,8 +10,8 @@ from drafters import Fixed, Prophet
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain, as_drafter
+from hf_refspec.drafting.calls import as_drafter, drafter_call
+from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
 from hf_refspec.drafting.tree import DraftTree
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}

@@ -17,11 +17,9 @@ from transformers import PreTrainedModel
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.call_options import Sampling
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Observation, PathDrafter, Sampling, checked_draft
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.drafting.drafter import PathDrafter, checked_draft
-from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import merged
 
 

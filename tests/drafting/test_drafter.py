@@ -6,8 +6,7 @@ from drafters import Fixed
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.drafter import Drafter, checked_draft
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Drafter, Observation, checked_draft
 from hf_refspec.drafting.tree import DraftTree
 
 PROMPT = np.array([1, 2, 3])

@@ -18,7 +18,7 @@ import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.apps.serve.engine import Prediction
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Observation
 
 TEXT, PATH = np.array([20, 21, 1]), np.array([2, 3])
 SEEN = [*[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7], *[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hf_refspec.drafting.call_options import Speed
+from hf_refspec.drafting.contract import Speed
 from hf_refspec.drafting.payoff import Payoff
 
 NONE = np.empty(0, dtype=np.float32)

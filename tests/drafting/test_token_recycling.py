@@ -10,9 +10,8 @@ import pytest
 from calls import Call
 
 import hf_refspec as rs
-from hf_refspec.drafting.call_options import Sampling
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Observation, Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
 

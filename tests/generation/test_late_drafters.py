@@ -11,7 +11,7 @@ from calls import GREEDY, ListStreamer
 from own_forward import own_forward
 
 import hf_refspec as rs
-from hf_refspec.drafting.compilation import DraftingKernels, drafting_kernels
+from hf_refspec.kernels.compilation import DraftingKernels, drafting_kernels
 
 PROMPT = torch.tensor([[5, 6, 7, 8] * 4])
 OPTIONS = {"max_new_tokens": 30, **GREEDY}

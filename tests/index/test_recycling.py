@@ -15,7 +15,6 @@ from trees import paths
 from hf_refspec.index.next_tokens import NextTokens, TableContent
 from hf_refspec.index.recycling import COMMONEST, KEY
 from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
-from hf_refspec.index.static_tree import CHILDREN
 
 VOCAB_SIZE = 6
 TOP_K = 2
@@ -220,41 +219,6 @@ def test_a_chain_goes_to_the_most_probable_child():
     text = np.array([0], np.int32)
     tokens, parents, _ = table.tree(text, *none, Pooling(EXPONENTS, MISSES), 3, True)
     assert (tokens.tolist(), parents.tolist()) == ([1, 2, 3], [-1, 0, 1])
-
-
-# --- the published tree
-
-
-def test_the_static_tree_has_80_nodes_in_6_levels_as_published():
-    assert [sum(level) for level in CHILDREN] == [8, 21, 25, 15, 8, 3, 0]
-    assert [len(level) for level in CHILDREN] == [1, 8, 21, 25, 15, 8, 3]
-
-
-@settings(max_examples=50)
-@given(st.randoms(use_true_random=False), st.integers(1, 90), st.integers(0, 12))
-def test_the_static_tree_is_filled_breadth_first_from_the_matrix(random, budget, known):
-    table, matrix = NextTokens(8, 1, 100), {}
-    for token in range(known):
-        matrix[token] = random.sample(range(12), 8)
-        table.learn(
-            np.array([token], np.int32),
-            np.empty(0, np.int64),
-            np.empty(0, np.int32),
-            np.array([matrix[token]], np.int32),
-            np.full((1, 8), 0.1, np.float32),
-        )
-    expected: list[tuple] = []
-    level: list[tuple | None] = [()]
-    for counts in CHILDREN:
-        below: list[tuple | None] = []
-        for path, count in zip(level, counts, strict=True):
-            row = None if path is None else matrix.get(path[-1] if path else 0)
-            below += [None if row is None else (*path, row[i]) for i in range(count)]
-        expected += [path for path in below if path is not None]
-        level = below
-    tokens, parents, probs = table.static_tree(0, budget)
-    assert paths(tokens, parents) == expected[:budget]
-    assert all(p <= (probs[q] if q >= 0 else 1) for p, q in zip(probs, parents, strict=True))
 
 
 def homes(table: NextTokens, contexts: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from byte_model import word_tokenizer
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays

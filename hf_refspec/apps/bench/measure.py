@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from ...corpus.untrusted import one_line
 from ...counted import counted
 from ...did_you_mean import did_you_mean
-from ...drafting.candidates import default_sources
+from ...drafting.auto import default_sources
+from ...drafting.blend import Blend
+from ...drafting.contract import Call, Drafter, Observation
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
-from ...drafting.drafter import Blend, Drafter
-from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
@@ -41,9 +41,8 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
     "ReferenceCopy": ReferenceCopy,
     "SessionDrafts": SessionDrafts,
     "TokenRecycling": TokenRecycling,
-    # the algorithms as published, LLMA with --max-draft-tokens 18, Token Recycling with 80
+    # as published, with --max-draft-tokens 18
     "LLMA": partial(ReferenceCopy, published=True, copy_length=18),
-    "PublishedRecycling": partial(TokenRecycling, published=True),
 }
 # Names with the folder or Hub id of a datastore, a model or a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
@@ -176,7 +175,7 @@ def replay(
             drafter.observe(Observation(left[: accepted + 1], draft))
             left = left[accepted + 1 :]
             began = perf_counter()
-            draft = drafter.draft(max_draft_tokens)
+            draft = drafter.draft(max_draft_tokens, Call())
             stats.drafting_seconds += perf_counter() - began
             accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
         drafter.end()

@@ -17,12 +17,13 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ...counted import counted
-from ...drafting.candidates import default_sources
-from ...drafting.compilation import drafting_kernels
+from ...drafting.auto import default_sources
+from ...drafting.blend import Blend
+from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Blend, Drafter
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
+from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared import prompts

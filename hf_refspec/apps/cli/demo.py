@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.candidates import default_sources
+from ...drafting.auto import default_sources
 from ..shared import prompts
 from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference, rate, speedup
 from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls

@@ -15,9 +15,9 @@ from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from queue import Queue
 
-from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...extras import require
+from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
 from ...store.hub import RepoType, push_files

@@ -182,6 +182,7 @@ def add_search(parser: ArgumentParser) -> None:
 
 
 def search(args: Namespace) -> None:
+    from ...drafting.contract import Call
     from ...drafting.datastore_drafts import DatastoreDrafts  # loads torch
     from ...drafting.tree import ROOT
 
@@ -205,7 +206,7 @@ def search(args: Namespace) -> None:
             _print_matches(store, ids, tokenizer)
         drafts = DatastoreDrafts(store)
         drafts.begin(ids, store.config.vocab_size)
-        tree = drafts.draft(_SEARCH_NODES)
+        tree = drafts.draft(_SEARCH_NODES, Call())
         nodes = counted(len(tree), "node")
         print(f"the draft tree, {nodes}, each with the probability that it is accepted:")
         show(ROOT, ids.tolist(), 1)

@@ -19,9 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...counted import counted
-from ...drafting.calls import DrafterPool
-from ...drafting.drafter import NO_PATH, Blend, Drafter, PathDrafter
-from ...drafting.observation import Observation
+from ...drafting.blend import Blend
+from ...drafting.contract import NO_PATH, Call, Drafter, DrafterPool, Observation, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
@@ -288,11 +287,10 @@ class Prediction(PathDrafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.prunes = self.source.prunes
-        self.source.call = self.call
         self.source.begin(prompt_ids, vocab_size)
 
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self.source.continue_path(path, budget)
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
+        return self.source.continue_path(path, budget, call)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         return self.source.prune(tree, path)
@@ -313,8 +311,9 @@ class Grammar(Prediction):
         super().__init__()
         self.budget = GrammarBudget()
 
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        return self._within_budget(DraftTree.empty(), super().continue_path, path, budget)
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
+        drafting = super().continue_path
+        return self._within_budget(DraftTree.empty(), drafting, path, budget, call)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         return self._within_budget(tree, super().prune, tree, path)
@@ -322,8 +321,8 @@ class Grammar(Prediction):
     def observe(self, observation: Observation) -> None:
         self._within_budget(None, super().observe, observation)
 
-    def _within_budget(self, otherwise: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _within_budget(self, otherwise: Any, method: Callable[..., Any], *arguments: Any) -> Any:
         if self.budget.ends_drafts():
             return otherwise
         with self.budget:
-            return call(*arguments)
+            return method(*arguments)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.drafter import Blend, Drafter
-from ...drafting.observation import Observation
+from ...drafting.blend import Blend
+from ...drafting.contract import Drafter, Observation
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream

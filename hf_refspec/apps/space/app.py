@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...drafting.compilation import drafting_kernels
 from ...drafting.datastore_drafts import DatastoreDrafts
+from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared.loading import load_model, load_tokenizer, name_for_people

@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...corpus.documents import PRESETS, python_stdlib
-from ...drafting.candidates import default_sources
+from ...drafting.auto import default_sources
+from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import tokenizer_fingerprint

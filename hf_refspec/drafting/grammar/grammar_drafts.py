@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...text_tokenizer import text_tokenizer
 from ..calibration import Outcomes
-from ..drafter import NO_PATH, PathDrafter
-from ..observation import Observation
+from ..contract import NO_PATH, Call, Observation, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
     CompiledGrammar,
@@ -153,7 +152,7 @@ class GrammarDrafts(PathDrafter):
         self._matcher = self._grammar.start()
         self._inside = False
 
-    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
         matcher = self._after(path)
         if matcher is None:
             return DraftTree.empty()

@@ -16,8 +16,7 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..look_up import LookUp
-from ..observation import Observation
+from ..contract import Call, LookUp, Observation
 from ..token_ids import Reference, checked_tokenizer, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
@@ -121,7 +120,7 @@ class SessionDrafts(LookUp):
                 references.add_text(output)
             self._references = references.text
 
-    def look_up(self, context: np.ndarray, budget: int, behind_path: bool) -> DraftTree:
+    def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
         if self._view is None:
             return DraftTree.empty()
         trees = []

@@ -11,7 +11,7 @@ from trees import nodes_of
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 
 

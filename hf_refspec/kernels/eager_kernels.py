@@ -1,17 +1,19 @@
-"""The linear layers of a pass over a few tokens, by the kernel for narrow products.
+"""The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
 
-Inside of [`narrow_products`], calls of `torch.nn.functional.linear` whose products
-`index/narrow_product.py` computes faster go there: 2 to 32 tokens on a CPU, plain weights in
-float32 or bfloat16. Quantised and sharded weights are left to torch, and so is whatever another
-mode, a profiler or a transform (`torch.vmap`) is to see; hooks and adapters run as ever, around
-those of their products that are plain. The model is not changed, and other threads and calls see
-nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
+On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
+go there: 2 to 32 tokens, plain weights in float32 or bfloat16. Quantised and sharded weights are
+left to torch, and so is whatever another mode, a profiler or a transform (`torch.vmap`) must see;
+hooks and adapters run as ever, around their plain products. The model is not changed, and other
+threads and calls see nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
+
+On a GPU, attention does without cuDNN's plans.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
@@ -26,13 +28,16 @@ from torch._C import (
     _dispatch_tls_local_include_set,
 )
 from torch.autograd import forward_ad
+from torch.backends import cuda
 from torch.nn import Parameter
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from transformers import PreTrainedModel
 
-from ..index import narrow_product as kernel
-from ..index.narrow_product import narrow_product
-from .active_modes import active_modes
+from . import narrow_product as kernel
+from .narrow_product import narrow_product
 
 MAX_TOKENS = 32
 DTYPES = [torch.float32] if kernel.MATRIX_UNITS else [torch.float32, torch.bfloat16]
@@ -53,6 +58,22 @@ _NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
 _parallel: Any = None
 with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's interface
     _parallel = ctypes.CDLL(getattr(find_spec("torch._C"), "origin", None)).GOMP_parallel
+
+
+def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Around a forward pass after a prompt: narrow products on a CPU, attention without plans on a
+    GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
+    if model._compiled_call_impl is not None:
+        return nullcontext()
+    return narrow_products() if model.device.type == "cpu" else _WITHOUT_PLANS
+
+
+def active_modes() -> list[type]:
+    """The kinds of this thread's function and dispatch modes of torch, code of others around the
+    operations of a pass; the outermost of each sort first. `torch.device` and
+    `torch.set_default_device`, which only place new tensors, are left out."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
 
 
 def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
@@ -120,12 +141,12 @@ class NarrowProducts(TorchFunctionMode):
 
 
 def _is_recorded() -> bool:
-    """Whether a compiler or tracer records operations, to run them later."""
+    """True if a compiler or tracer records operations, to run them later."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether the kernel computes this product, and faster than torch."""
+    """True if the kernel computes this product, and faster than torch."""
     return (
         _are_plain([x, weight] if bias is None else [x, weight, bias])
         and x.dtype in DTYPES
@@ -141,8 +162,8 @@ def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 
 def _are_plain(operands: list[Tensor]) -> bool:
-    """Whether a product of these tensors depends on numbers of one type in this process's memory
-    alone, one after another."""
+    """True if these tensors are contiguous numbers of one type in this process's memory, and
+    nothing else (a subclass, a mode, a transform) decides on their product."""
     keys = _dispatch_tls_local_include_set()
     for operand in operands:
         if type(operand) not in (Tensor, Parameter):  # quantised or sharded
@@ -159,3 +180,33 @@ def _are_plain(operands: list[Tensor]) -> bool:
         ):
             return False
     return forward_ad._current_level < 0  # otherwise they may have tangents
+
+
+class _WithoutPlans:
+    """Attention by other kernels than cuDNN's.
+
+    torch prefers cuDNN on some GPUs, which builds a plan for each shape that it has not met: 13 ms
+    of the host in a pass of Llama 3.1 8B on an H100, and nearly every pass has a new shape. torch
+    asks one flag for all threads: the first to enter clears it, the last to leave puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passes = 0
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._passes == 0:
+                self._was_enabled = cuda.cudnn_sdp_enabled()
+                cuda.enable_cudnn_sdp(False)
+            self._passes += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._passes -= 1
+            if self._passes == 0:
+                cuda.enable_cudnn_sdp(self._was_enabled)
+
+
+_WITHOUT_PLANS = _WithoutPlans()

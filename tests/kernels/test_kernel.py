@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_refspec.index import kernels
-from hf_refspec.index.draft_tree import tree_depths
+from hf_refspec.drafting.tree import tree_depths
+from hf_refspec.kernels import kernel as kernels
 
 
 def test_arguments_of_other_types_are_refused_rather_than_compiled_for():

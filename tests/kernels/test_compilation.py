@@ -12,10 +12,9 @@ from architectures import small
 from calls import GREEDY, PROMPT, ListStreamer
 
 import hf_refspec as rs
-from hf_refspec.corpus import tokenise
-from hf_refspec.drafting import compilation
-from hf_refspec.drafting.compilation import DraftingKernels
-from hf_refspec.index import kernels
+from hf_refspec.kernels import compilation
+from hf_refspec.kernels import kernel as kernels
+from hf_refspec.kernels.compilation import DraftingKernels
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
@@ -24,8 +23,8 @@ from pathlib import Path
 torch.set_num_threads(1)
 import hf_refspec as rs
 from architectures import small
-from hf_refspec.drafting import compilation
-from hf_refspec.drafting.compilation import drafting_kernels
+from hf_refspec.kernels import compilation
+from hf_refspec.kernels.compilation import drafting_kernels
 model, prompt = small("llama"), torch.tensor([[5, 6, 7, 8] * 4])
 def generate(**options):
     ids = model.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None, **options)
@@ -124,7 +123,7 @@ def test_compilation_begins_in_a_call_that_leaves_a_core_free_and_else_at_its_en
     monkeypatch.setattr(
         compilation, "_start_compilation", lambda idle: started.append(idle) or HasNotEnded()
     )
-    monkeypatch.setattr(tokenise, "usable_cores", lambda: 4)
+    monkeypatch.setattr(compilation, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     waiting = DraftingKernels()
     for _ in range(3):  # tokens

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import draft_trees, nodes_of
 
-from hf_refspec.drafting.tree import DraftTree, merged
-from hf_refspec.index.draft_tree import (
+from hf_refspec.drafting.tree import (
     FOREIGN_TOKEN,
     LATE_PARENT,
     RISING_PROB,
     SAME_TOKEN,
+    DraftTree,
     best_path,
+    merged,
     tree_ancestors,
     tree_depths,
     tree_fault,

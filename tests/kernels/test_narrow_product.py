@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from hf_refspec.index import narrow_product as kernel
-from hf_refspec.index.narrow_product import narrow_product
+from hf_refspec.kernels import narrow_product as kernel
+from hf_refspec.kernels.narrow_product import narrow_product
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="needs AVX2 and FMA")
 

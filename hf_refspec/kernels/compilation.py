@@ -25,14 +25,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from time import monotonic
 
-import torch
 from filelock import FileLock
 
-from .. import index
-from ..index.draft_tree import tree_depths
-from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
+from .kernel import Kernel, NotCachedError, all_kernels, compile_all
+from .narrow_product import narrow_product
 
 logger = logging.getLogger("hf_refspec")
+
+# The modules above this one that have kernels, besides all of `index`.
+_MODULES = ("drafting.calibration", "drafting.top_tokens", "drafting.tree")
 
 # From its first import on, the other process leaves the processor to the calls that decode
 # meanwhile: each of their operations waits for all of torch's threads, so that a thread that shares
@@ -67,9 +68,13 @@ class DraftingKernels:
 
     def compile(self) -> None:
         """Compiles all of them: half a minute, once."""
-        names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
-        for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
-            import_module(name)
+        package = __package__.rpartition(".")[0]
+        index = import_module(f"{package}.index")
+        for name in [
+            *_MODULES,
+            *(f"index.{module.name}" for module in iter_modules(index.__path__)),
+        ]:
+            import_module(f"{package}.{name}")
         try:
             compile_all(_imported(), cached_only=True)
         except NotCachedError:
@@ -78,7 +83,7 @@ class DraftingKernels:
         self.compiled = True
 
     def ready(self, in_call: bool = False) -> bool:
-        """Whether the kernels of all modules that are imported by now are compiled. Compiles them
+        """True if the kernels of all modules that are imported by now are compiled. Compiles them
         if numba's cache has them, in half a second; otherwise another process compiles all: in a
         call that decodes on all cores of this processor, only once the call has ended."""
         if self.compiled:
@@ -108,7 +113,7 @@ class DraftingKernels:
                     )
                 self.compile()
         except NotCachedError:
-            from ..corpus.tokenise import usable_cores  # most calls never need it
+            import torch  # a call has loaded it; a command that compiles ahead of time need not
 
             self._waits_for_end = in_call and torch.get_num_threads() >= usable_cores()
             if self._waits_for_end:
@@ -128,8 +133,15 @@ drafting_kernels = DraftingKernels()
 def compile_in_background(idle: bool) -> None:
     """Compiles all, in the other process. If several idle ones start together, one compiles; the
     others wait for it, and then find all in the cache."""
-    with FileLock(tree_depths.cache_path / "hf_refspec.lock") if idle else nullcontext():
+    with FileLock(narrow_product.cache_path / "hf_refspec.lock") if idle else nullcontext():
         drafting_kernels.compile()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _imported() -> list[Kernel]:

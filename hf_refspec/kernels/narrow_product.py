@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from .kernels import kernel
+from .kernel import kernel
 
 _features = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 SUPPORTED = {"+avx2", "+fma"} <= {*_features} and binding.llvm_version_info >= (16, 0, 0)

@@ -1,31 +1,36 @@
-"""Which linear layers are sent to the kernel for narrow products, and what comes back."""
+"""Which products the kernel for narrow products computes, and attention without cuDNN on a GPU."""
 
+import copy
 import threading
 from functools import partial
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.backends import cuda
 from torch.nn.functional import linear
 from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.index import narrow_product as kernel
-from hf_refspec.index.narrow_product import narrow_product
-from hf_refspec.verification import narrow_products as products
-from hf_refspec.verification.narrow_products import narrow_products
+from hf_refspec.kernels import eager_kernels as products
+from hf_refspec.kernels import narrow_product as kernel
+from hf_refspec.kernels.eager_kernels import eager_kernels, narrow_products
+from hf_refspec.kernels.narrow_product import narrow_product
 
-pytestmark = pytest.mark.skipif(
-    not kernel.SUPPORTED or products._parallel is None, reason="torch computes all here"
-)
+CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+HERE = LlamaForCausalLM(CONFIG)
+ELSEWHERE = copy.deepcopy(HERE).to("meta")  # as far from a CPU as a GPU is
 
 INNER, OUTER = 64, 50
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
+    if not kernel.SUPPORTED or products._parallel is None:
+        pytest.skip("torch computes all products here")
     narrow_product.compile()
     monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
     with torch.no_grad():
@@ -216,3 +221,40 @@ def test_until_the_kernel_is_compiled_torch_computes(monkeypatch):
         linear(*operands())
     assert sent is None
     assert narrow_product.address is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
+    before = cuda.cudnn_sdp_enabled()
+    cuda.enable_cudnn_sdp(enabled)
+    seen = []
+    first_inside = threading.Event()
+    second_ended = threading.Event()
+
+    def another_call():
+        first_inside.wait()
+        with eager_kernels(ELSEWHERE):
+            seen.append(cuda.cudnn_sdp_enabled())
+        second_ended.set()
+
+    thread = threading.Thread(target=another_call)
+    thread.start()
+    try:
+        with pytest.raises(ZeroDivisionError), eager_kernels(ELSEWHERE):
+            first_inside.set()
+            second_ended.wait()
+            seen.append(cuda.cudnn_sdp_enabled())
+            raise ZeroDivisionError
+        assert seen == [False, False] and cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        thread.join()
+        cuda.enable_cudnn_sdp(before)
+
+
+def test_passes_on_a_cpu_and_compiled_ones_keep_the_setting(monkeypatch):
+    assert cuda.cudnn_sdp_enabled()
+    with eager_kernels(HERE):
+        assert cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(ELSEWHERE, "_compiled_call_impl", HERE.forward)
+    with eager_kernels(ELSEWHERE):
+        assert cuda.cudnn_sdp_enabled()

@@ -1,0 +1,1 @@
+"""What numba compiles: kernels, when they are compiled, and products of a few tokens."""
