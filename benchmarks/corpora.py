@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import hf_refspec as rs
-from hf_refspec.store.build.presets import python_stdlib
+from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.store.names import named_tokenizer
 
 

@@ -41,6 +41,7 @@ from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
+from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
@@ -56,7 +57,6 @@ from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
-from hf_refspec.store.build.presets import python_stdlib
 from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.warm_up import warmup
 

@@ -35,7 +35,7 @@ class Attachment:
         from .drafting.calls import as_drafter
         from .drafting.contract import DrafterPool
         from .drafting.stats import DraftStats
-        from .generation.validation import check_options
+        from .refusals import check_options
 
         check_options(**options)
         self.options = options

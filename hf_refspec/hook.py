@@ -177,10 +177,9 @@ def _attached(
     generate: Any, model: PreTrainedModel, kwargs: dict[str, Any], attachment: Attachment
 ) -> Any:
     """A call that names no drafter, of a model that has one attached."""
-    from .generation.validation import RefusedCallError, check_model
+    from .refusals import RefusedCallError
 
     try:
-        check_model(model, "candidate_generator")
         with attachment.drafter(model) as drafter:
             options = {**attachment.options, **kwargs, "candidate_generator": drafter}
             output = generate(model, **_prepared(model, options))
@@ -227,7 +226,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     Arguments that transformers does not pass on to a callable are bound to it here. Nothing is
     streamed before the arguments have been checked."""
     from .generation.speculate import speculate
-    from .generation.validation import check_call, check_model
+    from .refusals import check_call
     from .transformers_names import DROPPED_ARGUMENTS
 
     custom_generate = kwargs.get("custom_generate")
@@ -239,7 +238,6 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
             "both replace the decoding loop. Leave one of them out."
         )
     caller = "candidate_generator" if drafts else loop.__name__
-    check_model(model, caller)
     check_call(model, kwargs, caller)
     bound = {*DROPPED_ARGUMENTS, *OPTIONS} & inspect.signature(loop).parameters.keys()
     options = dict(getattr(custom_generate, "keywords", {}))
@@ -278,7 +276,7 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
     """Turns `stop_strings` into a criterion here, since a callable gets no tokenizer."""
     from transformers import StoppingCriteriaList, StopStringCriteria
 
-    from .generation.validation import setting
+    from .refusals import setting
     from .text_tokenizer import text_tokenizer
 
     stop_strings = setting("stop_strings", model, kwargs)
@@ -293,7 +291,7 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     """Whether a model (such as MPT) uses no cache by default and the call does not mention one."""
-    from .generation.validation import setting
+    from .refusals import setting
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from .check_count import check_count
 from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
-from .generation.validation import check_generates
 from .kernels.compilation import drafting_kernels
 from .kernels.eager_kernels import why_unused
+from .refusals import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .warm_up import AllWidths

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from .check_count import check_count
 from .drafting.contract import Call, Drafter
 from .drafting.tree import ROOT, DraftTree
-from .generation.validation import check_generates
 from .kernels.compilation import drafting_kernels
+from .refusals import check_generates
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -82,6 +83,15 @@ class Blend(Drafter):
         fork.calibration = self.calibration
         fork._calibrations = self._calibrations
         return fork
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._sources,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Blend:
+        twin = Blend(copy.deepcopy(self._sources, memo))
+        twin.calibration = copy.deepcopy(self.calibration, memo)
+        twin._calibrations = copy.deepcopy(self._calibrations, memo)
+        return twin
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size

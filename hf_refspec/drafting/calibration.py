@@ -4,11 +4,17 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numba import njit
 
 from ..kernels.kernel import kernel
 from .tree import DraftTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A node is judged among nodes of a similar depth with a similar conditional probability. With more
 # classes the nodes of a class are more alike, but fewer.
@@ -26,7 +32,22 @@ PRIOR_EXPONENT = 2.0
 MEMORY = 48.0
 
 
-class Calibration:
+class Outcomes:
+    """What became of drafts: a copy goes on with it, a pickle of a drafter begins without."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self)(*self._arguments)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
+class Calibration(Outcomes):
     """Compares how often one source's nodes were accepted with its own estimates.
 
     For each class of depth and of conditional probability (of a node, once its parent is accepted)
@@ -35,6 +56,7 @@ class Calibration:
     classes of its depth, and these to the source's own estimates, by a pseudo-count."""
 
     def __init__(self, prior_exponent: float = 0.0) -> None:
+        super().__init__(prior_exponent)
         self._prior_exponent = prior_exponent
         self._expected = np.zeros(CLASSES, dtype=np.float64)
         self._accepted = np.zeros(CLASSES, dtype=np.float64)

@@ -25,6 +25,7 @@ class CandidateChain(Drafter):
     logits that it may return serve as estimates of what will be accepted."""
 
     decides_length = True
+    _of_a_call = (*Drafter._of_a_call, "_ids", "_drafted")
 
     def __init__(self, generator: CandidateGenerator) -> None:
         if generator.requires_model_outputs:
@@ -78,6 +79,9 @@ class AssistedDrafts(CandidateGenerator):
         self.drafter = drafter
         self._stats: DraftStats | None = None  # of the present text
         self._ids = np.empty(0, dtype=np.int64)  # the present text so far
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AssistedDrafts, (self.drafter,)
 
     def get_candidates(
         self, input_ids: torch.LongTensor, **kwargs: Any

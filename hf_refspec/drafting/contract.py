@@ -116,8 +116,9 @@ class Drafter:
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
-    call with several rows each row has a `fork` of its own. It can be pickled and copied between
-    calls. A [`Blend`] has further uses for a [`PathDrafter`].
+    call with several rows each row has a `fork` of its own. It can be pickled and copied: a copy
+    goes on with what it has learned, a pickle holds what it is, and nothing of the calls that it
+    has served. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
         stats (`DraftStats`): The statistics of the last call, which makes new ones as it begins.
@@ -136,6 +137,8 @@ class Drafter:
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
+    # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
+    _of_a_call: tuple[str, ...] = ("_in_use", "stats")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -214,7 +217,7 @@ class Drafter:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dict__.keys() - {"_in_use", "stats"}}
+        return {k: value for k, value in vars(self).items() if k not in self._of_a_call}
 
 
 def checked_draft(drafter: Drafter, budget: int, call: Call, vocab_size: int) -> DraftTree:
@@ -275,6 +278,7 @@ class LookUp(PathDrafter):
 
     longest_match: int
     _context = np.empty(0, dtype=np.int32)  # the last tokens of the text
+    _of_a_call = (*PathDrafter._of_a_call, "_context")
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._context = prompt_ids[-self.longest_match :].astype(np.int32)

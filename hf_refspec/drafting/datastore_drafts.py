@@ -10,7 +10,7 @@ import numpy as np
 from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
-from ..store.compact import CONTINUATION_LENGTH, PLACES_READ
+from ..store.crest import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .contract import Call, LookUp
@@ -47,6 +47,8 @@ class DatastoreDrafts(LookUp):
             ids outside of the target's vocabulary, and `draft` if its files do not belong
             together.
     """
+
+    _of_a_call = (*LookUp._of_a_call, "_vocab_size")
 
     def __init__(self, store: Datastore, max_match: int = 16, published: bool = False) -> None:
         if published and store.form == "compact":

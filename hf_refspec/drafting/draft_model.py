@@ -68,6 +68,10 @@ class DraftModel(PathDrafter):
     _speed: Speed | None
     _tree: DraftTree
     _text: AssistantText | None
+    _of_a_call = (
+        *PathDrafter._of_a_call,
+        *("_ids", "_text", "_vocab_size", "_known", "_speed", "_tree"),
+    )
 
     def __init__(
         self,
@@ -98,8 +102,12 @@ class DraftModel(PathDrafter):
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
         memo |= {id(shared): shared for shared in (self.assistant, self._vocabulary)}
         copied = type(self).__new__(type(self))
-        copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_call()
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         size = self._assistant_size

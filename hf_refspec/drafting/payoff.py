@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from .calibration import Outcomes
 from .contract import Speed
 
 
@@ -40,7 +41,7 @@ class _Constants:
 _CONSTANTS = _Constants()
 
 
-class Payoff:
+class Payoff(Outcomes):
     """The costs and gains of an assistant's passes so far, over all texts.
 
     A pass pays if the call's budget expects more tokens per second with it than without. Whatever
@@ -49,6 +50,7 @@ class Payoff:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._pass_seconds: deque[float] = deque(maxlen=_CONSTANTS.passes)
         self._asked = _CONSTANTS.pseudo_count
         self._accepted = _CONSTANTS.accepted * _CONSTANTS.pseudo_count

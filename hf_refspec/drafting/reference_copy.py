@@ -47,6 +47,9 @@ class ReferenceCopy(LookUp):
             call raises it for ids outside of the target's vocabulary.
     """
 
+    _anchor = -1
+    _of_a_call = (*LookUp._of_a_call, "_anchor", "_prompt_end")
+
     def __init__(
         self,
         references: Reference | Sequence[Reference] | None = None,
@@ -71,7 +74,6 @@ class ReferenceCopy(LookUp):
         self._copies_output = include_prompt and not published
         longest_match = LLMA_LONGEST_MATCH if published else LONGEST_MATCH
         self.longest_match = max(longest_match, match_length)
-        self._anchor = -1
         # References, prompt and output, one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
@@ -123,3 +125,12 @@ class ReferenceCopy(LookUp):
 
     def end(self) -> None:
         self._text.truncate(self._references_end)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_text": self._text.tokens[: self._references_end].copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._text = TokenBuffer()
+        self._text.extend(state["_text"])
+        self._prompt_end = self._references_end

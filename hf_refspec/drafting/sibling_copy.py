@@ -39,6 +39,7 @@ class SiblingCopy(LookUp):
 
     longest_match = LONGEST_MATCH
     _texts: JoinedTexts | None = None
+    _of_a_call = (*LookUp._of_a_call, "_texts", "_prompt", "_number")
 
     def __init__(self) -> None:
         self._groups = _Groups()

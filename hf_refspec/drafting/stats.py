@@ -67,8 +67,8 @@ class DraftStats:
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill, and the
             choice of the next tokens, with logits processors, stopping criteria and the streamer.
-        learning_seconds (`float`): The drafters' `observe`.
-        other_seconds (`float`): The cache, the draft budget.
+        learning_seconds (`float`): What the drafters and the budget learn of each pass.
+        other_seconds (`float`): Keeping the accepted tokens in the cache.
         sources (`list[SourceStats]`): One for each source of a blend; a drafter alone is its only
             source.
         verification (`str`): How drafts were verified: `"tree"`, `"chain"`, `"static"` or
@@ -124,6 +124,12 @@ class DraftStats:
     def _seconds_by_part(self) -> dict[str, float]:
         parts = ("prefill", "verifying", "drafting", "learning", "other")
         return {part: getattr(self, f"{part}_seconds") for part in parts}
+
+    def record_seconds(self, **seconds: float) -> None:
+        """Adds to the times of these parts: `drafting=0.1`."""
+        for part, added in seconds.items():
+            name = f"{part}_seconds"
+            setattr(self, name, getattr(self, name) + added)
 
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with the numbers of its draft tokens and

@@ -69,8 +69,8 @@ class TokenRecycling(LookUp):
     are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
     text need repeat. See [`~index.recycling_tree.recycling_tree`].
 
-    Threads share it by `fork()`: all forks learn into one table. A copy (or pickle) has a table of
-    its own.
+    Threads share it by `fork()`: all forks learn into one table. A copy has a table of its own, a
+    pickle what was built, loaded or saved, and nothing that calls have added.
 
     Args:
         top_k (`int`, *optional*, defaults to 8): k, the next tokens that are kept of a context, 256
@@ -93,6 +93,7 @@ class TokenRecycling(LookUp):
     _runners_up = _NOTHING  # what the target expected in place of the very last token
     _sampling: Sampling | None = None  # by which `_pooling` estimates
     _pooling = _GREEDY
+    _of_a_call = (*LookUp._of_a_call, "_runners_up", "_pooling")
 
     def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
         self._use(NextTokens(top_k, context, max_contexts))
@@ -205,16 +206,14 @@ class TokenRecycling(LookUp):
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            TypeError: If the tokenizer or the model is none.
             ValueError: If the documents have no token, or one of them is no document.
         """
         # Loaded only where a table is built.
-        from ..store.build.source import open_source
-        from ..store.build.windows import check_build, windows
+        from ..corpus.documents import open_source
+        from ..corpus.windows import windows
         from ..store.stored_tokenizer import public_name, vocabulary_size
 
         tokenizer = text_tokenizer(tokenizer)
-        check_build(documents, tokenizer, model)
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         drafter = cls(top_k, context, max_contexts)
@@ -245,6 +244,7 @@ class TokenRecycling(LookUp):
                     break
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
+        drafter._table.keep()
         drafter._use(
             drafter._table,
             model=public_name(model),
@@ -324,6 +324,7 @@ class TokenRecycling(LookUp):
                 )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
+        self._table.keep()
         RecyclingTable.write(
             path, self._table, known["tokenizer"], known["model"], known.get("source", {})
         )

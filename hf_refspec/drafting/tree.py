@@ -185,8 +185,8 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
 
 def after_path(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
     """A tree moved to the end of a path, int64 of shape `(n,)`, of probability `prob`, to be merged
-    with the tree that has the path. The path's nodes have probability 0 here, so that the other tree's estimates of them
-    stay as they are: 1 - (1 - p)(1 - 0) = p."""
+    with the tree that has the path. The path's nodes have probability 0 here, so that the other
+    tree's estimates of them stay as they are: 1 - (1 - p)(1 - 0) = p."""
     length = len(path)
     parents = np.where(tree.parents < 0, length - 1, tree.parents + length)
     return DraftTree(

@@ -27,10 +27,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import BaseStreamer
 
+from ..refusals import is_of_transformers, knows_one_row
 from ..transformers_names import prefix_constraint
 from ..verification.ranks import Ranks
 from .request import Request
@@ -97,31 +97,8 @@ def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | 
     )
 
 
-def fits_single_rows(processor: Any, rows: int) -> bool:
-    """Whether a logits processor returns the same scores when it is asked about each of several
-    rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
-    by their number."""
-    kind = type(processor)
-    if kind is EncoderRepetitionPenaltyLogitsProcessor:
-        # It holds a prompt of several sequences once.
-        return len(processor.encoder_input_ids) == rows
-    return kind is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
-        _knows_one_row(processor) or is_of_transformers(processor)
-    )
-
-
-def _knows_one_row(processor: Any) -> bool:
-    """Whether a logits processor says that it may be asked about one row of several, by a copy."""
-    return getattr(type(processor), "knows_one_row", False)
-
-
-def is_of_transformers(member: Any) -> bool:
-    """Whether a processor or a criterion is one of transformers' own."""
-    return type(member).__module__.startswith("transformers.generation.")
-
-
 def processor_of_row(processor: Any, row: int, rows: int) -> Any:
-    """The logits processor for one of several rows, of one that [`fits_single_rows`]."""
+    """The logits processor for one of several rows."""
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
         function, prompt = prefix_constraint(processor, row)
         return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
@@ -129,7 +106,7 @@ def processor_of_row(processor: Any, row: int, rows: int) -> Any:
     is_repetition = isinstance(processor, RepetitionPenaltyLogitsProcessor)
     if is_repetition and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored[row : row + 1])
-    if _knows_one_row(processor) or isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
+    if knows_one_row(processor) or isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
         return copy.deepcopy(processor)  # they keep state
     if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
         processor = copy.copy(processor)

@@ -1,4 +1,4 @@
-"""Plain decoding in place of drafts: why a call needs it, and the call itself."""
+"""Plain decoding in place of drafts, by transformers itself."""
 
 from __future__ import annotations
 
@@ -7,55 +7,30 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.calls import remember_outputs
 from ..drafting.contract import Drafter, Observation
-from ..text_config import attends_locally, text_config
+from ..refusals import Reason
 from ..transformers_names import CACHE_NAMES, ends_and_padding, transformers_loop
-from ..verification.caches import find_cache
-from .batch import fits_single_rows
 from .request import Request
 
 logger = logging.getLogger("hf_refspec")
 
 
-def why_plain(request: Request) -> str | None:
-    """Why drafts could change the text of a call, if they could."""
-    kwargs = request.model_kwargs
-    if kwargs.get("output_attentions"):
-        return "`output_attentions=True` may change how the model attends; leave it out"
-    rows = len(request.input_ids)
-    for processor in request.logits_processor if rows > 1 else ():
-        if not fits_single_rows(processor, rows):
-            return (
-                f"a {type(processor).__name__} may know the {rows} rows by their number, and rows "
-                "with drafts differ in length; pass one prompt at a time"
-            )
-    is_static = isinstance(find_cache(kwargs), StaticCache)
-    mask = kwargs.get("attention_mask") if attends_locally(text_config(request.model)) else None
-    if is_static and mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
-        return (
-            "a prompt is padded on the right, and attention to nothing but padding depends on the "
-            "length of the static cache; pad on the left"
-        )
-    return None
-
-
-def log_plain(request: Request, why: str) -> None:
+def log_plain(request: Request, reason: Reason) -> None:
     """Warns that a call decodes plainly."""
     name = type(request.model).__name__
-    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, why)
+    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, reason.text)
 
 
 def decode_plainly(
-    request: Request, drafters: Sequence[Drafter], why: str
+    request: Request, drafters: Sequence[Drafter], reason: Reason
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """Plain decoding by transformers itself; the drafters observe its tokens."""
-    log_plain(request, why)
+    log_plain(request, reason)
     stats = drafters[0].stats
-    stats.reason = why
+    stats.reason = reason.text
     stats.verification = "none"
     kwargs = request.model_kwargs
     if request.adds_cache:

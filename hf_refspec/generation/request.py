@@ -20,11 +20,11 @@ from transformers.generation import BaseStreamer, CandidateGenerator
 from ..drafting.auto import default_drafters
 from ..drafting.calls import as_drafter, drafter_call
 from ..drafting.contract import Drafter
+from ..refusals import FURTHER_OUTPUTS, check_prepared
 from ..text_config import text_config
 from ..transformers_names import ends_and_padding
 from ..verification.model_memo import memo_of
 from .row import prompt_tokens
-from .validation import FURTHER_OUTPUTS, check_model, check_request, check_steps
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,14 @@ class Request:
     adds_cache: bool = False  # whether plain decoding would have no cache
 
     def __post_init__(self) -> None:
-        caller = "candidate_generator"
-        check_model(self.model, caller)
         _ = self.drafter  # which raises a TypeError if it is no drafter
-        check_request(self.input_ids, self.generation_config, self.model_kwargs, caller)
-        check_steps(self.model, self.model_kwargs, caller)
+        check_prepared(
+            self.model,
+            self.input_ids,
+            self.generation_config,
+            self.model_kwargs,
+            "candidate_generator",
+        )
 
     @cached_property
     def drafter(self) -> Drafter | None:

@@ -2,7 +2,7 @@
 
 A step is: a piece of the next prompt -> the loop's own step over all rows -> rows that have ended
 leave. A prompt is prefilled by itself, in pieces, so that no other text waits longer than one piece
-takes; then its keys and values join the others', see `in_place.py`. Rows of models that cannot be
+takes; then its keys and values join the others', see `entries.py`. Rows of models that cannot be
 packed keep a loop of their own, and take turns.
 """
 
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from ..check_count import check_count
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
+from ..refusals import RefusedCallError, check_generates, check_options
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
@@ -28,8 +29,6 @@ from ..version import untested_transformers
 from .loop import Loop
 from .prefixes import CachedText, Prefixes
 from .running_text import RunningText, prepare_text
-from .step import Step
-from .validation import RefusedCallError, check_generates, check_options
 
 # The length of a text by which the memory of a row is estimated.
 _ROW_TOKENS = 4096
@@ -161,10 +160,9 @@ class RunningBatch:
         ended: list[RunningText] = []
         try:
             if self._packed_loop is not None and self._packed:
-                steps = [Step(text.row) for text in self._packed]
-                self._packed_loop.step(steps)
-                for text, step in zip(self._packed, steps, strict=True):
-                    text.stats.record_rows([(len(step.verified), len(step.path or ()))])
+                accepted = self._packed_loop.step([text.row for text in self._packed])
+                for text, taken in zip(self._packed, accepted.rows, strict=True):
+                    text.stats.record_rows([(taken.drafted, len(taken.path or ()))])
             for text in self._alone:
                 text.step()
             ended = [text for text in self._decoded if text.complete]

@@ -20,21 +20,20 @@ from transformers.generation import BaseStreamer, CandidateGenerator
 from ..drafting.calls import remember_outputs
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
+from ..refusals import why_plain
 from ..text_config import text_config
 from ..transformers_names import cache_name
 from ..verification.caches import find_cache, has_padding, new_cache
 from ..verification.choice import known_finding, select_verifier
-from ..verification.in_place import InPlaceEntries
+from ..verification.entries import InPlaceEntries
 from ..verification.probe import ProbedCall
 from ..verification.ranks import Ranks
 from ..verification.verifier import PLAIN, TREE, Verifier
 from .batch import rows_of
 from .loop import Loop
-from .plain import why_plain
 from .prefixes import CachedText, Prefixes, state_of
 from .request import Request
 from .row import Row
-from .step import Step
 
 
 def prepare_text(
@@ -178,7 +177,7 @@ class RunningText:
     def step(self) -> None:
         """Verifies a draft in a pass of its own."""
         assert self._loop is not None
-        self._loop.step([Step(self.row)])
+        self._loop.step([self.row])
 
     def cached(self, verifier: Verifier, index: int) -> CachedText | None:
         """The text as far as its row in a shared verifier is cached, for others to share; valid
@@ -213,7 +212,7 @@ def _verifier(request: Request) -> tuple[Verifier, bool]:
     model = request.model
     config = request.generation_config
     kwargs = request.pass_kwargs
-    if why_plain(request) is None:
+    if why_plain(model, request.input_ids, request.logits_processor, request.model_kwargs) is None:
         if isinstance(find_cache(kwargs), StaticCache):
             # The prompt is read in pieces, and packed passes are not compiled.
             kwargs = {**kwargs, cache_name(kwargs): new_cache(model)}

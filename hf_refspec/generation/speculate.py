@@ -23,19 +23,26 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
 from ..drafting.contract import Drafter
+from ..refusals import (
+    Reason,
+    RefusedCallError,
+    check_options,
+    check_reproducible,
+    why_plain,
+    why_undrafted,
+)
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
-from ..verification.choice import Choice, RefusedCallError, select_verifier
+from ..verification.choice import Choice, select_verifier
 from ..verification.random_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.verifier import REPRODUCIBLE, Verifier
+from .accept import is_blind
 from .batch import BatchCriteria, rows_of
 from .column_noise import ColumnNoise
 from .loop import Loop
-from .plain import decode_plainly, log_plain, why_plain
+from .plain import decode_plainly, log_plain
 from .request import Request
 from .row import Row, longest_row, own_length, padded_ids
-from .step import is_blind
-from .validation import check_options, check_reproducible
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -106,16 +113,14 @@ def speculate(
         model_kwargs=model_kwargs,
         adds_cache=adds_cache,
     )
-    trusts_code = verification in ("tree", "chain")  # of others, because the user says so
+    named = verification != "auto"
     if isinstance(request.drafter, CandidateChain) and verification == "auto":
         verification = "chain"
-    why = why_plain(request)
+    reason = why_plain(model, input_ids, logits_processor, model_kwargs)
     if verification == REPRODUCIBLE.name:
         check_reproducible(input_ids, generation_config, model_kwargs)
-        if why is not None:
-            raise RefusedCallError(
-                f"`verification={REPRODUCIBLE.name!r}` is impossible here: {why}."
-            )
+        if reason is not None:
+            raise RefusedCallError(f"`verification={verification!r}` is impossible: {reason.text}.")
     ranks = Ranks.of(model)
     synced = is_synced(model, synced_gpus)
     with (
@@ -130,8 +135,8 @@ def speculate(
         if generation_config.do_sample and not ranks.alone:
             numbers = random_numbers(input_ids.device)
             numbers.set_rng_state(ranks.agree(numbers.get_rng_state()))
-        choice = Choice(None, "" if why is None else why)
-        if why is None:
+        choice = Choice(None, reason)
+        if reason is None:
             choice = select_verifier(
                 model,
                 verification,
@@ -140,13 +145,14 @@ def speculate(
                 request.pass_kwargs,
                 drafts=max_draft_tokens != 0 or adds_cache,
                 probes_later=verification == "auto" and ranks.alone and not adds_cache,
-                trusts_code=trusts_code,
+                named=named,
                 stats=drafters[0].stats,
             )
         if streamer is not None:
             streamer.put(input_ids.cpu())
         if choice.verifier is None:
-            return decode_plainly(request, drafters, choice.why)
+            assert choice.reason is not None
+            return decode_plainly(request, drafters, choice.reason)
         output = _decode(request, options, drafters, choice.verifier, choice.is_probed)
     if streamer is not None:
         streamer.end()
@@ -193,9 +199,10 @@ def _decode(
     outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
     remember_outputs(stats, drafters, outputs)
     if not stats.drafted:
-        stats.reason = _why_undrafted(loop, drafters)
-        if loop.limits.refused is not None:
-            log_plain(request, stats.reason)
+        reason = _why_undrafted(loop, drafters)
+        stats.reason = reason.text
+        if reason.kind == "probe":
+            log_plain(request, reason)
     return output
 
 
@@ -234,14 +241,8 @@ def _run(
     return decoder_output(ids, verifier.entries.cache, rows[0].scores, rows[0].logits)
 
 
-def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> str:
+def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> Reason:
     """Why a call that could have verified drafts has verified none."""
-    if loop.budget.max_nodes == 0:
-        return "`max_draft_tokens=0`"
-    if all(isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters):
-        return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
-    if (why := loop.limits.why_refused) is not None:
-        return why
-    if not loop.offered:
-        return "the drafter found nothing to draft"
-    return "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
+    late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
+    undrafted = why_undrafted(loop.budget.max_nodes, waited=all(late), offered=loop.offered)
+    return undrafted if loop.limits.refused is None else loop.limits.refused

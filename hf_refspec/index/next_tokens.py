@@ -38,6 +38,7 @@ class TableContent:
     tokens: np.ndarray
     probs: np.ndarray
     counts: np.ndarray  # float32, (n,), how often each token below n came
+    vocab_size: int | None  # the target's; larger tokens are not learned
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -51,12 +52,16 @@ class NextTokens:
         context (`int`): n, from 1 to 3.
         max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
             there.
+        content ([`TableContent`], *optional*): What it begins with, of that the newest
+            `max_contexts`. A pickle begins with it too, and has nothing that was learned since.
 
     Attributes:
         vocab_size (`int`, *optional*): The target's; larger tokens are not learned.
     """
 
-    def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
+    def __init__(
+        self, top_k: int, context: int, max_contexts: int, content: TableContent | None = None
+    ) -> None:
         check_count("top_k", top_k, most=MOST_NEXT)
         check_count("context", context, most=MOST_CONTEXT)
         check_count("max_contexts", max_contexts, most=MOST_ENTRIES)
@@ -64,11 +69,14 @@ class NextTokens:
         self.context = context
         self.max_contexts = max_contexts
         self.vocab_size: int | None = None
+        self._content: TableContent | None = None  # of pickles
         self._table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
         self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
         self._lock = threading.RLock()  # kernels run without Python's own
+        if content is not None:
+            self.enter(content)
 
     def __len__(self) -> int:
         return int(self._table.state[COUNT])
@@ -156,9 +164,12 @@ class NextTokens:
         with self._lock:
             table = self._table
             order = np.argsort(table.ages[: len(self)])
-            return TableContent(
-                table.contexts[order], table.tokens[order], table.probs[order], self._counts.copy()
-            )
+            contexts, tokens, probs = (each[order] for each in table[:3])
+            return TableContent(contexts, tokens, probs, self._counts.copy(), self.vocab_size)
+
+    def keep(self) -> None:
+        """Lets pickles begin with what it holds now."""
+        self._content = self.entries()
 
     def _enter(self, entries: TableContent, count: int) -> None:
         """Replaces all entries by the newest `count` of others."""
@@ -170,25 +181,27 @@ class NextTokens:
             np.ascontiguousarray(entries.probs[newest]),
         )
 
-    def enter(self, entries: TableContent) -> None:
+    def enter(self, content: TableContent) -> None:
         """Begins with what another table held, its newest `max_contexts`."""
+        self._content = content
+        self.vocab_size = content.vocab_size
+        self._enter(content, self.max_contexts)
+        total = max(float(content.counts.sum()), 1.0)
+        self._counts = content.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
+        self._counted = 1.0 + float(self._counts.sum())
+        commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
+        self._commonest[:] = -1
+        self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NextTokens, (self.top_k, self.context, self.max_contexts, self._content)
+
+    def __deepcopy__(self, _: Any) -> NextTokens:
+        twin = NextTokens(self.top_k, self.context, self.max_contexts)
         with self._lock:
-            self._enter(entries, self.max_contexts)
-            total = max(float(entries.counts.sum()), 1.0)
-            self._counts = entries.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
-            self._counted = 1.0 + float(self._counts.sum())
-            commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
-            self._commonest[:] = -1
-            self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The arrays have room for a full table; the entries are often far fewer.
-        state = {name: value for name, value in vars(self).items() if name != "_lock"}
-        return state | {"_table": self.entries()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        entries = state.pop("_table")
-        vars(self).update(state)
-        self._lock = threading.RLock()
-        self._table = new_table(self.max_contexts, self.top_k)
-        self._enter(entries, self.max_contexts)
+            content = self.entries()
+            twin._enter(content, self.max_contexts)
+            twin._counts, twin._counted = content.counts, self._counted
+            twin._commonest = self._commonest.copy()
+        twin.vocab_size, twin._content = content.vocab_size, self._content
+        return twin

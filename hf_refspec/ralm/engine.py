@@ -27,12 +27,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
+from ..foreign_code import foreign_code
 from ..generation.row import Row
-from ..generation.validation import check_model, check_request
 from ..kernels.compilation import usable_cores
+from ..refusals import check_prepared
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
-from ..verification.foreign_code import foreign_code
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
 from .request import Request, RetrievalAugmentedGeneration, SpeculativeRequest
@@ -145,8 +145,7 @@ def check_ralm_call(
         raise TypeError(
             f"`ralm_stats` must be a `hf_refspec.RalmStats()` or None, but is {stats!r}."
         )
-    check_model(model, caller)
-    check_request(input_ids, generation_config, model_kwargs, caller)
+    check_prepared(model, input_ids, generation_config, model_kwargs, caller)
     if len(input_ids) != 1:
         raise ValueError(
             f"`{caller}` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "

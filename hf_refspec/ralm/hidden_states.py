@@ -13,7 +13,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..store.build.windows import read_windows
+from ..corpus.windows import read_windows
 from ..text_config import text_config
 
 Layer: TypeAlias = Literal["last_mlp", "last_hidden"]

@@ -23,8 +23,8 @@ from ..check_count import check_count
 from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.row import Row
-from ..generation.validation import FURTHER_OUTPUTS
 from ..kernels.compilation import drafting_kernels
+from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer

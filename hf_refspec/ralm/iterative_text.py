@@ -12,7 +12,6 @@ from transformers.generation import BaseStreamer
 from ..drafting.contract import Drafter
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..generation.step import Step
 from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
 from .checked_search import RalmError, call
@@ -114,7 +113,7 @@ class IterativeText:
         loop = replace(self._loop, verifier=verifier, reads_prompts=not row.output)
         while not row.finished and len(row) < end:
             if verifier.cached:
-                loop.step([Step(row)])
+                loop.step([row])
             else:
                 loop.prefill([row])
         step.end = len(row)

@@ -22,15 +22,14 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
+from ..corpus.documents import open_source
+from ..corpus.untrusted import printable
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
-from ..store.build.source import open_source
-from ..store.build.windows import check_build
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig
-from ..store.printable import printable
 from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
@@ -173,13 +172,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
-            TypeError: If the tokenizer or the model is none, or a document is ids.
+            TypeError: If a document is ids.
             ValueError: If the documents have no text, an argument is invalid, or the model's hidden
                 states are not finite.
             FileExistsError: If there is something at `path`.
         """
         tokenizer = text_tokenizer(tokenizer)
-        check_build(documents, tokenizer, model)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
         if max_entries is not None:

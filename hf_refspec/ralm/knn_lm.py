@@ -30,8 +30,6 @@ from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..generation.step import Step
-from ..generation.validation import check_steps
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
@@ -197,8 +195,8 @@ class MixingVerifier(Verifier):
     def forward(
         self,
         rows: Sequence[TokenSequence],
-        drafts: Sequence[DraftTree],
-        padded_size: Callable[[int], int] = int,
+        drafts: Sequence[DraftTree | None],
+        width: int | None = None,
         records: bool = False,
     ) -> PassResult:
         logits, _ = self.run(rows[0])
@@ -230,7 +228,7 @@ class KnnText:
         before = self.row.mark()
         restore_cache = self.verifier.mark()
         self.verifier.found = found
-        self.loop.step([Step(self.row)])
+        self.loop.step([self.row])
         return KnnStep(self.row.output[-1], found, logits, query, before, restore_cache)
 
     def agrees(self, step: KnnStep, truth: Retrieved) -> bool:
@@ -258,7 +256,6 @@ def _check_request(
     model_kwargs: dict[str, Any],
     speculation: RalmSpeculation | None,
 ) -> None:
-    check_steps(model, model_kwargs, "knn_lm")
     if find_cache(model_kwargs) is None:
         raise ValueError(
             f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "

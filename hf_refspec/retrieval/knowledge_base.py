@@ -24,14 +24,14 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..store.build.engine import encode
-from ..store.build.source import Source, batches, open_source
+from ..corpus.documents import Source, open_source
+from ..corpus.tokenise import batches, encode, load_backend
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.folder_config import FolderConfig, token_dtype
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import load_backend, vocabulary_size
+from ..store.stored_tokenizer import vocabulary_size
 from ..text_tokenizer import text_tokenizer
 from ..version import __version__
 from .text_encoder import TextEncoder

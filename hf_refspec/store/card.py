@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import DatasetCardData
 from tqdm import tqdm
 
-from .printable import printable
+from ..corpus.untrusted import printable
 
 if TYPE_CHECKING:
     from .folder_config import FolderConfig

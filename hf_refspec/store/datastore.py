@@ -15,18 +15,31 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.crest_table import NgramTable
+from ..corpus.tokenise import naming_failures
+from ..index.crest import NgramTable
 from ..index.suffix_array import IndexedText
 from ..text_tokenizer import text_tokenizer
-from .build.corpus import SHARD_TOKENS, BuildOptions, build_store, extend_store, merge_store
-from .compact import CompactOptions, compact_form, open_ngrams, replace_ngrams, write_ngrams
+from .build import (
+    SHARD_TOKENS,
+    BuildOptions,
+    build_store,
+    extend_store,
+    merge_store,
+    read_names,
+)
+from .crest import (
+    CompactOptions,
+    build_ngram_table,
+    open_ngram_table,
+    replace_ngram_table,
+    write_ngram_table,
+)
 from .datastore_config import Form, StoreConfig, check_form
-from .document_names import read_names
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
-from .stored_tokenizer import naming_failures, read_tokenizer
+from .stored_tokenizer import read_tokenizer
 
 logger = logging.getLogger("hf_refspec")
 
@@ -81,7 +94,7 @@ class Datastore(StoredFolder[StoreConfig]):
             raise DatastoreError(f"{self.path} cannot be opened: {error}") from None
         self.ngrams: NgramTable | None = None
         if self.form == "compact":
-            self.ngrams = open_ngrams(self.path, config)
+            self.ngrams = open_ngram_table(self.path, config)
             self._warn_if_stale()
         # Mapped now, since another process may merge and delete them at any time.
         self.shards: list[IndexedText] = [
@@ -341,8 +354,8 @@ class Datastore(StoredFolder[StoreConfig]):
             return Datastore(path, form="compact")
         check_writable(self.path)
         with self.naming_damage():
-            counts, table = compact_form(self.shards, self.config, options)
-        replace_ngrams(self.path, self.config, table, counts)
+            counts, table = build_ngram_table(self.shards, self.config, options)
+        replace_ngram_table(self.path, self.config, table, counts)
         return Datastore(self.path, form="compact")
 
     def record(self, mat: dict[str, Any]) -> None:
@@ -358,11 +371,11 @@ class Datastore(StoredFolder[StoreConfig]):
     def _write_compact(self, folder: Path, options: CompactOptions) -> None:
         """Writes the compact form alone into a new folder."""
         with self.naming_damage():
-            counts, table = compact_form(self.shards, self.config, options)
+            counts, table = build_ngram_table(self.shards, self.config, options)
         alone = replace(self.config, shards=[], ngrams=None, names_file=None)
         if alone.tokenizer_file is not None:
             copy_file(self.path, alone.tokenizer_file, folder)
-        write_ngrams(folder, alone, table, counts, self.tokens)
+        write_ngram_table(folder, alone, table, counts, self.tokens)
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:

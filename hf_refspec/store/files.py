@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,15 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 from safetensors import safe_open
 
-from .printable import one_line, printable
+from ..corpus.untrusted import (
+    BINARY,
+    NO_WAITING,
+    DatastoreError,
+    one_line,
+    open_file,
+    printable,
+    reading,
+)
 
 CONFIG = "config.json"
 # No real header comes near this size; a larger one is not read.
@@ -27,10 +34,6 @@ _LARGEST_HEADER = 1 << 16
 _BLOCK = 1 << 20
 # A file of up to this size is compared with its checksum in a few milliseconds.
 _SMALL = 1 << 22
-
-
-class DatastoreError(ValueError):
-    """A stored folder that cannot be used: files are missing, damaged or for something else."""
 
 
 @dataclass(frozen=True)
@@ -42,50 +45,12 @@ class FileEntry:
     sha256: str
 
 
-# A system that lacks one of these flags has no files that the flag guards against.
-_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_BINARY = getattr(os, "O_BINARY", 0)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raises a DatastoreError that names the path, unless the file is missing."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except MemoryError:
-        raise DatastoreError(f"{path} cannot be read: there is not enough memory for it") from None
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise DatastoreError(f"{path} cannot be read: {reason}") from None
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Opens a regular file, without waiting for a pipe or a device; raises as [`reading`]."""
-    with reading(path):
-        descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _BINARY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DatastoreError(f"{path} is not a file")
-    return os.fdopen(descriptor, "rb")
-
-
-def read_small(path: Path, largest: int) -> bytes:
-    """The content of a file of at most `largest` bytes; raises as [`open_file`]."""
-    with open_file(path) as file, reading(path):
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise DatastoreError(f"{path} is too large: it has more than {largest:,} bytes")
-    return content
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a file to write into; once it is whole and synced, it replaces `path`."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)  # left by a killed process, or a link that somebody put there
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_WAITING | BINARY
     created = os.fdopen(os.open(new, flags, 0o644), "w+b", buffering=0)
     try:
         with io.BufferedWriter(created) as file:

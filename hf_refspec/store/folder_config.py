@@ -35,8 +35,9 @@ from typing import (
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..corpus.untrusted import DatastoreError, read_small
 from ..text_tokenizer import text_tokenizer
-from .files import CONFIG, DatastoreError, FileEntry, check_file, read_small, write_bytes
+from .files import CONFIG, FileEntry, check_file, write_bytes
 from .folder import only_writer, sync_folder
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 

@@ -19,12 +19,12 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HfHubHTTPError
 
+from ..corpus.untrusted import one_line, read_small
 from ..version import __version__
 from .card import card
-from .files import CONFIG, DatastoreError, copy_file, read_small, write_bytes
+from .files import CONFIG, DatastoreError, copy_file, write_bytes
 from .folder import new_folder
 from .names import check_repo_id, is_here, with_owner
-from .printable import one_line
 
 if TYPE_CHECKING:
     from .folder_config import FolderConfig

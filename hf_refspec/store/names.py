@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
-from .printable import one_line
+from ..corpus.untrusted import one_line
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the default model
 HUB_SECONDS = 3.0  # to wait for the Hub's answer

@@ -68,7 +68,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     ) -> RecyclingTable:
         """Writes a table with the public name of its model into a new folder."""
         entries = table.entries()
-        vocab_size = table.vocab_size
+        vocab_size = entries.vocab_size
         assert vocab_size is not None  # something is learned
         with new_folder(path) as folder:
             ids = token_dtype(vocab_size)
@@ -118,10 +118,8 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         sound = (counts >= 0) & np.isfinite(counts)
         self._check(sound.all(), "a count is not a number from 0 on")
         # Memory is allocated once all of this is checked.
-        table = NextTokens(config.top_k, config.context, max_contexts)
-        table.enter(TableContent(contexts, tokens, probs, counts))
-        table.vocab_size = config.vocab_size
-        return table
+        content = TableContent(contexts, tokens, probs, counts, config.vocab_size)
+        return NextTokens(config.top_k, config.context, max_contexts, content)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..corpus.untrusted import one_line
 from ..index.token_buffer import LARGEST_ID
 from .files import DatastoreError, reading
-from .printable import one_line
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 DATABASE = "sessions.sqlite"

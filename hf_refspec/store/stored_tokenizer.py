@@ -10,18 +10,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..corpus.tokenise import load_backend, naming_failures
+from ..corpus.untrusted import one_line, printable
 from .files import DatastoreError, FileEntry, blocks_of
 from .names import HUB_ID
-from .printable import one_line, printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -82,27 +81,6 @@ def check_tokenizer(
             f"{path} was made for another tokenizer: {printable(name):.100} with the fingerprint "
             f"{printable(fingerprint):.100}, not {tokenizer.name_or_path} with {found}; {remedy}"
         )
-
-
-@contextmanager
-def naming_failures(what: str) -> Iterator[None]:
-    """Raises errors of the library tokenizers as a DatastoreError that begins with `what`: bare
-    Exceptions, and Rust panics, which derive from BaseException. A damaged tokenizer can fail over
-    some texts alone."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is Exception or type(error).__name__ == "PanicException":
-            raise DatastoreError(f"{what}: {one_line(error):.200}") from None
-        raise
-
-
-def load_backend(content: str) -> Tokenizer:
-    """Loads a tokenizer.json; the tokenizer neither truncates nor pads."""
-    backend = Tokenizer.from_str(content)
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def read_tokenizer(

@@ -12,37 +12,14 @@ from typing import Any
 from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 
 from ..drafting.stats import DraftStats
+from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, text_config
-from ..transformers_names import (
-    USUAL_ARGUMENTS,
-    experts_implementation,
-    is_compiled,
-    takes_usual_steps,
-)
+from ..transformers_names import USUAL_ARGUMENTS, takes_usual_steps
 from .caches import call_device, find_cache, has_padding
-from .foreign_code import foreign_code
 from .model_memo import memo_of_state
 from .probe import Finding, ProbedCall, probe
 from .ranks import Ranks
 from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
-
-_COMPILED = (
-    "`torch.compile` was given it or some of its modules, and drafts would compile many more "
-    "graphs: leave it uncompiled, or pass `cache_implementation='static'`, for which `generate` "
-    "compiles passes itself"
-)
-_FOREIGN = (
-    "which may act by the call, the pass or the length of the text: remove it, or pass "
-    '`verification="tree"` if it only observes (timing, recording) or treats all tokens alike'
-)
-_CHECKPOINTING = (
-    "gradient checkpointing is at work, which drops the cache: call "
-    "`model.gradient_checkpointing_disable()` or `model.eval()`"
-)
-
-
-class RefusedCallError(ValueError):
-    """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +27,7 @@ class Choice:
     """How a call is verified."""
 
     verifier: Verifier | None  # `None` where drafts cannot be verified exactly: decode plainly
-    why: str = ""  # why that is so
+    reason: Reason | None = None  # why there is none
     is_probed: bool = True  # whether it has been found exact; until then nothing may be drafted
 
 
@@ -62,7 +39,7 @@ def select_verifier(
     model_kwargs: dict[str, Any],
     drafts: bool = True,
     probes_later: bool = False,
-    trusts_code: bool = False,
+    named: bool = False,
     stats: DraftStats | None = None,
 ) -> Choice:
     """The first kind of verifier that suits this call's rows and cache and that the probe finds
@@ -71,14 +48,18 @@ def select_verifier(
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
     `probes_later` the tree of a model that takes the usual steps is probed after the first token,
-    by [`~draft_limits.DraftLimits`]. Models that run code of others are not verified, unless the
-    call `trusts_code`. `stats` count the passes of probes.
+    by [`~draft_limits.DraftLimits`]. `stats` count the passes of probes.
+
+    Raises:
+        RefusedCallError: If there is none and the call has `named` what is requested; else it
+            decodes plainly.
     """
-    if not trusts_code and (code := foreign_code(model)) is not None:
-        why = f"{code}, {_FOREIGN}"
-        if requested == REPRODUCIBLE.name:
-            raise RefusedCallError(f"`verification={requested!r}` is impossible here: {why}.")
-        return Choice(None, why)
+    trusts_code = named and requested != REPRODUCIBLE.name
+    reason = why_unverifiable(model, requested, trusts_code)
+    if reason is not None:
+        if named:
+            raise RefusedCallError(f"`verification={requested!r}` is impossible: {reason.text}.")
+        return Choice(None, reason)
     findings: dict[Kind, Finding] = {}
     for kind in _candidates(requested, rows, find_cache(model_kwargs)):
         if not kind.supports(model, model_kwargs):
@@ -86,12 +67,7 @@ def select_verifier(
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if kind.is_reproducible else None
         call = ProbedCall(kind, model, rows, model_kwargs, config=config)
-        takes_plain_steps = (
-            rows == 1
-            and not kind.widths
-            and not has_padding(model_kwargs)
-            and _why_unverifiable(model) is None
-        )
+        takes_plain_steps = rows == 1 and not kind.widths and not has_padding(model_kwargs)
         can_wait = (
             probes_later
             and kind is TREE
@@ -108,15 +84,16 @@ def select_verifier(
         if finding.exact:
             return Choice(Verifier(kind, model, generation_config, model_kwargs))
         findings[kind] = finding
-    why = _why_plain(findings, rows, find_cache(model_kwargs))
-    if requested != "auto":
+    by_name = {kind.name: finding for kind, finding in findings.items()}
+    reason = why_inexact(by_name, rows, find_cache(model_kwargs))
+    if named:
         several = f" with {rows} rows" if rows > 1 else ""
         raise RefusedCallError(
             f"`verification={requested!r}` is not exact on {type(model).__name__}{several} with "
-            f"this cache and attention implementation ({why}). Pass `verification='auto'` to let "
-            "the model decide."
+            f"this cache and attention implementation ({reason.text}). Pass `verification='auto'` "
+            "to let the model decide."
         )
-    return Choice(None, why)
+    return Choice(None, reason)
 
 
 def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind]:
@@ -132,38 +109,10 @@ def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind
     return kinds[requested]
 
 
-def _why_plain(findings: dict[Kind, Finding], rows: int, cache: Cache | None) -> str:
-    """Why a call decodes plainly, by what the probe has found of each verifier, and what to do."""
-    failures = {finding.failure for finding in findings.values()}
-    if len(failures) == 1 and (failure := failures.pop()) is not None:
-        return failure
-    if findings:
-        found = "; ".join(f"{kind.name}: {finding}" for kind, finding in findings.items())
-        return f"several tokens in one pass have other logits than one after another ({found})"
-    if cache is None:
-        return "it keeps its cache in a form of its own, which drafts cannot be taken out of"
-    if isinstance(cache, StaticCache):
-        return "no verifier supports the layers of its static cache: pass a `DynamicCache`"
-    if rows > 1:
-        return (
-            f"its attention or cache does not let {rows} rows be verified together: pass one "
-            "prompt at a time"
-        )
-    return f"no verifier supports its {type(cache).__name__}"
-
-
 def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
     """Whether verified drafts have the logits of plain decoding; the model as it is now is probed
     once, in passes that `stats` count."""
     model = call.model
-    if (failure := _why_unverifiable(model)) is not None:
-        return Finding(False, failure=failure)
-    if call.kind.is_reproducible and _routes_by_token(model):
-        failure = (
-            "drafts change how many tokens each of its experts runs over; load it with "
-            '`experts_implementation="batched_mm"`'
-        )
-        return Finding(False, failure=failure)
     key = _key(call)
     known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
     if known is None:
@@ -190,21 +139,3 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
         call.boundary,
         "" if config is None or config.disable_compile else repr(config.compile_config),
     )
-
-
-def _why_unverifiable(model: PreTrainedModel) -> str | None:
-    """Why no drafts can be verified in the model's present state. With gradient checkpointing its
-    layers run without the cache."""
-    if is_compiled(model):
-        return _COMPILED
-    checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    return _CHECKPOINTING if model.training and any(checkpoints) else None
-
-
-def _routes_by_token(model: PreTrainedModel) -> bool:
-    """Whether tokens choose among experts, so that shapes depend on what other tokens choose. Few
-    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
-    config = text_config(model)
-    counts = (value for name, value in vars(config).items() if "expert" in name)
-    mixture = any(isinstance(value, int) and value > 1 for value in counts)
-    return mixture and experts_implementation(config) != "batched_mm"

@@ -1,4 +1,5 @@
-"""How far drafts may go: up to where plain decoding would be another computation."""
+"""What drafts may be: no deeper than the length at which the model's attention changes (windows,
+rotary scaling) before it is probed there, and no larger than the cache has room for."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig
 
 from ..drafting.stats import DraftStats
+from ..refusals import Reason, why_refused
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
-from .probe import Finding, ProbedCall
-from .verifier import Kind
+from .probe import ProbedCall
+from .ranks import Ranks
+from .verifier import Verifier
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 # Names that count something else: max_window_layers, moe_topk.
@@ -23,25 +26,36 @@ _CROSSED = 8
 
 
 class DraftLimits:
-    """The positions that a draft may have, and the lengths that are probed.
+    """What the drafts of a call may be: how deep, how many nodes, chains or trees.
 
     Drafts first end before the next length at which attention may become another computation. Once
     a text is there and has a draft, a probe whose text crosses it decides whether drafts go on. A
-    verifier that has not been `probed` is probed before its first draft. `stats` count the passes
-    of probes.
+    verifier that has not been `probed` is probed before its first draft.
+
+    Attributes:
+        verifier ([`Verifier`]): Runs the passes.
+        chains (`bool`): True if drafts must not branch.
+        ranks ([`Ranks`]): The processes that decode one text together; the first one decides.
+        refused ([`Reason`], *optional*): Why drafts end at the next length, if they do.
     """
 
     def __init__(
         self,
-        kind: Kind,
-        model: PreTrainedModel,
-        rows: int,
-        model_kwargs: dict[str, Any],
+        verifier: Verifier,
+        rows: int = 1,
+        chains: bool = False,
         probed: bool = True,
+        ranks: Ranks | None = None,
         stats: DraftStats | None = None,
     ) -> None:
-        config = text_config(model)
-        self._call = ProbedCall(kind, model, rows, model_kwargs)
+        """`rows` is 2 for any number of several; `stats` count the passes of probes."""
+        self.verifier = verifier
+        self.chains = chains or not verifier.kind.takes_trees
+        self.ranks = Ranks() if ranks is None else ranks
+        self.refused: Reason | None = None
+        config = text_config(verifier.model)
+        self.vocab_size: int = config.vocab_size
+        self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
         self._stats = stats
         self._table = context_length(config)
         rope = length_dependent_rope(config)
@@ -52,50 +66,43 @@ class DraftLimits:
         self._unscaled = unscaled if rope else None
         self._is_dynamic = rope.get("rope_type") == "dynamic"
         self._boundaries = ([] if probed else [0]) + boundaries(config)
-        self.refused: Finding | None = None  # at the next of them, if drafts end there
-
-    def needs_probe(self, length: int) -> bool:
-        """Whether a draft behind a text of this length must wait for `cross`."""
-        return self.refused is None and bool(self._boundaries) and length >= self._boundaries[0]
 
     @property
-    def is_exact(self) -> bool:
-        """Whether passes over several tokens have been found exact up to the next length."""
-        return self.refused is None and self._boundaries[:1] != [0]
+    def room(self) -> int:
+        """The most nodes of a row for which the cache has room."""
+        return self.verifier.entries.room(self.verifier.cached)
 
-    def cross(self, length: int) -> None:
-        """Probes the lengths that a text of this one has come to, once each."""
-        while self.needs_probe(length):
+    @property
+    def may_pad(self) -> bool:
+        """True if passes of packed rows may be padded: one token then runs as one of several, which
+        must have been found exact. Each of several ranks has measured other costs."""
+        is_exact = self.refused is None and self._boundaries[:1] != [0]
+        return self.verifier.entries.packs and is_exact and self.ranks.alone
+
+    def allow(self, length: int) -> bool:
+        """Whether drafts after texts of up to this length may be verified. Probes the lengths that
+        they have come to, once each."""
+        while self.refused is None and self._boundaries and length >= self._boundaries[0]:
             call = self._call._replace(boundary=self._boundaries[0] or None)
             finding = known_finding(call, self._stats)
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
             else:
-                self.refused = finding
+                self.refused = why_refused(finding, self._boundaries[0])
+        return self.refused is None
 
-    @property
-    def why_refused(self) -> str | None:
-        """Why drafts have ended, if a probe has refused them."""
-        if self.refused is None:
-            return None
-        if self.refused.failure is not None:
-            return self.refused.failure
-        if self._boundaries[0] == 0:
-            return f"trees of drafts fail a probe, and the next call tries chains ({self.refused})"
-        return f"drafts were found inexact at the length of the text ({self.refused})"
-
-    def depth(self, length: int, last_position: int) -> int:
-        """How deep a draft may go behind a text of this length and last position; 0 or less allows
-        none.
+    def depth(self, index: int, length: int) -> int:
+        """How deep a draft may go after the row with this index, whose text has this length; 0 or
+        less allows none.
 
         A draft passes no length that its text has not come to, and none where drafts are refused;
-        what [`needs_probe`] is probed before it is verified. It ends with the table of positions,
+        what is probed is probed before a draft is verified. It ends with the table of positions,
         unless the text is past it already, as in plain decoding; and before rotary frequencies
         change: one pass has one set of them, so that a longer draft would change those of the
         tokens that are accepted."""
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
-        for last in (last_position, length - 1):
+        for last in (self.verifier.last_position(index, length), length - 1):
             if self._table is not None and last < self._table:
                 deepest = min(deepest, self._table - 1 - last)
             if self._unscaled is not None and last <= self._unscaled:

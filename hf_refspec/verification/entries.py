@@ -1,20 +1,45 @@
 """How a call's cache keeps the keys and values of accepted tokens and drops the others.
 
-[`CroppedEntries`] crops the end, [`RunningState`] restores the state from before the pass. Those
-that write in place are in `in_place.py`, those of static caches in `slots.py`.
+| entries | a rejected branch is dropped |
+| --- | --- |
+| [`InPlaceEntries`] | by `keep`: accepted nodes move up to their row, whose length ends there |
+| [`CroppedEntries`] | by `keep`: the end of the cache is cropped |
+| [`RunningState`] | by `keep`: the state from before the pass is restored |
+| [`~slots.SlottedEntries`] | by `keep`: its slots are free again |
+
+**In place**, each pass writes after the rows, where transformers' cache copies all that it holds in
+every pass. The layers of a call's cache are taken in after the prefill. From then on a layer with a
+sliding window keeps all tokens, each in the slot of its index, and masks hide those outside of the
+window: so drafts may branch and be rejected after it. A cache that is returned is filled in the end
+as plain decoding would have left it.
+
+Rows of like length are in one block, so that they can attend in one call; a row that outgrows its
+block moves to the next longer one:
+
+    block of 256 slots   p p p x x x r d _ _        p  prompt, x  output
+                         p p x x r d d d _ _        r  root, d  draft nodes
+    block of 576 slots   p p p p p p p p x x r d _ _ _ _ _
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from torch import nn
+from transformers import Cache, DynamicLayer, GenerationConfig, PreTrainedModel
 
-from .caches import find_cache, keeps_every_position
-from .passes import Pass, Prefill
+from ..transformers_names import USUAL_ARGUMENTS, SlidingLayer, belongs_to_caller
+from .caches import KeysAndValues, attends_packed, find_cache, keeps_every_position, new_cache
+from .model_memo import memo_of
+from .passes import Pass, Prefill, uploaded
+
+# The slots of a row in the shortest block; each block is half as long again as the one before.
+_SHORTEST = 256
+_UNPACKABLE = "attends to something else than it caches"
 
 
 class Entries:
@@ -60,15 +85,15 @@ class Entries:
         """Goes on with the cache that a model has begun in the middle of a text."""
         self.cache = cache
 
-    def before(self, now: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         """Prepares for a pass."""
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         """Keeps each row's pending tokens and the nodes of its path, see [`Verifier.keep`]; returns
         how many tokens of each row the cache holds then."""
         if None in paths:
             raise ValueError("the cache of this model can drop nothing of a pass")
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def undo(self) -> None:
         """Removes a pass that raised from the layers that it had reached."""
@@ -126,18 +151,18 @@ class CroppedEntries(Entries):
         self.cache = cache
         cache.activate_past_recording()
 
-    def before(self, now: Pass) -> None:
+    def before(self, pass_: Pass) -> None:
         self._length = self.cache.get_seq_length()
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
-        [draft] = done.drafts
+        [draft] = pass_.drafts
         if path is None:
             self.undo()
         else:
             # Even if nothing is dropped: it shrinks a recording sliding window back to its size.
             self.cache.crop(len(path) - len(draft))
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def undo(self) -> None:
         crop_layers(self.cache, self._length)
@@ -159,16 +184,16 @@ class RunningState(Entries):
     def variant(self) -> str:
         return "running state"
 
-    def before(self, now: Pass) -> None:
-        self._before = snapshot(self.cache) if len(now.drafts[0]) else None
+    def before(self, pass_: Pass) -> None:
+        self._before = snapshot(self.cache) if len(pass_.drafts[0]) else None
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         [path] = paths
-        [draft] = done.drafts
+        [draft] = pass_.drafts
         if len(draft) == 0 or (path is not None and len(path) == len(draft)):
-            return super().keep(done, paths)
+            return super().keep(pass_, paths)
         self.undo()
-        return done.cached
+        return pass_.cached
 
     def undo(self) -> None:
         if self._before is not None:
@@ -198,9 +223,380 @@ def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """CurrentPass states stand in dictionaries and lists."""
+    """Running states are held in dicts and lists."""
     if isinstance(value, dict):
         return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
     if isinstance(value, list):
         return [v.clone() if isinstance(v, torch.Tensor) else v for v in value]
     return value
+
+
+class CachedRow:
+    """A row of a block: its first `length` slots are kept, and a pass writes behind them. The first
+    `skipped` of them hold padding, which no token sees."""
+
+    block: Block
+    at: int  # its place in the block
+    hidden: np.ndarray | None = None  # which slots are hidden, where not only the `skipped` are
+
+    def __init__(self, skipped: int, length: int) -> None:
+        self.skipped = skipped
+        self.length = length
+
+    def begin(self, window: int | None) -> int:
+        """The first slot that the next token sees."""
+        return max(self.skipped, first_visible(self.length, window))
+
+    def seen(
+        self, pass_: Pass, index: int, size: int, slots: slice, window: int | None
+    ) -> np.ndarray:
+        """Which of these slots each of `size` tokens of this row of a pass sees, bool
+        `(size, slots)`: the row up to the pass, then what the draft's mask allows, and nothing
+        outside of the window. A token that the row lacks sees what its last one does."""
+        behind = self.length - slots.start
+        count = pass_.sizes[index]
+        seen = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
+        seen[:, :behind] = True
+        if count == 0:
+            return seen
+        tokens = seen[:count]
+        tokens[:, behind : behind + count] = pass_.visible[index]
+        tokens[:, : max(self.skipped - slots.start, 0)] = False
+        if self.hidden is not None:
+            tokens[:, : max(len(self.hidden) - slots.start, 0)] &= ~self.hidden[slots.start :]
+        if window is not None:
+            steps = pass_.indices[index] - pass_.indices[index][0]
+            distances = steps[:, None] - np.concatenate([np.arange(-behind, 0), steps])
+            tokens[:, : behind + count] &= distances < window
+        seen[count:] = tokens[-1]
+        return seen
+
+    def move(self, slots: torch.Tensor) -> None:
+        """Moves the contents of these slots, int64 `(n,)`, to the first ones behind the row."""
+        behind = slice(self.length, self.length + len(slots))
+        for layer in self.block.layers:
+            slots = slots.to(layer[0].device, non_blocking=True)
+            for tensor in layer:
+                row = tensor[self.at]
+                row[:, behind] = row.index_select(1, slots)
+
+    def first(self, length: int) -> KeysAndValues:
+        """The contents of its first slots in each layer, `(1, heads, length, head_dim)`."""
+        kept = slice(self.at, self.at + 1), slice(None), slice(length)
+        return [(keys[kept], values[kept]) for keys, values in self.block.layers]
+
+
+class Block:
+    """Rows of up to `slots_per_row` tokens. Their keys and values in each layer are tensors
+    `(capacity, heads, slots_per_row, head_dim)`, of which the first rows are taken."""
+
+    def __init__(self, slots_per_row: int) -> None:
+        self.slots_per_row = slots_per_row
+        self.rows: list[CachedRow] = []
+        self.layers: KeysAndValues = []
+
+    def add(self, row: CachedRow, contents: KeysAndValues, capacity: int) -> None:
+        """Copies a row in, with the contents `(1, heads, n, head_dim)` of its first slots; where
+        there is no room, room is made for `capacity` rows."""
+        at = len(self.rows)
+        if not self.layers or len(self.layers[0][0]) == at:
+            self._grow(contents, max(capacity, at + 1 + at // 4))
+        for layer, copied in zip(self.layers, contents, strict=True):
+            for tensor, new in zip(layer, copied, strict=True):
+                tensor[at, :, : new.shape[2]] = new[0]
+        row.block = self
+        row.at = at
+        self.rows.append(row)
+
+    def remove(self, at: int) -> None:
+        """Takes out the row at a place; those behind it move up."""
+        del self.rows[at]
+        end = len(self.rows)
+        for layer in self.layers if at < end else []:
+            for tensor in layer:
+                tensor[at:end] = tensor[at + 1 : end + 1].clone()
+        for row in self.rows[at:]:
+            row.at -= 1
+        if not self.rows:
+            self.layers = []
+
+    def _grow(self, like: KeysAndValues, capacity: int) -> None:
+        """Makes room for `capacity` rows. New slots are zero, so that no mask has to hide a NaN."""
+        before = self.layers
+        count = len(self.rows)
+        self.layers = [
+            tuple(
+                states.new_zeros((capacity, states.shape[1], self.slots_per_row, states.shape[3]))
+                for states in layer
+            )
+            for layer in like
+        ]
+        for grown, kept in zip(self.layers, before, strict=False):  # none at first
+            for tensor, old in zip(grown, kept, strict=True):
+                tensor[:count] = old[:count]
+
+
+# By a layer's index and its keys and values of the pass, those that it hands to attention.
+Write: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class CurrentPass(NamedTuple):
+    """The pass that is running, as the layers of the cache see it."""
+
+    write: Write
+    end: int  # the length of the longest row after the pass
+
+
+class InPlaceLayer(DynamicLayer):
+    """A layer of the cache that hands all keys and values to the pass."""
+
+    def __init__(self, entries: InPlaceEntries, index: int) -> None:
+        super().__init__()
+        self._entries = entries
+        self._index = index
+        self._window = entries.window_of_layer[index]
+        self.is_sliding = self._window is not None
+        self._reached: CurrentPass | None = None  # the last pass that has written
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._reached = self._entries.current
+        assert self._reached is not None
+        return self._reached.write(self._index, key_states, value_states)
+
+    def get_seq_length(self) -> int:
+        current = self._entries.current  # until the accepted tokens are kept
+        if current is not None and self._reached is current:
+            return current.end
+        return self._entries.longest
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        start = self._entries.first_seen(self._window)
+        return self._entries.longest + query_length - start, start
+
+
+class InPlaceEntries(Entries):
+    """The keys and values of rows that each have a length of their own.
+
+    Attributes:
+        window_of_layer (`list`): The sliding window of each layer, or `None`.
+        packs (`bool`): Whether rows stand one behind another in a pass, in any number of blocks;
+            otherwise they stand in one block, in their order.
+        rows (`list[CachedRow]`): The rows.
+        current ([`CurrentPass`], *optional*): The pass whose accepted tokens are not yet kept.
+        compared (`bool`): True once a packed pass has attended to what it wrote.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: Mapping[str, Any],
+        widths: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, generation_config, model_kwargs)
+        self._model = model
+        self.window_of_layer = [
+            getattr(layer, "sliding_window", None) for layer in new_cache(model).layers
+        ]
+        self._has_windows = any(window is not None for window in self.window_of_layer)
+        is_usual = model_kwargs.keys() <= USUAL_ARGUMENTS
+        by_row = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        has_one_row = all(value is None or value.shape[-2] == 1 for value in by_row)
+        self.packs = (
+            (is_usual or has_one_row)
+            and attends_packed(model)
+            and _UNPACKABLE not in memo_of(model)
+        )
+        self.joins = self.packs and is_usual and not belongs_to_caller(self.cache)
+        self.rows: list[CachedRow] = []
+        self.current: CurrentPass | None = None
+        self.compared = False
+        self._blocks: dict[int, Block] = {}
+
+    @property
+    def variant(self) -> str:
+        return "packed" if self.packs else "side by side"
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest row."""
+        return max((row.length for row in self.rows), default=0)
+
+    def first_seen(self, window: int | None) -> int:
+        """The first slot that the next token of some row sees."""
+        return min(row.begin(window) for row in self.rows)
+
+    def sees_all(self, pass_: Pass) -> bool:
+        """Whether a pass is the next tokens of equally long rows, without drafts, each of which
+        sees all before it: the very step of plain decoding, or several tokens of it at once."""
+        return (
+            min(pass_.pending) == pass_.size
+            and len({(row.length, row.skipped) for row in self.rows}) == 1
+            and all(row.hidden is None for row in self.rows)
+        )
+
+    def begin(self, prefill: Prefill) -> None:
+        length = int(self.cache.get_seq_length())
+        self.prior_length = length - prefill.prompt_length
+        self._layers = self.cache.layers
+        self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
+        placed = list(zip(self.rows, prefill.prompts, strict=True))
+        if self.packs:  # rows of like length then stand together, and attend in one call
+            placed.sort(key=lambda row_and_prompt: row_and_prompt[0].skipped)
+        for row, prompt in placed:
+            contents: KeysAndValues = [
+                tuple(_whole(states[prompt], length)[None] for states in (layer.keys, layer.values))
+                for layer in self._layers
+            ]
+            self._add(row, contents, capacity=len(placed))
+        for layer in self._layers:
+            layer.keys = layer.values = None
+        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self._layers))]
+
+    def before(self, pass_: Pass) -> None:
+        for row, cached in zip(self.rows, pass_.cached, strict=True):
+            row.length = cached + self.prior_length
+        longest = self.longest + pass_.size
+        for row, size in zip(self.rows, pass_.sizes, strict=True):
+            room = size if self.packs else longest - row.length
+            if row.length + room > row.block.slots_per_row:  # it moves to a longer block
+                before = row.block
+                at = row.at
+                self._add(row, row.first(row.length), room)
+                before.remove(at)
+
+    def attend_by(self, write: Write, end: int) -> None:
+        """Lets layers write by this function until the accepted tokens are kept; the longest row
+        then has the length `end`."""
+        self.current = CurrentPass(write, end)
+
+    def confirm_packing(self) -> None:
+        """After a packed pass has attended to what it wrote: later ones need not be compared."""
+        self.compared = True
+
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+        kept = pass_.kept(paths)
+        moved = {
+            row: np.array(tokens) + row.length
+            for row, tokens in zip(self.rows, kept, strict=True)
+            if tokens and tokens[-1] != len(tokens) - 1  # not in place: indices ascend
+        }
+        if moved:
+            device = self.rows[0].block.layers[0][0].device
+            for row, slots in uploaded(moved, device).items():
+                row.move(slots)
+        for row, tokens in zip(self.rows, kept, strict=True):
+            row.length += len(tokens)
+        self.current = None
+        return pass_.cached_after(paths)
+
+    def undo(self) -> None:
+        self.current = None
+
+    def select(self, rows: list[int]) -> None:
+        kept = [self.rows[i] for i in rows]
+        for row in self.rows:
+            if row not in kept:
+                row.block.remove(row.at)
+        self.rows = kept
+
+    def join(self, other: InPlaceEntries) -> None:
+        [row] = other.rows
+        self._add(row, row.first(row.length), capacity=1)
+        self.rows.append(row)
+        other.rows = []
+        other._blocks = {}
+
+    def stop_packing(self, room: int) -> None:
+        """Puts all rows in one block, in their order, with `room` slots behind the longest: the
+        model attends to something else than it caches, and no later pass is packed either."""
+        memo_of(self._model)[_UNPACKABLE] = True
+        self.packs = self.joins = False
+        self._blocks = {}
+        longest = self.longest
+        for row in self.rows:
+            room_of_row = longest + room - row.length
+            self._add(row, row.first(row.length), room_of_row, capacity=len(self.rows))
+
+    def packed_order(self) -> list[int]:
+        """The rows as a packed pass runs them: those of a block together, as they stand in it."""
+        places = {id(row): i for i, row in enumerate(self.rows)}
+        return [places[id(row)] for block in self._blocks.values() for row in block.rows]
+
+    def cached_row(self, index: int, cached: int) -> KeysAndValues:
+        """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none
+        where the prefill has left out what is outside of a window."""
+        return [] if self._has_windows else self.rows[index].first(cached)
+
+    def close(self, cached: list[int]) -> None:
+        """Fills the call's own layers with the first tokens of all rows, padding among them, as
+        plain decoding leaves them."""
+        if not self.rows:
+            return
+        length = max(cached) + self.prior_length
+        for index, layer in enumerate(self._layers):
+            window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
+            seen = slice(first_visible(length, window), length)
+            layer.keys, layer.values = (
+                torch.stack([row.block.layers[index][i][row.at, :, seen] for row in self.rows])
+                for i in (0, 1)
+            )
+            if window is not None:
+                layer.cumulative_length = length
+        self.cache.layers = self._layers
+        self.rows = []
+        self._blocks = {}
+
+    def mark(self) -> Callable[[], None]:
+        lengths = [row.length for row in self.rows]
+        before_prefill = None if self.rows else super().mark()
+
+        def go_back() -> None:
+            self.current = None
+            if before_prefill is None:
+                for row, length in zip(self.rows, lengths, strict=True):
+                    row.length = length
+                return
+            self.close([row.length - self.prior_length for row in self.rows])
+            before_prefill()
+
+        return go_back
+
+    def _add(self, row: CachedRow, held: KeysAndValues, room: int = 0, capacity: int = 0) -> None:
+        """Puts a row in the shortest block that has `room` slots behind it."""
+        slots = block_size(row.length + room)
+        self._blocks.setdefault(slots, Block(slots)).add(row, held, capacity)
+
+
+def first_visible(length: int, window: int | None) -> int:
+    """The first of `length` slots that is inside of the next token's window."""
+    return 0 if window is None else max(0, length - window + 1)
+
+
+def block_size(length: int) -> int:
+    """The slots of the shortest block for rows of this length."""
+    slots = _SHORTEST
+    while slots < length:
+        slots += slots // 2
+    return slots
+
+
+def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[CachedRow]:
+    """`count` rows whose prompts, with what a given cache holds, are `length` tokens long."""
+    rows = [CachedRow(0, length) for _ in range(count)]
+    if (mask := model_kwargs.get("attention_mask")) is not None:
+        hidden = mask[:, :length].numpy(force=True) == 0
+        padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+        for row, is_hidden, skipped in zip(rows, hidden, padding, strict=True):
+            row.skipped = skipped
+            row.hidden = is_hidden if is_hidden[skipped:].any() else None
+    return rows
+
+
+def _whole(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Keys or values `(heads, n, head_dim)` in the slots of their indices: the first of `length`
+    are empty where a layer has dropped those outside of its window."""
+    gone = length - states.shape[1]
+    return nn.functional.pad(states, (0, 0, gone, 0)) if gone else states

@@ -8,7 +8,7 @@ row 2   p p p | r d                  d  draft nodes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -72,68 +72,66 @@ class AllButLast:
         return len(self._row) - 1
 
 
-@dataclass(frozen=True)
 class Pass:
     """The tokens of R rows in one forward pass: of each row its pending tokens, then the nodes of
     its draft.
 
-    Attributes:
+    Args:
         rows (`Sequence[TokenSequence]`): The texts.
-        drafts (`Sequence[DraftTree]`): A draft for each.
+        drafts (`Sequence[DraftTree | None]`): A draft for each; `None` for a row that takes no part
+            in the pass, whose last token must not run: the model may have no position for it.
         cached (`list[int]`): How many tokens of each row the cache holds.
+        width (`int`, *optional*): The tokens to which a pass of packed rows is padded.
         records (`bool`): Whether the inputs of the output layer are returned, see
             [`PassResult.states`].
-        padded_size (`Callable`): The size to which a pass over this number of tokens of packed rows
-            is padded.
+
+    Attributes:
+        pending (`list[int]`): How many tokens of each row come before its draft.
+        sizes (`list[int]`): How many tokens each row has in the pass, S_i.
+        size (`int`): The most tokens that a row has in the pass, S.
+        tokens (`list[np.ndarray]`): The ids of each row's tokens, int64 of shape `(S_i,)`.
+        indices (`list[np.ndarray]`): The index in its row that each token has, or would have if it
+            were accepted, int64 of shape `(S_i,)`.
+        is_step (`bool`): True if nothing runs but the last token of each row and its draft.
+        skipped (`int`): The tokens of each row before all roots, whose logits nobody needs.
     """
 
-    rows: Sequence[TokenSequence]
-    drafts: Sequence[DraftTree]
-    cached: list[int]
-    records: bool = False
-    padded_size: Callable[[int], int] = int
-
-    @cached_property
-    def pending(self) -> list[int]:
-        """How many tokens of each row come before its draft."""
-        return [len(row) - cached for row, cached in zip(self.rows, self.cached, strict=True)]
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """How many tokens each row has in the pass, S_i."""
-        return [
-            pending + len(draft) for pending, draft in zip(self.pending, self.drafts, strict=True)
-        ]
-
-    @property
-    def size(self) -> int:
-        """The most tokens that a row has in the pass, S."""
-        return max(self.sizes)
-
-    @property
-    def is_step(self) -> bool:
-        """Whether nothing runs but the last token of each row and its draft."""
-        return max(self.pending) == 1
-
-    @cached_property
-    def tokens(self) -> list[np.ndarray]:
-        """The ids of each row's tokens, int64 of shape `(S_i,)`."""
-        return [
-            np.concatenate((row.tail(pending), draft.tokens), dtype=np.int64)
-            for row, draft, pending in zip(self.rows, self.drafts, self.pending, strict=True)
-        ]
-
-    @cached_property
-    def indices(self) -> list[np.ndarray]:
-        """The index in its row that each token has, or would have if it were accepted, int64 of
-        shape `(S_i,)`."""
-        return [
-            np.concatenate(
-                (np.arange(len(row) - pending, len(row)), len(row) - 1 + draft.depths()),
-                dtype=np.int64,
-            )
-            for row, draft, pending in zip(self.rows, self.drafts, self.pending, strict=True)
-        ]
+    def __init__(
+        self,
+        rows: Sequence[TokenSequence],
+        drafts: Sequence[DraftTree | None],
+        cached: list[int],
+        width: int | None = None,
+        records: bool = False,
+    ) -> None:
+        self.rows: list[TokenSequence] = []
+        self.drafts: list[DraftTree] = []
+        self.cached = cached
+        self.width = width
+        self.records = records
+        self.pending: list[int] = []
+        self.sizes: list[int] = []
+        self.tokens: list[np.ndarray] = []
+        self.indices: list[np.ndarray] = []
+        for row, draft, cached_tokens in zip(rows, drafts, cached, strict=True):
+            own_row = AllButLast(row) if draft is None else row
+            own_draft = DraftTree.empty() if draft is None else draft
+            end = len(own_row)
+            pending = end - cached_tokens
+            tokens = own_row.tail(pending)
+            steps = np.arange(cached_tokens, end)
+            if len(own_draft):
+                tokens = np.concatenate((tokens, own_draft.tokens), dtype=np.int64)
+                steps = np.concatenate((steps, end - 1 + own_draft.depths()), dtype=np.int64)
+            self.rows.append(own_row)
+            self.drafts.append(own_draft)
+            self.pending.append(pending)
+            self.sizes.append(pending + len(own_draft))
+            self.tokens.append(tokens)
+            self.indices.append(steps)
+        self.size = max(self.sizes)
+        self.is_step = max(self.pending) == 1
+        self.skipped = max(min(self.pending) - 1, 0)
 
     @cached_property
     def visible(self) -> list[np.ndarray]:
@@ -161,11 +159,6 @@ class Pass:
             indices[i] = len(row) - 1
             indices[i, :count] = self.indices[i]
         return tokens, indices
-
-    @property
-    def skipped(self) -> int:
-        """The tokens of each row before all roots, whose logits nobody needs."""
-        return max(min(self.pending) - 1, 0)
 
     def roots(self, size: int) -> list[int]:
         """The index of each root among the logits of rows side by side, `size` for each."""
@@ -196,6 +189,7 @@ class PassResult:
         pass_tokens (`int`): The tokens that ran, of all rows and with their padding.
         is_step (`bool`): Whether its time says what a step costs: nothing ran but the last token of
             each row and its draft, and nothing was compiled.
+        began (`float`): When it began, by `time.perf_counter`.
         prompts (`list[int]`): After a prefill, for each row the index of its prompt among those
             that ran: rows may share one.
         states (`list[torch.Tensor]`): Inputs of the output layer, `(R, n, hidden_size)`, if the
@@ -206,6 +200,7 @@ class PassResult:
     roots: list[int]
     pass_tokens: int
     is_step: bool = False
+    began: float = 0.0
     prompts: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
 
@@ -226,8 +221,6 @@ class Inputs:
 
     Attributes:
         prompt_length (`int`): The length of the prompts, padding included.
-        offsets (`list[int]`): For each row, a token's position less its index: left padding has no
-            position, and a given cache may hold tokens that the ids lack.
     """
 
     def __init__(self, prefill: Prefill) -> None:
@@ -254,9 +247,10 @@ class Inputs:
         """Adds the rows of another prefill, with the usual arguments alone."""
         self._first = np.concatenate([self._first, other._first], axis=-1)
 
-    @property
-    def offsets(self) -> list[int]:
-        return self._first.reshape(-1, self._first.shape[-1]).max(axis=0).tolist()
+    def offset(self, row: int) -> int:
+        """A token's position in this row less its index: left padding has no position, and a given
+        cache may hold tokens that the ids lack."""
+        return int(self._first[..., row].max())
 
 
 class MaskedInputs(Inputs):

@@ -45,6 +45,9 @@ class Targets:
 
     slots: torch.Tensor  # int64 (R, S), the slot of each token of the pass
 
+    def aim(self, slots: torch.Tensor) -> None:
+        self.slots = slots
+
 
 class SlottedLayer(StaticLayer):
     """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
@@ -66,31 +69,31 @@ class SlottedLayer(StaticLayer):
         return self.keys, self.values
 
 
-def fixed_width(
-    model: PreTrainedModel, now: Pass, entries: SlottedEntries, inputs: MaskedInputs
+def fixed_width_pass(
+    model: PreTrainedModel, pass_: Pass, entries: SlottedEntries, inputs: MaskedInputs
 ) -> PassResult:
     """Rows side by side, padded to one of a few widths that can be compiled."""
-    width = entries.width_of_pass(now)
+    width = entries.width_of_pass(pass_)
     slots = entries.next_slots(width)
-    tokens, indices = now.aligned(width)
+    tokens, indices = pass_.aligned(width)
     arrays: dict[Any, np.ndarray] = {
         "tokens": tokens,
         "positions": inputs.positions(indices),
         "slots": slots,
     }
     for window in inputs.windows:
-        arrays[window] = entries.seen(now, indices + entries.prior_length, slots, window)
+        arrays[window] = entries.seen(pass_, indices + entries.prior_length, slots, window)
     tensors = uploaded(arrays, inputs.device)
-    entries.targets.slots = tensors["slots"]
+    entries.targets.aim(tensors["slots"])
     mask = inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept=0)  # all
     logits, was_prepared = entries.run(model_inputs, width)
-    logits = logits[:, now.skipped : now.size]
+    logits = logits[:, pass_.skipped : pass_.size]
     return PassResult(
         logits=logits.flatten(0, 1),
-        roots=now.roots(logits.shape[1]),
-        pass_tokens=width * len(now.rows),
-        is_step=now.is_step and not was_prepared,
+        roots=pass_.roots(logits.shape[1]),
+        pass_tokens=width * len(pass_.rows),
+        is_step=pass_.is_step and not was_prepared,
     )
 
 
@@ -164,15 +167,15 @@ class SlottedEntries(Entries):
             self._is_text[:, : is_text.shape[1]] = is_text
         self.cache.layers = [SlottedLayer(layer, self.targets) for layer in self._layers]
 
-    def before(self, now: Pass) -> None:
-        self._free(now.cached)
+    def before(self, pass_: Pass) -> None:
+        self._free(pass_.cached)
 
     def room(self, cached: Sequence[int]) -> int:
         """Limited by the widest pass and by the slots behind the longest row; the last is spare."""
         behind = self.slots_per_row - 1 - max(cached) - self.prior_length
         return max(min(self._widths[-1], behind) - 1, 0)
 
-    def width_of_pass(self, now: Pass) -> int:
+    def width_of_pass(self, pass_: Pass) -> int:
         """The narrowest width for the tokens of each row: their number itself where they reach the
         last slot, so that nothing is padded, and where rows that are brought to one length in the
         end need more than the widest.
@@ -180,15 +183,15 @@ class SlottedEntries(Entries):
         Raises:
             NoRoomError: If the cache has no room for them.
         """
-        ends = [cached + self.prior_length for cached in now.cached]
-        if any(p and end >= self.slots_per_row for p, end in zip(now.pending, ends, strict=True)):
+        ends = [cached + self.prior_length for cached in pass_.cached]
+        if any(p and end >= self.slots_per_row for p, end in zip(pass_.pending, ends, strict=True)):
             raise NoRoomError(
                 f"The static cache has room for {self.slots_per_row} tokens, and a text has more. "
                 "Pass a `StaticCache` with a larger `max_cache_len`."
             )
-        if max(ends) + now.size >= self.slots_per_row:
-            return now.size
-        return next((width for width in self._widths if width >= now.size), now.size)
+        if max(ends) + pass_.size >= self.slots_per_row:
+            return pass_.size
+        return next((width for width in self._widths if width >= pass_.size), pass_.size)
 
     def next_slots(self, width: int) -> np.ndarray:
         """The slots of the next `width` tokens of each row, int64 `(R, width)`."""
@@ -199,7 +202,7 @@ class SlottedEntries(Entries):
         return self._written
 
     def seen(
-        self, now: Pass, indices: np.ndarray, slots: np.ndarray, window: int | None
+        self, pass_: Pass, indices: np.ndarray, slots: np.ndarray, window: int | None
     ) -> np.ndarray:
         """Which slots each token sees, bool `(R, S, slots_per_row)`: those of the text and, among
         the `slots` of the pass `(R, S)`, what the draft's mask allows; of both nothing that is
@@ -210,9 +213,9 @@ class SlottedEntries(Entries):
         if window is not None:
             seen &= indices[:, :, None] - self.places[:, None] < window
         for i, mask in enumerate(seen):
-            size = now.sizes[i]
+            size = pass_.sizes[i]
             visible = np.eye(width, dtype=np.bool_)
-            visible[:size, :size] = now.visible[i]
+            visible[:size, :size] = pass_.visible[i]
             if window is not None:
                 visible &= indices[i][:, None] - indices[i] < window
             mask[:, slots[i]] = visible
@@ -227,11 +230,11 @@ class SlottedEntries(Entries):
                 return result
         return self._model(**model_inputs, return_dict=True).logits, False
 
-    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        for i, kept in enumerate(done.kept(paths)):
-            first = done.cached[i] + self.prior_length
+    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+        for i, kept in enumerate(pass_.kept(paths)):
+            first = pass_.cached[i] + self.prior_length
             self.places[i, self._written[i, kept]] = np.arange(first, first + len(kept))
-        return done.cached_after(paths)
+        return pass_.cached_after(paths)
 
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
         """How much of each row is kept before the last pass brings all rows to this length."""

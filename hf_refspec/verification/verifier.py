@@ -9,10 +9,10 @@ accepted tokens and drops the others:
 
 | kind | drafts | rows | layout | entries |
 | --- | --- | --- | --- | --- |
-| [`TREE`] | trees | any number | `packed.py` or `side_by_side.py` | `in_place.py` |
+| [`TREE`] | trees | any number | packed or side by side, `layouts.py` | `entries.py` |
 | [`STATIC`] | trees | any number | one of a few widths, `slots.py` | `slots.py` |
 | [`REPRODUCIBLE`] | chains | any number | one width | `slots.py` |
-| [`CHAIN`] | chains | one | `in_order.py` | cropped, `entries.py` |
+| [`CHAIN`] | chains | one | in order, `layouts.py` | cropped, `entries.py` |
 | [`RECURRENT`] | chains | one | the same | running state, `entries.py` |
 | [`PLAIN`] | none | one | the same | any |
 
@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -39,13 +40,11 @@ from .caches import (
     keeps_text,
     may_hold_state,
 )
-from .entries import CroppedEntries, Entries, RunningState
-from .in_order import OrderedInputs, in_order
-from .in_place import InPlaceEntries
-from .packed import branching
+from .entries import CroppedEntries, Entries, InPlaceEntries, RunningState
+from .layouts import OrderedInputs, causal_pass, tree_pass
 from .passes import FixedTokens, Inputs, MaskedInputs, Pass, PassResult, Prefill, TokenSequence
 from .prompt_logits import last_token, records_prompt
-from .slots import WIDTHS, SlottedEntries, fixed_width
+from .slots import WIDTHS, SlottedEntries, fixed_width_pass
 
 # A pass of this width costs up to 1.3 plain steps in bfloat16 on a CPU, and 1.06 on an H100; wider
 # ones take longer drafts, and every pass without a draft costs as much.
@@ -72,11 +71,11 @@ class Kind:
     widths: tuple[int, ...] = ()
 
 
-TREE = Kind("tree", branching, InPlaceEntries, MaskedInputs, keeps_text, takes_trees=True)
+TREE = Kind("tree", tree_pass, InPlaceEntries, MaskedInputs, keeps_text, takes_trees=True)
 
 STATIC = Kind(
     "static",
-    fixed_width,
+    fixed_width_pass,
     SlottedEntries,
     MaskedInputs,
     is_static,
@@ -94,7 +93,7 @@ STATIC = Kind(
 # probe compares the bits.
 REPRODUCIBLE = Kind(
     "reproducible",
-    fixed_width,
+    fixed_width_pass,
     SlottedEntries,
     MaskedInputs,
     is_static,
@@ -103,15 +102,15 @@ REPRODUCIBLE = Kind(
     widths=(_REPRODUCIBLE_WIDTH,),
 )
 
-CHAIN = Kind("chain", in_order, CroppedEntries, OrderedInputs, can_be_cropped)
+CHAIN = Kind("chain", causal_pass, CroppedEntries, OrderedInputs, can_be_cropped)
 
-RECURRENT = Kind("chain", in_order, RunningState, OrderedInputs, may_hold_state)
+RECURRENT = Kind("chain", causal_pass, RunningState, OrderedInputs, may_hold_state)
 
 # For models that cannot take several tokens behind a cache. Speculative retrieval runs on them as
 # well: when more than one token is pending, the whole text runs again, as in a call of its own.
 PLAIN = Kind(
     "plain",
-    in_order,
+    causal_pass,
     Entries,
     OrderedInputs,
     lambda model, model_kwargs: True,
@@ -150,29 +149,43 @@ class Verifier:
     def forward(
         self,
         rows: Sequence[TokenSequence],
-        drafts: Sequence[DraftTree],
-        padded_size: Callable[[int], int] = int,
+        drafts: Sequence[DraftTree | None],
+        width: int | None = None,
         records: bool = False,
     ) -> PassResult:
         """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
         The first pass, the prefill, has no drafts, and later ones have its rows, but for those that
         [`select`] drops and [`join`] adds."""
+        began = perf_counter()
         if self.entries.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=rows[0].ids, use_cache=False, return_dict=True)
-            return PassResult(outputs.logits[0, -1:], [0], len(rows[0]))
+            return PassResult(outputs.logits[0, -1:], [0], len(rows[0]), began=began)
         if not self.kind.takes_several_tokens and self.cached and len(rows[0]) - self.cached[0] > 1:
             self.begin_again(rows[0])
         if not self.cached:
-            return self._prefill(rows, records)
-        now = Pass(rows, drafts, self.cached, records, padded_size)
-        self.entries.before(now)
+            return replace(self._prefill(rows, records), began=began)
+        pass_ = Pass(rows, drafts, self.cached, width, records)
+        self.entries.before(pass_)
         try:
-            result = self.kind.layout(self.model, now, self.entries, self.inputs)
+            result = self.kind.layout(self.model, pass_, self.entries, self.inputs)
         except BaseException:  # ctrl-C in the middle of a pass, a user's hook
             self.entries.undo()
             raise
-        self._last = now
-        return result
+        self._last = pass_
+        return replace(result, began=began)
+
+    def pass_tokens(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree | None]) -> int:
+        """The tokens of a pass over these rows and drafts, without padding."""
+        return sum(
+            len(row) - cached + len(draft)
+            for row, draft, cached in zip(rows, drafts, self.cached, strict=True)
+            if draft is not None
+        )
+
+    def last_position(self, row: int, length: int) -> int:
+        """The position of the last token of a row that has this length."""
+        assert self.inputs is not None
+        return length - 1 + self.inputs.offset(row)
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps in the cache each row's pending tokens and the nodes of its path, and nothing of a

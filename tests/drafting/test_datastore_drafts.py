@@ -13,7 +13,7 @@ from drafters import drafted as draft
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
-from hf_refspec.store.compact import CONTINUATION_LENGTH, PLACES_READ
+from hf_refspec.store.crest import CONTINUATION_LENGTH, PLACES_READ
 from hf_refspec.store.files import write_arrays
 
 VOCAB_SIZE = 50

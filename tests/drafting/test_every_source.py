@@ -102,6 +102,9 @@ def test_a_copy_drafts_the_same_and_is_another_drafter(name, copied, tmp_path):
     drafter = made(name, tmp_path)
     with drafter_call(drafter, [TEXT], VOCAB_SIZE):
         twin = copied(drafter)  # also of a drafter in use
+    if copied is not copy.deepcopy and name in ("recycling", "published"):
+        assert len(twin) == 0  # what calls have taught is in no pickle
+        return
     drafts = [drafted(each, TEXT, [2, 3], vocab_size=VOCAB_SIZE) for each in (drafter, twin)]
     assert len(drafts[0]) > 0
     assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()

@@ -12,12 +12,12 @@ import torch
 from architectures import VOCAB_SIZE, small
 from calls import Alternating, ListStreamer, StopAtCall
 from drafters import Prophet
+from hf_refspec.generation.budget import AutoBudget
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
-from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME
@@ -285,7 +285,7 @@ def test_a_text_that_cannot_join_ends(llama, monkeypatch):
     batch = RunningBatch(llama, prefill_tokens=4)
     texts = [add(batch, ids(4, n)) for n in range(2)]
     batch.step()
-    monkeypatch.setattr("hf_refspec.verification.in_place.InPlaceEntries.join", fail)
+    monkeypatch.setattr("hf_refspec.verification.entries.InPlaceEntries.join", fail)
     with pytest.raises(MemoryError):
         batch.step()
     assert all(text.finished for text in texts) and len(batch) == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import pickle
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -113,7 +113,7 @@ def test_a_copy_goes_on_as_the_original_and_apart_from_it(first, second):
         teach(table, lesson)
     table.count(np.arange(2000, dtype=np.int64) % 7)
     before = held_by(table)
-    copied = pickle.loads(pickle.dumps(table))
+    copied = copy.deepcopy(table)
     assert copied._counted == table._counted > 2000
     assert copied._counts.tolist() == table._counts.tolist()
     assert copied._commonest.tolist() == table._commonest.tolist()
@@ -243,7 +243,8 @@ def test_contexts_that_collide_in_one_table_do_not_in_another():
     contexts = contexts[homes(one, contexts) < 32]
     assert len(contexts) > 900
     nothing = np.zeros((len(contexts), 1), np.float32)
-    entries = TableContent(contexts, nothing.astype(np.int32), nothing, np.zeros(1, np.float32))
+    nobody = np.zeros(1, np.float32)
+    entries = TableContent(contexts, nothing.astype(np.int32), nothing, nobody, None)
     one.enter(entries)
     other.enter(entries)
     assert longest_search(one) > 500

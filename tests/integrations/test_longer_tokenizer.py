@@ -94,14 +94,6 @@ def test_a_removed_document_decides_no_more(generated, longer, tmp_path):
     assert generated(candidate_generator=store) == generated()
 
 
-@pytest.mark.parametrize("kind", [rs.TokenRecycling, rs.KnnDatastore])
-def test_builds_name_the_order_of_their_arguments(kind, byte_llama, longer, tmp_path):
-    message = r"build takes \(documents, tokenizer, model\), but was given \(LlamaForCausalLM, "
-    with pytest.raises(TypeError, match=message):
-        options = {} if kind is rs.TokenRecycling else {"path": tmp_path / "knn"}
-        kind.build(byte_llama, longer, TEXTS, **options)
-
-
 def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
     byte_llama, longer, tmp_path
 ):

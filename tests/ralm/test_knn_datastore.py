@@ -14,9 +14,9 @@ from knn_texts import CORPUS, generate
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_refspec.corpus.windows import windows
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.store.build.windows import windows
 from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays
 from hf_refspec.text_config import text_config

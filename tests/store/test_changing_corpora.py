@@ -20,8 +20,8 @@ from stored import content_of, flip_last_bit
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store import datastore
+from hf_refspec.store.build import read_names, write_names
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.document_names import read_names, write_names
 from hf_refspec.store.files import DatastoreError
 
 QUIET = {"progress": False, "num_proc": 1}

@@ -13,7 +13,6 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.next_tokens import NextTokens, TableContent
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
 from hf_refspec.store.folder_config import token_dtype
@@ -179,16 +178,3 @@ def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
     change_config(folder, **{key: value})
     with pytest.raises(rs.DatastoreError, match="is damaged"):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
-
-
-def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, tokenizer):
-    tokens, probs = np.full((1, 257), 5, np.int32), np.full((1, 257), 0.5, np.float32)
-    entries = TableContent(
-        np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32)
-    )
-    table = NextTokens(257, 3, 1)
-    table.enter(entries)
-    table.vocab_size = len(tokenizer)
-    with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
-        RecyclingTable.write(tmp_path / "table", table, tokenizer, "m", {})
-    assert not (tmp_path / "table").exists()

@@ -11,7 +11,7 @@ from texts import bag_of_words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_refspec as rs
-from hf_refspec.store.build.source import files_of
+from hf_refspec.corpus.documents import files_of
 
 SECRET = "where-nobody-looks"
 REPO = "owner/store"

@@ -14,7 +14,7 @@ from own_forward import own_forward
 import hf_refspec as rs
 from hf_refspec.verification import caches
 from hf_refspec.verification.choice import select_verifier
-from hf_refspec.verification.in_place import InPlaceEntries
+from hf_refspec.verification.entries import InPlaceEntries
 from hf_refspec.verification.probe import ProbedCall, probe
 from hf_refspec.verification.verifier import CHAIN, TREE
 

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.untrusted import one_line
 from ...counted import counted
 from ...did_you_mean import did_you_mean
 from ...drafting.auto import default_sources
@@ -28,7 +29,6 @@ from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
 from ...store.datastore import Datastore
-from ...store.printable import one_line
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import load_model
 from ..shared.prompts import tokens_left
@@ -125,10 +125,11 @@ def measure(
             answers: list[str] = []
             prompts = asked([chat], turns)
             for turn in range(prompts):
-                inputs = chat.inputs(tokenizer, turn, answers)
+                noun = f"{chat.place}: a prompt" if chat.place else "a prompt"
                 hint = "it is left out"
                 try:
-                    left = tokens_left(inputs, model.config, "a prompt", hint, max_new_tokens)
+                    inputs = chat.inputs(tokenizer, turn, answers)
+                    left = tokens_left(inputs, model.config, noun, hint, max_new_tokens)
                 except ValueError as error:
                     print(error, file=sys.stderr)
                     progress.prompts -= prompts - turn
@@ -138,7 +139,7 @@ def measure(
     except KeyboardInterrupt:
         print("stopped; these are the prompts so far", file=sys.stderr)
     if not comparison.calls[UNDRAFTED]:
-        raise ValueError("nothing was measured: no prompt fits into the model's context")
+        raise ValueError("nothing was measured: all prompts were left out")
 
 
 def recorded_answers(

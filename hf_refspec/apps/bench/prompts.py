@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...corpus.rows import ROWS, messages_of, read_rows, with_texts
 from ...counted import counted
-from ...store.build.chats import messages_of, with_texts
-from ...store.build.rows import ROWS, read_rows
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 logger = logging.getLogger("hf_refspec")
@@ -32,6 +31,7 @@ class Chat:
     system: str = ""
     category: str = ""
     is_text: bool = False
+    place: str = field(default="", compare=False)  # the file and the row
 
     def until(self, turn: int, answers: list[str]) -> list[Message]:
         """The messages up to a turn, with these answers to the earlier ones."""
@@ -46,7 +46,10 @@ class Chat:
         """These messages, or the text, as ids and mask `(1, n)`."""
         if self.is_text:
             return text_inputs(tokenizer, self.turns[turn])
-        return chat_inputs(tokenizer, self.until(turn, answers))
+        try:
+            return chat_inputs(tokenizer, self.until(turn, answers))
+        except ValueError as error:
+            raise ValueError(f"{self.place}: {error}") from error
 
 
 def read_chats(path: Path) -> list[Chat]:
@@ -84,6 +87,30 @@ def taking_turns(chats: list[Chat]) -> list[Chat]:
     return [chat for chosen in rounds for chat in chosen if chat is not None]
 
 
+def rendered(
+    chats: list[Chat], tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> list[Chat]:
+    """The first chats that the chat template takes; skips, names and counts those that it refuses.
+    Raises a ValueError if none is left."""
+    taken: list[Chat] = []
+    refused = 0
+    for chat in chats:
+        if len(taken) == limit:
+            break
+        answers = [*chat.answers, *["an answer"] * len(chat.turns)]
+        try:
+            chat.inputs(tokenizer, len(chat.turns) - 1, answers)
+            taken.append(chat)
+        except ValueError as error:
+            logger.warning("%s; skipped", error)
+            refused += 1
+    if refused:
+        logger.warning("skipped %s that the chat template refuses", counted(refused, "chat"))
+    if not taken:
+        raise ValueError(f"{chats[0].place}: the chat template refuses this chat and all others")
+    return taken
+
+
 def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
     turns = _turns_of(row[column])
     answers = _turns_of(next((row[name] for name in ANSWERS if row.get(name)), None))
@@ -107,7 +134,7 @@ def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
         raise ValueError(f"{place}: {column} must be text, or a list of texts or messages")
     if not all(isinstance(answer, str) for answer in answers):
         answers = []
-    return Chat(turns, answers, opening, str(row.get("category") or ""))
+    return Chat(turns, answers, opening, str(row.get("category") or ""), place=place)
 
 
 def _turns_of(value: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
@@ -25,7 +24,6 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.sessions.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...kernels.compilation import drafting_kernels
-from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared import prompts
@@ -165,9 +163,9 @@ def chat(args: Namespace) -> None:
     opening = [] if args.system is None else [prompts.system(args.system)]
     try:
         beginning = prompts.chat_inputs(tokenizer, [*opening, prompts.user(context or "")])
-    except TemplateError as error:
-        why = f"the chat template of {args.model or HUB_ID} takes no --system message: {error}"
-        raise ValueError(f"{why}; leave it out") from error
+    except ValueError as error:
+        hint = "leave out --system" if opening else "choose another --model"
+        raise ValueError(f"{error}; {hint}") from error
     noun = "--system" if context is None else f"--context {args.context}"
     prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
@@ -228,9 +226,9 @@ class TerminalChat:
         else:
             question = prompts.with_document(self.document, question)
         messages = [*self.messages, prompts.user(question)]
-        inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
         wanted = self.options["max_new_tokens"]
         try:
+            inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
             fitting = prompts.tokens_left(inputs, self.model.config, noun, hint, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from ...corpus.documents import PRESETS, python_stdlib
 from ...extras import require
-from ...store.build.presets import PRESETS, python_stdlib
 from ...store.names import ask_hub, is_here, with_owner
 
 logger = logging.getLogger("hf_refspec")
@@ -36,7 +36,7 @@ def positive(text: str) -> int:
 
 def draft_budget(text: str) -> int | str:
     """Reads how many draft tokens to verify in a pass: an integer of at least 1, or auto."""
-    from ...generation.validation import check_options  # loads torch
+    from ...refusals import check_options  # loads torch
 
     number = text if text == "auto" else positive(text)
     try:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.documents import open_source
 from ...counted import counted
 from ...drafting.contract import Drafter
 from ...drafting.copied_spans import copied_spans
@@ -23,7 +24,6 @@ from ...kernels.kernel import all_kernels, compile_all
 from ...model_check import check as checked
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
-from ...store.build.source import open_source
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
 from ...store.files import CONFIG, DatastoreError
@@ -33,7 +33,7 @@ from ...transformers_names import keeps_state_in_modules
 from ...version import __version__
 from ...warm_up import warmup as warm_up
 from ..bench import measure
-from ..bench.prompts import ANSWERS, Chat, read_chats, taking_turns
+from ..bench.prompts import ANSWERS, Chat, read_chats, rendered, taking_turns
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison, Methods, figure_table
 from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
@@ -95,12 +95,13 @@ def bench(args: Namespace) -> int:
         if not args.out.parent.is_dir():
             parent = args.out.parent
             raise ValueError(f"--out {args.out} cannot be written: {parent} is not a folder")
-    chats = taking_turns(read_chats(args.replay or args.prompts))[: args.limit]
+    chats = taking_turns(read_chats(args.replay or args.prompts))
     console = Terminal()
     if args.replay is not None:
         return _replay(args, chats, console)
     load_config(args.model)  # refuses anything but a language model
     tokenizer = load_tokenizer(args.model)
+    chats = rendered(chats, tokenizer, args.limit)
     new = {name: measure.drafter_named(name, tokenizer) for name in args.drafters or ["auto"]}
     drafted: Drafted = {
         name if budget == "auto" else f"{name}, {budget} draft tokens": (new_drafter, budget)
@@ -151,6 +152,7 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         raise ValueError("--max-draft-tokens auto is measured on a model; give --replay numbers")
     name_of_tokenizer = args.tokenizer or args.model
     tokenizer = load_tokenizer(name_of_tokenizer)
+    chats = rendered(chats, tokenizer, args.limit)
     new = {name: measure.drafter_named(name, tokenizer) for name in names}
     answers = measure.recorded_answers(chats, tokenizer, args.turns)
     if not answers:
@@ -208,7 +210,7 @@ def evaluate(args: Namespace) -> int:
     vocab_size = text_config(load_config(args.model)).vocab_size
     DatastoreDrafts(store).check(vocab_size)
     if args.prompts is not None:
-        chats = read_chats(args.prompts)[: args.limit]
+        chats = rendered(read_chats(args.prompts), tokenizer, args.limit)
     else:
         vocabulary = vocabulary_size(tokenizer)
         opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)

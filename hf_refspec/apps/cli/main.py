@@ -9,8 +9,8 @@ import sys
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from ...corpus.untrusted import one_line
 from ...did_you_mean import did_you_mean
-from ...store.printable import one_line
 from ...version import __version__
 
 # For each command its help, and further commands or the function that runs it, which may return an

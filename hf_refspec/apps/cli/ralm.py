@@ -12,6 +12,7 @@ import torch
 from rich.text import Text
 from transformers import TextStreamer
 
+from ...corpus.untrusted import printable
 from ...counted import counted
 from ...drafting.token_recycling import TokenRecycling
 from ...ralm.checked_search import RalmError
@@ -20,7 +21,6 @@ from ...ralm.knn_datastore import KnnDatastore
 from ...ralm.stats import RalmStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
-from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ..shared.comparison import Comparison, Methods, decode
 from ..shared.live_drafts import Terminal

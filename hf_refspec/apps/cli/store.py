@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...corpus.untrusted import printable
 from ...counted import counted
 from ...index.rest_trie import all_matches
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
@@ -21,7 +22,6 @@ from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
 from ...store.folder_config import FolderConfig
 from ...store.names import check_repo_id, named_tokenizer, with_owner
-from ...store.printable import printable
 from ...store.recycling_table import RecyclingTableConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import WRITTEN_TO, add_source, load_corpus, positive, show_written

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from transformers import (
     BatchEncoding,
     LogitsProcessor,
@@ -21,6 +20,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from ...corpus.rows import REFUSALS
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError
@@ -90,7 +90,7 @@ class ServedModel:
             return str(self.tokenizer.apply_chat_template(messages, **options, **of_client))
         except ValueError as error:
             raise ApiError(400, str(error), "messages") from error
-        except (TemplateError, TypeError, ArithmeticError, LookupError) as error:
+        except REFUSALS as error:
             why = " ".join(str(error).split())
             noun = f"these messages{f' with these {field}' if of_client else ''}"
             message = f"the model's chat template does not take {noun}: {why}"

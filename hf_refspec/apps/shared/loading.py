@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ...corpus.untrusted import one_line
 from ...smollm2 import default_model
 from ...store.names import HUB_ID, model_source, named_tokenizer
-from ...store.printable import one_line
 from ...store.stored_tokenizer import public_name
 
 

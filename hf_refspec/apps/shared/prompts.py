@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
+from ...corpus.rows import REFUSALS
+from ...corpus.untrusted import one_line
 from ...smollm2 import HUB_ID
 from ...text_config import context_length
 
@@ -51,16 +53,20 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat up to its answer, in the model's template or as a text: ids and mask, `(1, n)`."""
+    """A chat up to its answer, in the model's template or as a text: ids and mask, `(1, n)`. Raises
+    a ValueError if the template refuses the chat."""
     if tokenizer.chat_template is None:
         return text_inputs(tokenizer, "\n\n".join(message["content"] for message in messages))
-    return tokenizer.apply_chat_template(
-        list(messages),
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-        tokenizer_kwargs={"return_token_type_ids": False},
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            tokenizer_kwargs={"return_token_type_ids": False},
+        )
+    except REFUSALS as error:
+        raise ValueError(f"the chat template refuses these messages: {one_line(error)}") from error
 
 
 def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:

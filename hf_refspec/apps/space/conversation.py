@@ -13,11 +13,11 @@ from typing import Any
 from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...corpus.documents import PRESETS, python_stdlib
 from ...drafting.auto import default_sources
 from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...smollm2 import HUB_ID
-from ...store.build.presets import PRESETS, python_stdlib
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import tokenizer_fingerprint
 from ...version import __version__

@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...text_tokenizer import text_tokenizer
+from ..calibration import Outcomes
 from ..contract import NO_PATH, Call, Observation, PathDrafter
 from ..tree import ROOT, DraftTree
 from .processor import (
@@ -39,6 +40,14 @@ _ALL = 0.9
 _ENDS = 3
 _END_PROB = 0.7
 _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
+
+
+class _Ends(Outcomes):
+    """Free tokens behind which others were forced, with their counts."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__(*tokens)
+        self.counts = Counter(tokens)
 
 
 class GrammarDrafts(PathDrafter):
@@ -80,6 +89,9 @@ class GrammarDrafts(PathDrafter):
     """
 
     prunes = True
+    _matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
+    _inside = False  # whether the last token was free, that is, not forced
+    _of_a_call = (*PathDrafter._of_a_call, "_matcher", "_inside")
 
     def __init__(
         self,
@@ -109,12 +121,9 @@ class GrammarDrafts(PathDrafter):
             grammar = library.grammar_from_lark(with_token_ids(tokenizer, value))
         self._grammar = CompiledGrammar(tokenizer, name, str(grammar))
         self.stops: Callable[[], bool] = bool
-        self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
-        self._inside = False  # true if the last token was free, that is, not forced
-        # Free tokens after which others were forced, with their counts.
         ends = _ENDS_OF_JSON if isinstance(value, dict) else ()
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ends]
-        self._ends = Counter(end[0] for end in ids if len(end) == 1)
+        self._ends = _Ends(*(end[0] for end in ids if len(end) == 1))
 
     def processor(self) -> GrammarProcessor:
         """The logits processor that constrains, for one call after another."""
@@ -230,7 +239,7 @@ class GrammarDrafts(PathDrafter):
     def _ending(self, matcher: LLMatcher) -> list[int]:
         """Tokens that ended earlier free parts, and would end the one that the state is in."""
         ends = []
-        for token, _ in self._ends.most_common(_ENDS):
+        for token, _ in self._ends.counts.most_common(_ENDS):
             after = matcher.deep_copy()
             if after.try_consume_tokens([token]) and _ends_here(after):
                 ends.append(token)
@@ -247,13 +256,10 @@ class GrammarDrafts(PathDrafter):
             self._inside = not forced
             forced = _ends_here(self._matcher)
             if self._inside and forced:
-                self._ends[token] += 1
+                self._ends.counts[token] += 1
 
     def end(self) -> None:
         self._matcher = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_matcher": None}
 
 
 @cache

@@ -73,6 +73,7 @@ class SessionDrafts(LookUp):
     _prompt: np.ndarray | None
     _view: View | None
     _references: LinkedText | None
+    _of_a_call = (*LookUp._of_a_call, "_prompt", "_view", "_references", "_output")
 
     def __init__(
         self,
@@ -167,9 +168,11 @@ class SessionDrafts(LookUp):
 
     def fork(self) -> SessionDrafts:
         """Another drafter with the same memory, for another thread or row of a batch."""
-        fork = copy.copy(self)
-        fork._forget_call()
-        return fork
+        return copy.copy(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_call()
 
     def _forget_call(self) -> None:
         self._prompt = self._view = self._references = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -97,11 +98,14 @@ def test_a_replay_with_a_model_lays_the_cost_of_its_passes_beside_the_mat(bench,
     assert 1 < float(tokens) <= 9 and float(mat) > 1
 
 
-def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama):
+def test_prompts_that_are_too_long_are_left_out(bench, folder, tmp_path, byte_llama, capsys):
     long = "x" * byte_llama.config.max_position_embeddings
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": long}) + "\n" + json.dumps({"text": "cat"}) + "\n")
     assert " 1 of 1" in bench("--prompts", path, "--max-new-tokens", 4)
+    path.write_text(json.dumps({"text": long}) + "\n")
+    assert main(["bench", "--model", folder, "--prompts", str(path)]) == 2
+    assert f"{path}, row 1: a prompt has" in capsys.readouterr().err
 
 
 def test_other_ids_are_said_and_exit_with_1(bench, prompts, monkeypatch):
@@ -135,6 +139,41 @@ def store(tmp_path_factory, tokenizer) -> Datastore:
     folder = tmp_path_factory.mktemp("stores") / "store"
     options = {"num_proc": 1, "progress": False}
     return Datastore.build(list(TEXTS.values())[:2], tokenizer, folder, **options)
+
+
+@pytest.fixture
+def refusing(tmp_path, folder) -> Path:
+    """The folder of a model whose chat template refuses the role system."""
+    path = shutil.copytree(folder, tmp_path / "refusing")
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template = path / "chat_template.jinja"
+    template.write_text(refusal + template.read_text())
+    return path
+
+
+MEASURING = {
+    "bench": "bench --prompts {rows} --model {model} --max-new-tokens 4",
+    "replay": "bench --replay {rows} --tokenizer {model}",
+    "evaluate": "store evaluate {store} --prompts {rows} --model {model} --max-new-tokens 4",
+}
+
+
+@pytest.mark.parametrize("command", MEASURING.values(), ids=MEASURING)
+def test_chats_that_the_template_refuses_are_skipped_counted_and_named(
+    command, refusing, store, tmp_path, capsys, caplog
+):
+    ask, answer = {"role": "user", "content": ASKED[0]}, {"role": "assistant", "content": ASKED[1]}
+    rows = [[{"role": "system", "content": "Be brief."}, ask, answer], [ask, answer]]
+    path = tmp_path / "rows.jsonl"
+    words = command.format(rows=path, model=refusing, store=store.path).split()
+    for kept, status in ((rows, 0), (rows[:1], 2)):
+        path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in kept))
+        caplog.clear()
+        assert main([*words, "--limit", "1"]) == status
+        named, counted = caplog.messages
+        assert f"{path}, row 1: the chat template refuses" in named and "no system" in named
+        assert counted == "skipped 1 chat that the chat template refuses"
+    assert f"{path}, row 1: the chat template refuses this chat and all" in capsys.readouterr().err
 
 
 @pytest.fixture

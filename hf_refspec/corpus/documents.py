@@ -1,0 +1,303 @@
+"""The documents that a stored folder is built from, read one after another: texts, lists of ids,
+files of texts, or the rows of files, frames and datasets; and corpora with a name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from operator import length_hint
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..counted import counted
+from .rows import (
+    ROWS,
+    Row,
+    columns_of,
+    dataset_rows,
+    frame_rows,
+    kind_of,
+    mapping_rows,
+    read_content,
+    read_rows,
+    row_documents,
+)
+from .tokenise import Document
+from .untrusted import printable
+
+logger = logging.getLogger("hf_refspec")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class _File(NamedTuple):
+    path: Path
+    public: Path  # of an absolute path only the last part and what is below it
+    is_named: bool  # rather than found in a folder
+
+
+@dataclass
+class Source:
+    """Documents, and what is known about them."""
+
+    documents: Iterator[Document]  # texts, or arrays of checked ids; read once
+    name: str  # for people
+    license: str | None = None
+    total: int | None = None  # of documents
+    names: list[str] | None = None  # of documents that are given with them
+
+
+def open_source(
+    documents: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    column: str | None = None,
+    pattern: str = "*",
+    places: list[str] | None = None,
+) -> Source:
+    """Recognises documents, see [`Datastore.build`]; they are read only when needed.
+
+    `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
+    neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
+    `places`, as they are read, where they are from: a public path, and the row if it has some."""
+    name = "unnamed"
+    license = names = None
+    total = length_hint(documents) or None
+    rows: Iterator[Row] | None = None
+    if (paths := _paths_in(documents)) is not None:
+        files, name = _files(paths, pattern)
+        has_rows = any(kind_of(file.path) in ROWS for file in files)
+        total = None if has_rows else len(files)
+        if has_rows or column is None:
+            rows = _file_rows(files, column)
+    elif hasattr(documents, "select_columns"):
+        if isinstance(documents, Mapping):
+            kind = type(documents).__name__
+            raise ValueError(f"documents is a {kind}; choose a split of it, one of {[*documents]}")
+        info = documents.info
+        config = "" if (info.config_name or "").startswith("default") else info.config_name
+        parts = (info.dataset_name, config, documents.split)
+        name = " ".join(str(part) for part in parts if part) or name
+        license = info.license or None
+        rows = dataset_rows(documents, column)
+    elif hasattr(documents, "to_frame") or hasattr(documents, "to_dict"):
+        rows = frame_rows(documents, column)
+    else:
+        if isinstance(documents, Mapping):
+            names = [*documents]
+            if unfit := next((name for name in names if _CONTROL.search(name)), None):
+                raise ValueError(f"the name {unfit!r} of a document has a control character")
+            documents = documents.values()
+        rest = iter(documents)
+        first = [*islice(rest, 1)]
+        documents = chain(first, rest)
+        if names is None and first and isinstance(first[0], Mapping):
+            rows = mapping_rows(documents, column)
+    if rows is not None:
+        found = row_documents(rows, tokenizer)
+    elif column is not None:
+        raise ValueError(f"column={column!r} is for datasets and files of rows, not for texts")
+    else:
+        found = zip(documents, names or (f"document {i}" for i in count()), strict=False)
+    read = _checked(found, vocab_size, None if paths is None else places)
+    return Source(read, name, license, total, names)
+
+
+def _paths_in(documents: Any) -> Sequence[Any] | None:
+    """The paths of files, if documents are those rather than texts."""
+    if isinstance(documents, str | os.PathLike):
+        return [documents]
+    if not isinstance(documents, list | tuple) or not documents:
+        return None
+    first = documents[0]
+    if isinstance(first, str) and not os.path.isfile(first):
+        # A text may happen to name a folder, but hardly all of them do.
+        are_paths = all(isinstance(text, str) and os.path.exists(text) for text in documents)
+    else:
+        are_paths = isinstance(first, str | os.PathLike)
+    return documents if are_paths else None
+
+
+def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
+    """The files at paths, and the name of all of them together."""
+    files: list[_File] = []
+    names = []
+    for path in paths:
+        found = files_of(path, pattern)
+        path = Path(path)
+        if not found:
+            raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
+        name = path.resolve().name
+        names.append(name)
+        is_outside = path.is_absolute() or ".." in path.parts
+        public = Path(name) if is_outside else path
+        files += [_File(file, public / file.relative_to(path), file == path) for file in found]
+    return files, (", ".join(names) if len(names) <= 3 else f"{len(names)} files") or "unnamed"
+
+
+def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
+    to folders, which could form a loop, are not followed, nor links out of the folder or to hidden
+    files in it, which would publish whatever a foreign repository links to."""
+    path = Path(source)
+    if os.path.isfile(source):
+        return [path]
+    if not os.path.isdir(source):  # unlike the path of "", which is the current folder
+        raise FileNotFoundError(
+            f"{str(source)[:100]!r} is neither a file nor a folder; put a text into a list, "
+            "[text], and the output of a pipe into a file"
+        )
+    try:
+        below = [file.relative_to(path) for file in path.rglob(pattern)]
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"pattern {pattern!r} cannot be used: {error}") from error
+    folder = Path(os.path.realpath(path))
+    files: list[Path] = []
+    links: list[Path] = []
+    for file in sorted(filter(_is_visible, below), key=Path.as_posix):
+        if os.path.isfile(path / file):
+            real = Path(os.path.realpath(path / file))
+            is_inside = real.is_relative_to(folder) and _is_visible(real.relative_to(folder))
+            (files if is_inside else links).append(path / file)
+    if links:
+        logger.warning(
+            "skipped %s in %s that led out of it or to hidden files (the first: %s)",
+            counted(len(links), "link"),
+            printable(path),
+            printable(links[0]),
+        )
+    return files
+
+
+def _is_visible(file: Path) -> bool:
+    """Whether no part of a path in a folder is hidden."""
+    return not any(part.startswith(".") for part in file.parts)
+
+
+def _file_rows(files: list[_File], column: str | None) -> Iterator[Row]:
+    """The rows of files. A text is one row, and so is a .json or .csv file of settings."""
+    damaged: list[Path] = []
+    for path, public, is_named in files:
+        kind = kind_of(path)
+        is_of_rows = kind in ROWS and (is_named or kind in (".jsonl", ".parquet"))
+        if is_of_rows or (kind in ROWS and _begins_with_document(path, column)):
+            for number, row in read_rows(path, errors="surrogateescape"):
+                place = f"{printable(public)}, row {number}"
+                yield row, columns_of(row, column, place), place
+            continue
+        content = read_content(path)
+        text = content.decode("utf-8", errors="replace")
+        if text.encode("utf-8") != content:
+            damaged.append(path)
+        yield {"text": text}, ["text"], str(public)
+    if damaged:
+        logger.warning(
+            "replaced invalid bytes in %d of %s, which should be UTF-8 (the first: %s)",
+            len(damaged),
+            counted(len(files), "file"),
+            printable(damaged[0]),
+        )
+
+
+def _begins_with_document(path: Path, column: str | None) -> bool:
+    try:
+        return any(columns_of(row, column, "") for _, row in islice(read_rows(path), 1))
+    except ValueError:
+        return False
+
+
+def _checked(
+    documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
+) -> Iterator[Document]:
+    """Yields texts, and ids below `vocab_size`; refuses anything else. Adds names to `places`."""
+    damaged = 0
+    for document, name in documents:
+        if places is not None:
+            places.append(name)
+        if not isinstance(document, str):
+            yield _checked_ids(document, name, vocab_size)
+            continue
+        text = document.encode("utf-8", errors="replace").decode("utf-8")
+        damaged += text != document
+        yield text
+    if damaged:
+        logger.warning("replaced invalid characters in %s", counted(damaged, "text"))
+
+
+def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
+    try:
+        ids = np.asarray(document)
+    except (ValueError, TypeError, OverflowError):
+        ids = np.empty((), object)
+    if ids.shape == (0,) and ids.dtype != object:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be a text or one list of ids (in a row also a chat: "
+            "messages with role and content, or from and value), but has the type "
+            f"{type(document).__name__}: {short(document)}"
+        )
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
+        raise ValueError(
+            f"{name} has the id {wrong[0]}, but the tokenizer's ids are from 0 to {vocab_size - 1}"
+        )
+    return ids.astype(np.min_scalar_type(vocab_size))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A corpus: a dataset, or the files of [`python_stdlib`]."""
+
+    corpus: str
+    license: str
+    size: str  # for people
+    dataset: str | None = None  # its Hub id
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `datasets.load_dataset`
+
+
+def python_stdlib() -> list[Path]:
+    """The source files of the running interpreter's standard library, its tests included."""
+    root = Path(sysconfig.get_path("stdlib"))
+    foreign = {"site-packages", "dist-packages"}
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not foreign.intersection(path.relative_to(root).parts)
+    ]
+
+
+PRESETS = {
+    "python-stdlib": Preset("Python standard library", "PSF-2.0", "about 10M tokens"),
+    "ultrachat": Preset("UltraChat", "MIT", "1.5M chats", "stingning/ultrachat"),
+    "sharegpt": Preset(
+        "ShareGPT",
+        "Apache-2.0",
+        "about 100,000 chats",
+        "Aeala/ShareGPT_Vicuna_unfiltered",
+        {"data_files": "ShareGPT_V4.3_unfiltered_cleaned_split.json"},
+    ),
+    "the-stack-python": Preset(
+        "The Stack, Python",
+        "permissive, of each file",
+        "13M files, on request; give --max-tokens",
+        "bigcode/the-stack-dedup",
+        {"data_dir": "data/python", "streaming": True},
+    ),
+    "wikipedia": Preset(
+        "Wikipedia, English, November 2023",
+        "CC-BY-SA-3.0, GFDL",
+        "6.4M articles",
+        "wikimedia/wikipedia",
+        {"name": "20231101.en"},
+    ),
+}

@@ -1,0 +1,98 @@
+"""Code of others inside a model's forward passes: hooks, replaced forwards, attention functions.
+
+It may act by the call, the pass or the length of the text, which no probe shows, and may count how
+often it runs. What transformers, accelerate, PEFT and torch put there themselves does not, and what
+belongs to the model's own class is probed like the rest of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from inspect import getattr_static
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from transformers import PreTrainedModel
+
+from .transformers_names import attention_functions
+
+_TRUSTED = {"accelerate", "peft", "torch", "transformers", __name__.partition(".")[0]}
+_SDPA = "scaled_dot_product_attention"
+
+
+def foreign_code(model: PreTrainedModel) -> str | None:
+    """Names the first piece of code of others that runs in a model's forward passes, and where."""
+    for place, code in _pieces(model):
+        foreign = next((part for part in _parts(code) if not _is_trusted(part)), None)
+        if foreign is not None:
+            name = getattr(foreign, "__qualname__", type(foreign).__qualname__)
+            return f"{place} `{name}` of {_package_of(foreign) or 'unknown origin'}"
+    return None
+
+
+def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """All that could be of others, each with a description of its place."""
+    for code in torch_modules._global_forward_pre_hooks.values():
+        yield "torch has the global forward pre-hook", code
+    for code in torch_modules._global_forward_hooks.values():
+        yield "torch has the global forward hook", code
+    yield "torch attends by the function", getattr(nn.functional, _SDPA)
+    own_package = _package_of(type(model))
+    known = _TRUSTED | {own_package}
+    kinds = dict.fromkeys(map(type, model.modules()))
+    sources = [sys.modules.get(kind.__module__) for kind in kinds if _package_of(kind) in known]
+    imported = {id(value) for source in sources for value in vars(source).values()}
+    is_quantised = getattr(model, "hf_quantizer", None) is not None  # by transformers, in layers
+    for name, module in model.named_modules():
+        of_module = f"`{name}`" if name else "the model"
+        if isinstance(module, PreTrainedModel):
+            for code in attention_functions(module):
+                yield f"{of_module} attends by the function", code
+        attributes = vars(module)
+        for code in attributes["_forward_pre_hooks"].values():
+            yield f"{of_module} has the forward pre-hook", code
+        for code in attributes["_forward_hooks"].values():
+            yield f"{of_module} has the forward hook", code
+        kind = type(module)
+        if not (is_quantised or _package_of(kind) in known or id(kind) in imported):
+            yield f"{of_module} has been replaced by the module", kind
+        forward = getattr_static(kind, "forward", None)
+        owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
+        own = {own_package, _package_of(owner)}
+        replaced = [attributes.get("forward"), attributes.get("_old_forward"), forward]
+        for code in replaced:
+            others = [part for part in _parts(code) if _package_of(part) not in own]
+            yield from ((f"{of_module} has the replaced forward", part) for part in others)
+        # accelerate's forward runs the hooks that it was given.
+        hook = attributes.get("_hf_hook")
+        for code in () if hook is None else getattr(hook, "hooks", [hook]):
+            yield f"{of_module} has accelerate's hook", code
+
+
+def _parts(code: Any) -> Iterator[Any]:
+    """The functions that code consists of: what decorators wrap runs too."""
+    if isinstance(code, partial):
+        yield from _parts(code.func)
+    elif isinstance(code, MethodType):
+        yield from _parts(code.__func__)
+    elif code is not None:
+        yield code
+        yield from _parts(getattr(code, "__wrapped__", None))
+
+
+def _is_trusted(part: Any) -> bool:
+    return hasattr(part, "only_reads") or _package_of(part) in _TRUSTED
+
+
+def _package_of(part: Any) -> str:
+    """The package that a function, a class or the class of another object was written in: wrappers
+    copy `__module__`, but not their globals."""
+    if isinstance(part, FunctionType):
+        name = part.__globals__.get("__name__")
+    else:
+        name = getattr(part, "__module__", None) or type(part).__module__
+    return str(name).partition(".")[0]

@@ -1,0 +1,202 @@
+"""Acceptance: the draft tokens that each row takes of a pass, as the target model chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from transformers.generation import logits_process
+
+from ..drafting.top_tokens import TopTokens, top_tokens
+from ..drafting.tree import ROOT, DraftTree
+from ..kernels.compilation import drafting_kernels
+from ..verification.passes import PassResult
+from .row import Row, checked_tokens, choose_tokens, drawn
+
+_BLIND_TO_IDS = (
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinPLogitsWarper,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
+)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a row has taken of a pass.
+
+    Attributes:
+        path (`list[int]`, *optional*): The accepted nodes of its draft, from the root on; `None` if
+            the row took no part in the pass.
+        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: those of the path and one
+            more.
+        drafted (`int`): The number of nodes that were verified.
+    """
+
+    path: list[int] | None
+    tokens: np.ndarray
+    drafted: int
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What all rows have taken of a pass.
+
+    Attributes:
+        rows (`list[Taken]`): What each row has taken.
+        pass_tokens (`int`): The tokens of the pass, with its padding.
+        seconds (`float`): The time from the beginning of the pass until all tokens were known.
+        top ([`TopTokens`], *optional*): The best next tokens at each node, if any drafter needs
+            them and the kernels are loaded.
+    """
+
+    rows: list[Taken]
+    pass_tokens: int
+    seconds: float
+    top: TopTokens | None
+
+    @property
+    def paths(self) -> list[list[int] | None]:
+        return [taken.path for taken in self.rows]
+
+
+class _Walk:
+    """The walk of a row down its draft tree; `places` are those of its logits among those of the
+    pass: after the row, and each node."""
+
+    def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
+        self.row = row
+        self.tree = tree
+        self.places = range(root, root + 1 + len(tree))
+        self.path: list[int] = []
+        self._children = tree.children()
+
+    @property
+    def place(self) -> int:
+        """The place of the logits by which the next token is chosen."""
+        return self.places[1 + self.path[-1] if self.path else 0]
+
+    def goes_on(self, token: int) -> bool:
+        """Emits a token; True if it is a node of the draft, and the row has not ended."""
+        node = self._children.get((self.path[-1] if self.path else ROOT, token))
+        if self.row.append(token) or node is None:
+            return False
+        self.path.append(node)
+        return True
+
+
+def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: PassResult) -> Accepted:
+    """Each row takes the nodes of its draft that the target model chooses, and one token more.
+
+    Every row walks down its own draft, and they choose together: where logits processors do not
+    look at the text (temperature, top-k, top-p), one call chooses the next tokens of all rows that
+    still walk. Greedy tokens without processors are chosen at all nodes in one call, as are sampled
+    tokens on any device but a CPU. Otherwise the host waits once per accepted depth.
+    """
+    logits = result.logits  # (N, vocab_size)
+    k = max(row.drafter.observed_top_k for row in rows)
+    # No token waits for kernels.
+    is_ready = drafting_kernels.compiled
+    top = top_tokens(logits[None], k) if k > 0 and is_ready else None
+    walks = {
+        i: _Walk(row, tree, root)
+        for i, (row, tree, root) in enumerate(zip(rows, drafts, result.roots, strict=True))
+        if tree is not None
+    }
+    known = _known_tokens([*walks.values()], logits, None if top is None else top.choices[0])
+    going = [*walks.values()]
+    while going:
+        tokens = _choose(going, logits, known)
+        going = [walk for walk, token in zip(going, tokens, strict=True) if walk.goes_on(token)]
+    taken = []
+    for i, row in enumerate(rows):
+        walk = walks.get(i)
+        path = None if walk is None else walk.path
+        tokens_of_row = row.tail(0 if path is None else len(path) + 1)
+        taken.append(Taken(path, tokens_of_row, 0 if walk is None else len(walk.tree)))
+    seconds = perf_counter() - result.began
+    if top is None and k > 0 and drafting_kernels.ready(in_call=logits.device.type == "cpu"):
+        top = top_tokens(logits[None], k)
+    return Accepted(taken, result.pass_tokens, seconds, top)
+
+
+def _known_tokens(
+    walks: Sequence[_Walk], logits: torch.Tensor, choices: np.ndarray | None
+) -> dict[int, int]:
+    """The tokens that no processor has to be asked about, by their place in the logits; `choices`
+    `(N,)` are their argmax where it is known."""
+    greedy = [walk for walk in walks if walk.row.chooses_by_logits_alone()]
+    known: dict[int, int] = {}
+    if greedy:  # all nodes in one copy
+        if choices is None:
+            drafted = any(len(walk.tree) for walk in walks)
+            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
+        tokens = choices.tolist()
+        known = {place: tokens[place] for walk in greedy for place in walk.places}
+    if logits.device.type != "cpu":  # there each depth would wait for the device
+        sampled = [walk for walk in walks if _samples_blindly(walk.row)]
+        known.update(_sampled_tokens(sampled, logits) if sampled else {})
+    return known
+
+
+def is_blind(processors: Sequence[logits_process.LogitsProcessor]) -> bool:
+    """Whether no logits processor looks at the text."""
+    return all(type(processor) in _BLIND_TO_IDS for processor in processors)
+
+
+def _samples_blindly(row: Row) -> bool:
+    """Whether a row's tokens depend on nothing but logits and random numbers drawn ahead."""
+    return row.noise is not None and is_blind(row.logits_processor) and not row.is_recorded
+
+
+def _sampled_tokens(walks: Sequence[_Walk], logits: torch.Tensor) -> dict[int, int]:
+    """The tokens at every node of rows that are sampled; the host waits once."""
+    vocab_size = logits.shape[-1]
+    chosen: list[torch.Tensor] = []
+    for walk in walks:
+        row = walk.row
+        scores = row.processed_blindly(logits[walk.places.start : walk.places.stop])
+        noise_of = row.noise_ahead(vocab_size)
+        depths = [0, *walk.tree.depths().tolist()]
+        chosen.append(drawn(scores, torch.stack([noise_of(depth) for depth in depths])))
+    tokens = checked_tokens(torch.cat(chosen))
+    places = [place for walk in walks for place in walk.places]
+    return dict(zip(places, tokens, strict=True))
+
+
+def _choose(walks: Sequence[_Walk], logits: torch.Tensor, known: dict[int, int]) -> list[int]:
+    """The next token of each row: the `known` one, or by its logits at its place. Rows choose in
+    one call if none has logits processors or random numbers of its own, and no processor looks at
+    the text."""
+    places = [walk.place for walk in walks]
+    if all(place in known for place in places):
+        return [known[place] for place in places]
+    rows = [walk.row for walk in walks]
+    first = rows[0]
+    alike = (
+        len(rows) > 1
+        and is_blind(first.logits_processor)
+        and all(
+            row.generator is None
+            and row.do_sample == first.do_sample
+            and not row.is_recorded
+            and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
+            for row in rows
+        )
+    )
+    if not alike:
+        return [
+            known[place] if place in known else row.choose(logits[place])
+            for row, place in zip(rows, places, strict=True)
+        ]
+    index = torch.tensor(places).to(logits.device, non_blocking=True)
+    return choose_tokens(rows, first.processed_blindly(logits[index]))

@@ -1,0 +1,382 @@
+"""The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
+how wide the pass is.
+
+[`plan_step`] decides them, nothing else does. What is allowed (the length of the text, room in the
+cache, chains) comes from [`~draft_limits.DraftLimits`], what pays from a budget: the best nodes of
+all rows together are verified, up to the number that yields the most expected tokens per second. A
+pass over packed rows costs what their tokens cost; where rows stand side by side, all get the same
+number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
+drafts that could cost a call more than a small part of its time are not verified.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from ..drafting.contract import Call, Drafter, Speed, checked_draft
+from ..drafting.tree import MOST_NODES, DraftTree
+from ..verification.draft_limits import DraftLimits
+from ..verification.verifier import Verifier
+from .accept import Accepted
+from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
+from .row import Row
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of a step.
+
+    Attributes:
+        trees (`list[DraftTree | None]`): What the pass verifies of each row's draft; `None` for a
+            row that takes no part in the pass.
+        drafted (`list[DraftTree | None]`): The drafts as they were made.
+        seconds (`float`): What drafting has taken.
+    """
+
+    trees: list[DraftTree | None]
+    drafted: list[DraftTree | None]
+    seconds: float
+
+    @property
+    def any(self) -> bool:
+        """True if anything is to be verified."""
+        return any(tree for tree in self.trees)
+
+
+@dataclass
+class Plan:
+    """The sizes of one step.
+
+    Attributes:
+        nodes (`int`): The most nodes that each row drafts.
+        depths (`list[int | None]`): How deep the draft of each row may go, 0 for none; `None` for a
+            row that takes no part in the pass.
+        width (`int`, *optional*): The tokens to which the pass is padded; `None` for no more than
+            it needs. Known once drafts are trimmed.
+    """
+
+    rows: Sequence[Row]
+    budget: Budget
+    limits: DraftLimits
+    nodes: int
+    depths: list[int | None]
+    width: int | None = None
+
+    def call(self, index: int) -> Call:
+        """What the drafter of a row is told of its call."""
+        row = self.rows[index]
+        return Call(
+            sampling=row.sampling,
+            chain=self.limits.chains,
+            depth=self.depths[index] or 0,
+            speed=self.budget.speed,
+            noise=row.noise_ahead(self.limits.vocab_size) if row.do_sample else None,
+        )
+
+    def trim(self, drafts: Drafts) -> Drafts:
+        """The nodes that pay, none if the model turns out not to verify them exactly. Sets the
+        width of their pass. The first of several ranks decides."""
+        began = perf_counter()
+        trees = self.budget.trim(self.rows, drafts)
+        seconds = drafts.seconds + perf_counter() - began
+        trees = self.limits.ranks.agree(trees)
+        going = [row.seen for row, tree in zip(self.rows, trees, strict=True) if tree is not None]
+        if any(trees) and not self.limits.allow(max(map(len, going))):
+            trees = [None if tree is None else DraftTree.empty() for tree in trees]
+        if self.limits.may_pad:
+            seen = [row.seen for row in self.rows]
+            self.width = self.budget.width(self.limits.verifier.pass_tokens(seen, trees))
+        return replace(drafts, trees=trees, seconds=seconds)
+
+
+def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
+    """Decides how many nodes each row drafts, and how deep.
+
+    A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
+    as the others."""
+    going = [not row.finished or len(row) < longest for row in rows]
+    drafting = limits.ranks.is_first  # of several ranks
+    nodes = min(budget.nodes(rows, going), limits.room) if drafting else 0
+    depths: list[int | None] = []
+    for i, row in enumerate(rows):
+        depth = limits.depth(i, len(row.seen)) if going[i] and nodes > 0 else 0
+        if row.draft_end is not None:
+            depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
+        depths.append(max(depth, 0) if going[i] else None)
+    return Plan(rows, budget, limits, nodes, depths)
+
+
+def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
+    """The draft tree of each row, as large and deep as planned."""
+    began = perf_counter()
+    trees: list[DraftTree | None] = []
+    for i, (row, depth) in enumerate(zip(rows, plan.depths, strict=True)):
+        tree = None if depth is None else DraftTree.empty()
+        if depth:
+            call = plan.call(i)
+            tree = checked_draft(row.drafter, plan.nodes, call, plan.limits.vocab_size)
+            tree = tree.truncated(depth)
+        trees.append(tree)
+    return Drafts(trees, trees, perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class BudgetConstants:
+    """Numbers of [`~budget.AutoBudget`]."""
+
+    # The part of the time that drafts may lose, with the advance of `PassCosts` about three plain
+    # steps of a call of 100 tokens. A call that ends early loses a larger part.
+    loss: float = 0.015
+    least_advance: float = 0.5  # a call that fails does not end drafting for good
+    # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
+    # a running batch would pay for wrong drafts for as long as right ones came before.
+    most_affordable: float = 100.0
+    disturbed: float = 2.0  # a pass counts as at most this multiple of its usual cost
+    # The part of what is affordable that one pass may stake; the pass over the fewest nodes may
+    # stake all. More tries longer drafts, less leaves something for others where the first fail.
+    stake: float = 0.5
+    # After this number of drafts in a row that were not worth verifying, drafting takes this part
+    # of the time. Less patience saves time on text that repeats nothing, and misses the first
+    # repetition of others; more drafting notices sooner that drafts pay again.
+    patience: int = 8
+    drafting_fraction: float = 0.005
+    # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
+    # its first draft, has a ledger of its own.
+    dearest_draft: float = 0.05
+    # A draft must promise to be faster than none by this factor. More misses small gains, less
+    # verifies drafts whose estimates are a little too high.
+    margin: float = 1.05
+    # A row this far ahead of another is e times less likely to be the last of its call to end. Less
+    # leaves the rows that are ahead without drafts sooner.
+    lead: float = 4.0
+    horizon: float = 8.0  # passes to come in which a row is taken to gain as much as now
+
+
+BUDGET = BudgetConstants()
+
+
+class Budget:
+    """A fixed number of draft nodes for each row, which the call names."""
+
+    speed: Speed | None = None  # see `Call`: the number is fixed, so costs are not considered
+
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes  # the most that a row ever drafts
+
+    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
+        """The most nodes that each row should draft for the next pass, in which the `going` rows
+        take part."""
+        return self.max_nodes
+
+    def width(self, tokens: int) -> int:
+        """The size to which a pass over this number of tokens of packed rows is padded."""
+        return tokens
+
+    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
+        """The part of each row's draft that the next pass should verify."""
+        return drafts.drafted
+
+    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
+        """Learns which drafts a pass accepted and how long it took; a fixed number learns
+        nothing."""
+
+
+class AutoBudget(Budget):
+    """The draft nodes that yield the most expected tokens per second; none if none pay. Each pass
+    is logged at level DEBUG."""
+
+    def __init__(
+        self,
+        costs: PassCosts,
+        widths: tuple[int, ...] = (),  # that rows are padded to
+        packs: bool = False,  # whether rows may verify different numbers of nodes
+        waits: bool = False,  # whether one call waits for all rows, above all for the last
+    ) -> None:
+        super().__init__((widths or PASS_TOKENS)[-1] - 1)
+        self._costs = costs
+        self._widths = widths
+        self._packs = packs
+        self._waits = waits
+        self._affordable = costs.allowance  # the ledger: plain steps that drafts may lose now
+        self._unpaid = 0  # drafts in a row that were not worth verifying
+        self._drafting_seconds = 0.0  # of the last draft
+        self._spared = 0.0  # seconds that drafting may have taken since then
+        # The present step:
+        self._drafts = False  # whether rows may draft
+        self._plain = 0.0  # seconds of a plain step
+        self._length = 0  # tokens of the longest text
+        self._rows = 1
+        self._going = 1  # rows that take part
+
+    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
+        """The most nodes that each row should draft. Returns 0 while a plain step is measured or
+        drafting is not affordable, and mostly 0 while drafts do not pay."""
+        self._rows = len(rows)
+        self._going = sum(going)
+        self._length = max(len(row.seen) for row, goes in zip(rows, going, strict=True) if goes)
+        self._plain = self._costs.plain_seconds(self._going, self._length)
+        paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
+        self._drafts = (
+            not paused
+            and self._affordable * self._plain >= self._drafting_seconds
+            and not self._costs.wants_plain_step(self._going, self._length)
+        )
+        return self.max_nodes if self._drafts else 0
+
+    def speed(self, probs: np.ndarray, drafting_seconds: float) -> float:
+        """See [`Call`]; of a row, if all rows draft alike."""
+        best = np.sort(probs)[::-1][: self.max_nodes]
+        gains = _sums(np.repeat(best, self._going)) if self._packs else self._going * _sums(best)
+        _, speed = self._best_count(gains, self._going * drafting_seconds)
+        return speed
+
+    def width(self, tokens: int) -> int:
+        """The cheapest size of at least this number of tokens."""
+        return self._costs.cheapest(tokens)
+
+    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
+        """The nodes of each draft that pay."""
+        kept = drafts.drafted
+        if any(kept):
+            kept = self._trimmed(kept, self._gains(rows, kept))
+        if self._drafts:
+            self._unpaid = 0 if any(kept) else self._unpaid + 1
+            self._drafting_seconds = min(drafts.seconds, BUDGET.dearest_draft * self._plain)
+            self._spared = 0.0
+        return kept
+
+    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
+        for row, drafted, taken in zip(rows, drafts.drafted, accepted.rows, strict=True):
+            if drafted:
+                row.drafter.calibration.record(drafted, taken.tokens)
+        going = sum(taken.path is not None for taken in accepted.rows)
+        emitted = sum(len(taken.tokens) for taken in accepted.rows)
+        drafting_seconds = self._drafting_seconds if self._drafts else 0.0
+        seconds = accepted.seconds
+        pass_tokens = accepted.pass_tokens
+        logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
+        self._costs.record(pass_tokens, seconds, self._length)
+        gained = BUDGET.loss * seconds - drafting_seconds
+        if drafts.any:
+            # A pass that was disturbed is not the draft's fault.
+            [usual] = self._costs.seconds(np.array([pass_tokens]))
+            booked = min(seconds, BUDGET.disturbed * float(usual))
+            gained += emitted / going * self._plain - booked
+        else:
+            self._costs.record_plain_step(going, self._length, seconds)
+        if self._plain > 0:
+            affordable = self._affordable + gained / self._plain
+            self._affordable = min(affordable, BUDGET.most_affordable)
+            allowance = max(self._affordable, BUDGET.least_advance)
+            self._costs.allowance = min(allowance, COSTS.advance)
+        self._spared += BUDGET.drafting_fraction * seconds
+
+    def _trimmed(
+        self, drafts: Sequence[DraftTree | None], gains: Sequence[np.ndarray]
+    ) -> list[DraftTree | None]:
+        """The best nodes of all drafts together, or the same number of nodes of each."""
+        all_gains = np.concatenate(gains)
+        if self._packs:
+            ranks = _ranks(all_gains)
+        else:
+            ranks = np.concatenate([_ranks(row_gains) for row_gains in gains])
+        count, _ = self._best_count(_sums(np.bincount(ranks, weights=all_gains)))
+        ends = np.cumsum([len(row_gains) for row_gains in gains])
+        masks = np.split(ranks < count, ends[:-1])
+        return [
+            draft if draft is None or mask.all() else draft.part(mask)
+            for draft, mask in zip(drafts, masks, strict=True)
+        ]
+
+    def _best_count(self, gains: np.ndarray, drafting_seconds: float = 0.0) -> tuple[int, float]:
+        """The best number of nodes to verify, of all rows together if they are packed, else of
+        each; and the tokens per second that it is expected to yield.
+
+        Args:
+            gains: The tokens that the best 0, 1, 2, ... nodes are expected to gain, `(1 + n,)`.
+            drafting_seconds: The time that a pass without nodes would still save.
+        """
+        counts, tokens = self._passes(len(gains) - 1)
+        speed = (self._going + gains[counts]) / (self._costs.seconds(tokens) + drafting_seconds)
+        speed[0] *= BUDGET.margin
+        stakes = np.full(len(counts) - 1, BUDGET.stake)
+        stakes[:1] = 1.0
+        lost = self._costs.dearest(tokens)[1:] - 1
+        speed[1:][lost > stakes * self._affordable] = 0.0  # not affordable
+        best = int(speed.argmax())
+        return int(counts[best]), float(speed[best])
+
+    def _passes(self, max_count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The passes to choose from: their numbers of nodes, 0, `max_count` and those between with
+        known costs; and their numbers of tokens, of all rows together."""
+        widths = np.array(self._widths or PASS_TOKENS)
+        known = np.array(TOKENS) - self._going if self._packs else widths - 1
+        counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
+        if self._packs:
+            return counts, self._going + counts
+        width = 1 + counts
+        if self._widths:
+            width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
+        return counts, self._rows * width
+
+    def _gains(self, rows: Sequence[Row], drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
+        """The expected gain of each node of each draft, in tokens of a row; none of a row that
+        takes no part.
+
+        Where a call waits for several rows, the last one to end costs a whole pass for each of its
+        tokens, and any other only what one more row adds to these passes. A row that is behind and
+        drafts little is likely to be the last."""
+        estimates = [
+            np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        going = np.array([draft is not None for draft in drafts])
+        count = int(going.sum())
+        worth = going.astype(float)
+        if self._waits and count > 1:
+            lengths = np.array([len(row) for row in rows])
+            ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
+            lags = np.minimum(ahead[going].min() - ahead, 0)
+            last = going * np.exp(lags / BUDGET.lead)
+            fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
+            if self._packs:
+                one_row, all_rows = self._costs.seconds(np.array([1, count]))
+                fixed = min(one_row / all_rows, 1.0)
+            worth *= (1 - fixed) + fixed * count * last / last.sum()
+            worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
+        return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]
+
+
+def make_budget(
+    max_draft_tokens: int | str, drafter: Drafter, verifier: Verifier, waits: bool = False
+) -> Budget:
+    """The budget that a call asks for, whose passes this verifier runs; whether one call `waits`
+    for all rows. `"auto"` does not cut the drafts of a drafter that sets its own length."""
+    if not isinstance(max_draft_tokens, str):
+        return Budget(max_draft_tokens)
+    if drafter.decides_length:
+        return Budget(MOST_NODES)
+    kind = verifier.kind
+    entries = verifier.entries
+    costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")
+    return AutoBudget(costs, widths=kind.widths, packs=entries.packs, waits=waits)
+
+
+def _ranks(gains: np.ndarray) -> np.ndarray:
+    """The place of each node among the best, from 0. Parents come before their children, also where
+    they are equally probable."""
+    ranks = np.empty(len(gains), dtype=np.int64)
+    ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
+    return ranks
+
+
+def _sums(gains: np.ndarray) -> np.ndarray:
+    """The gain of the first 0, 1, 2, ... of these, float64."""
+    return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))

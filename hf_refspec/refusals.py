@@ -1,0 +1,448 @@
+"""Every reason not to draft for a call, in the order in which they are asked: the call, its
+configuration, its cache, the model, the probe. (The version of transformers comes before all of
+them, see `version.py`: this file cannot be loaded under another one.)
+
+Some refuse the call, by a [`RefusedCallError`] before any forward pass that says what to do
+instead: what was asked for is no single text, or would silently be another one. With all others it
+decodes plainly, and says why once. `caller` is the name that messages use for the feature:
+`candidate_generator`, `knn_lm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import (
+    Cache,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    GenerationConfig,
+    PreTrainedModel,
+    QuantizedCache,
+    StaticCache,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from .check_count import check_count
+from .drafting.tree import MOST_NODES
+from .foreign_code import foreign_code
+from .text_config import attends_locally, text_config
+from .transformers_names import (
+    CACHE_NAMES,
+    PREFILL_ARGUMENTS,
+    experts_implementation,
+    foreign_loop,
+    foreign_step,
+    is_compiled,
+    is_pipeline_stage,
+    is_synced,
+    mask_length,
+)
+from .verification.caches import find_cache, has_static_layers
+from .verification.model_memo import memo_of
+from .verification.ranks import Ranks
+
+if TYPE_CHECKING:
+    from .verification.probe import Finding
+
+VERIFICATIONS = ("auto", "tree", "chain", "reproducible")
+REPRODUCIBLE = VERIFICATIONS[-1]
+# Arguments that ask a forward pass for more than logits.
+FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
+# Arguments of a forward pass that a probe passes as well, that only prefills have, or that do not
+# change logits.
+_KNOWN = {
+    *CACHE_NAMES,
+    *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
+    *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
+    *PREFILL_ARGUMENTS,
+    *FURTHER_OUTPUTS,
+}
+
+
+class RefusedCallError(ValueError):
+    """A call that cannot be lossless with drafts; nothing has been done yet."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why nothing is drafted."""
+
+    kind: Literal["call", "configuration", "cache", "model", "probe", "draft"]
+    text: str
+
+
+# --- refusals, before `generate` has prepared a call
+
+
+def check_generates(model: Any) -> None:
+    """Refuses anything but a model, or what wraps one as PEFT does."""
+    if not hasattr(model, "generate") or not hasattr(model, "config"):
+        raise TypeError(
+            f"model must be a transformers model with generate(), but is {model!r}; load it by "
+            "AutoModelForCausalLM.from_pretrained(name)"
+        )
+
+
+def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
+    """Refuses models and arguments that `generate` would use or drop before the decoding loop. The
+    tokenizer, which it drops, shows whether the call's datastores are for this model."""
+    for text in chain(_of_decoder(model, caller), _of_call(model, kwargs, caller)):
+        raise RefusedCallError(text)
+    generator = kwargs.get("candidate_generator")
+    if generator != "auto":  # the default has no datastore
+        from .drafting.calls import check_datastores  # loaded only where something drafts
+
+        check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
+
+
+def _of_decoder(model: PreTrainedModel, caller: str) -> Iterator[str]:
+    """Models that have no single decoder to verify with, or whose decoding loop is not
+    transformers' own: this package cannot know what another loop does besides choosing tokens."""
+    if is_pipeline_stage(model):
+        yield (
+            f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
+            "its own layers only. Load the model with `tp_size` or `device_map`, or leave it out."
+        )
+    if model.config.is_encoder_decoder:
+        yield (
+            f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
+            "encoder-decoder model. Leave the argument out for it."
+        )
+    # The loop of this package replaces transformers'; it calls the other methods of generation
+    # itself, or `generate` has called them before.
+    if (name := foreign_loop(model)) is not None:
+        yield (
+            f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
+            f"{type(model).__name__} is the model's or another library's. Leave the argument "
+            "out for it."
+        )
+
+
+def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """The value that a call of `generate` gives to a field of its generation config: by keyword, in
+    a generation config, or by the model's own; `None` where it is unset."""
+    value = kwargs.get(name)
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        value = getattr(config, name, None) if value is None else value
+    return value
+
+
+def _of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:
+    retrieves = caller != "candidate_generator"
+    if kwargs.get("assistant_model") is not None:
+        yield (
+            f"`assistant_model` cannot be combined with `{caller}`: both draft. Leave one of them "
+            "out; `drafter | rs.DraftModel(assistant)` drafts from both."
+        )
+    if retrieves and is_synced(model, kwargs.get("synced_gpus")):
+        yield (
+            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would retrieve "
+            "at different times and wait for each other. Leave one of them out."
+        )
+    if retrieves and not Ranks.of(model).alone:
+        yield (
+            f"A model that is split over several processes cannot be combined with `{caller}`: "
+            "each would speculate by its own clock. Load it in one process, with `device_map`."
+        )
+    if setting("token_healing", model, kwargs):
+        yield (
+            f"`token_healing=True` cannot be combined with `{caller}`: transformers drops the "
+            "tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before."
+        )
+    if setting("cache_implementation", model, kwargs) == "paged":
+        yield (
+            f"`cache_implementation='paged'` cannot be combined with `{caller}`: it batches "
+            "continuously with a loop of its own. Leave one of them out."
+        )
+
+
+def check_options(max_draft_tokens: Any, verification: Any) -> None:
+    """Refuses values of the options that a speculative call adds to `generate`."""
+    if max_draft_tokens != "auto":
+        otherwise = ' (draft nodes a step) or "auto"'
+        check_count("`max_draft_tokens`", max_draft_tokens, otherwise, least=0, most=MOST_NODES)
+    if verification not in VERIFICATIONS:
+        raise ValueError(
+            f"`verification` must be one of {', '.join(map(repr, VERIFICATIONS))}, but is "
+            f"{verification!r}."
+        )
+
+
+# --- refusals, once `generate` has prepared it
+
+
+def check_prepared(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    caller: str,
+) -> None:
+    """Refuses what cannot be lossless, from the arguments as `generate` has prepared them."""
+    for text in chain(
+        _of_configuration(generation_config, input_ids, model_kwargs),
+        _of_cache(generation_config, find_cache(model_kwargs), caller),
+        _of_steps(model, model_kwargs),
+    ):
+        raise RefusedCallError(f"`{caller}` cannot be combined with {text}.")
+
+
+def _of_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> Iterator[str]:
+    """Arguments of the forward pass that the probe lacks, if they are prepared by methods from
+    outside transformers: they may differ from step to step. Transformers' own models pass them on
+    unchanged or fail the probe (Mllama, Idefics)."""
+    method = foreign_step(model)
+    others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
+    if method and others:
+        yield (
+            f"`{others[0]}`: the `{method}` of {type(model).__name__} may change it at each step, "
+            "and drafts skip steps. Leave one of them out"
+        )
+
+
+def _of_configuration(
+    config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+) -> Iterator[str]:
+    mode = config.get_generation_mode().value
+    rows = len(input_ids)
+    # Report the user's argument first; beams are already rows.
+    if config.num_beams > 1:
+        yield (
+            f"`num_beams={config.num_beams}`: beam search keeps several texts, a draft continues "
+            "one. Pass `num_beams=1`"
+        )
+    if config.prompt_lookup_num_tokens is not None:
+        yield (
+            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}`: both draft. Leave one "
+            "of them out (`hf_refspec.ReferenceCopy()` looks up in the prompt)"
+        )
+    if mode not in ("greedy_search", "sample"):
+        yield (
+            f"the generation mode {mode!r} of the generation config. Only greedy search and "
+            "sampling are lossless"
+        )
+    if model_kwargs.get("inputs_embeds") is not None:
+        yield (
+            "`inputs_embeds`, which models such as BLIP-2 pass by themselves: drafts are looked up "
+            "by token id. Pass `input_ids` to the language model, or leave the drafter out"
+        )
+    if input_ids.shape[1] == 0:
+        yield "`input_ids` with no token: pass a prompt"
+    if not config.use_cache:
+        yield "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`"
+    outputs = (*FURTHER_OUTPUTS, "output_scores", "output_logits")
+    for name in outputs if config.return_dict_in_generate else ():
+        if getattr(config, name) and name in FURTHER_OUTPUTS:
+            yield f"`{name}=True`: not supported yet. Run the model over the returned ids"
+        elif getattr(config, name) and rows > 1:
+            yield (
+                f"`{name}=True` and `input_ids` with {rows} rows: plain decoding goes on to score "
+                "rows that have ended. Pass one prompt at a time"
+            )
+
+
+def _of_cache(config: GenerationConfig, cache: Any, caller: str) -> Iterator[str]:
+    implementation = config.cache_implementation
+    if implementation == "quantized" or isinstance(cache, QuantizedCache):
+        yield (
+            "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
+            "the default cache"
+        )
+    if not isinstance(cache, Cache) or not has_static_layers(cache):
+        return
+    named = f"a {type(cache).__name__}"
+    if implementation is not None:
+        named = f"`cache_implementation={implementation!r}`"
+    if getattr(cache, "offloading", False):
+        yield (
+            f"{named}: its layers are offloaded, and come and go while a pass runs. Pass "
+            "`cache_implementation='static'`"
+        )
+    if caller != "candidate_generator" or not isinstance(cache, StaticCache):
+        yield (
+            f"{named}: a static cache cannot go back to before rejected tokens or a retrieval. "
+            "Leave it out, or pass a `DynamicCache`"
+        )
+
+
+def check_reproducible(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuses caches in which passes cannot all have one shape."""
+    cache = find_cache(model_kwargs)
+    if not isinstance(cache, StaticCache):
+        raise RefusedCallError(
+            f"`verification={REPRODUCIBLE!r}` needs a static cache, but the cache is a "
+            f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
+            "`StaticCache`."
+        )
+    if generation_config.cache_implementation is None:
+        mask = model_kwargs.get("attention_mask")
+        seen = mask_length(generation_config) if mask is None else mask.shape[1]
+        cached = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
+        # Ended rows of a batch keep their last token in a slot behind the text.
+        needed = generation_config.max_length + cached + (len(input_ids) > 1)
+        length = max(layer.max_cache_len for layer in cache.layers)
+        if length < needed:
+            raise RefusedCallError(
+                f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a "
+                f"`max_cache_len` of {needed} or more, but it has {length} (or layers that keep "
+                "no more). Pass a longer one, or leave it out."
+            )
+
+
+# --- plain decoding
+
+
+def why_plain(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    processors: Sequence[Any],
+    model_kwargs: Mapping[str, Any],
+) -> Reason | None:
+    """Why drafts could change the text of a call that is not refused, if they could."""
+    if model_kwargs.get("output_attentions"):
+        return Reason(
+            "call", "`output_attentions=True` may change how the model attends; leave it out"
+        )
+    rows = len(input_ids)
+    for processor in processors if rows > 1 else ():
+        if not fits_single_rows(processor, rows):
+            return Reason(
+                "call",
+                f"a {type(processor).__name__} may know the {rows} rows by their number, and rows "
+                "with drafts differ in length; pass one prompt at a time",
+            )
+    is_static = isinstance(find_cache(model_kwargs), StaticCache)
+    mask = model_kwargs.get("attention_mask") if attends_locally(text_config(model)) else None
+    if is_static and mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
+        return Reason(
+            "cache",
+            "a prompt is padded on the right, and attention to nothing but padding depends on the "
+            "length of the static cache; pad on the left",
+        )
+    return None
+
+
+def fits_single_rows(processor: Any, rows: int) -> bool:
+    """Whether a logits processor returns the same scores when it is asked about each of several
+    rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
+    by their number."""
+    kind = type(processor)
+    if kind is EncoderRepetitionPenaltyLogitsProcessor:
+        # It holds a prompt of several sequences once.
+        return len(processor.encoder_input_ids) == rows
+    return kind is not UnbatchedClassifierFreeGuidanceLogitsProcessor and (
+        knows_one_row(processor) or is_of_transformers(processor)
+    )
+
+
+def knows_one_row(processor: Any) -> bool:
+    """Whether a logits processor says that it may be asked about one row of several, by a copy."""
+    return getattr(type(processor), "knows_one_row", False)
+
+
+def is_of_transformers(member: Any) -> bool:
+    """Whether a processor or a criterion is one of transformers' own."""
+    return type(member).__module__.startswith("transformers.generation.")
+
+
+def why_unverifiable(
+    model: PreTrainedModel, verification: str, trusts_code: bool = False
+) -> Reason | None:
+    """Why nothing can be verified in the model's present state, which no probe shows; with
+    `trusts_code` code of others is no reason."""
+    code = None if trusts_code else foreign_code(model)
+    if code is not None:
+        return Reason(
+            "model",
+            f"{code}, which may act by the call, the pass or the length of the text: remove it, or "
+            'pass `verification="tree"` if it only observes (timing, recording) or treats all '
+            "tokens alike",
+        )
+    if is_compiled(model):
+        return Reason(
+            "model",
+            "`torch.compile` was given it or some of its modules, and drafts would compile many "
+            "more graphs: leave it uncompiled, or pass `cache_implementation='static'`, for which "
+            "`generate` compiles passes itself",
+        )
+    checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    if model.training and any(checkpoints):  # its layers run without the cache
+        return Reason(
+            "model",
+            "gradient checkpointing is at work, which drops the cache: call "
+            "`model.gradient_checkpointing_disable()` or `model.eval()`",
+        )
+    if verification == REPRODUCIBLE and _routes_by_token(model):
+        return Reason(
+            "model",
+            "drafts change how many tokens each of its experts runs over; load it with "
+            '`experts_implementation="batched_mm"`',
+        )
+    return None
+
+
+def _routes_by_token(model: PreTrainedModel) -> bool:
+    """Whether tokens choose among experts, so that shapes depend on what other tokens choose. Few
+    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
+    config = text_config(model)
+    counts = (value for name, value in vars(config).items() if "expert" in name)
+    mixture = any(isinstance(value, int) and value > 1 for value in counts)
+    return mixture and experts_implementation(config) != "batched_mm"
+
+
+def why_inexact(findings: Mapping[str, Finding], rows: int, cache: Cache | None) -> Reason:
+    """Why no verifier was found, by what the probe has found of each kind, and what to do."""
+    failures = {finding.failure for finding in findings.values()}
+    if len(failures) == 1 and (failure := failures.pop()) is not None:
+        return Reason("probe", failure)
+    if findings:
+        found = "; ".join(f"{name}: {finding}" for name, finding in findings.items())
+        return Reason(
+            "probe",
+            f"several tokens in one pass have other logits than one after another ({found})",
+        )
+    if cache is None:
+        return Reason(
+            "cache", "it keeps its cache in a form of its own, which drafts cannot be taken out of"
+        )
+    if isinstance(cache, StaticCache):
+        text = "no verifier supports the layers of its static cache: pass a `DynamicCache`"
+        return Reason("cache", text)
+    if rows > 1:
+        return Reason(
+            "model",
+            f"its attention or cache does not let {rows} rows be verified together: pass one "
+            "prompt at a time",
+        )
+    return Reason("cache", f"no verifier supports its {type(cache).__name__}")
+
+
+def why_refused(finding: Finding, length: int) -> Reason:
+    """Why drafts end in the middle of a call, by what a probe that crosses a length has found;
+    at 0 it was the first probe of the model."""
+    if finding.failure is not None:
+        return Reason("probe", finding.failure)
+    if length == 0:
+        text = f"trees of drafts fail a probe, and the next call tries chains ({finding})"
+        return Reason("probe", text)
+    return Reason("probe", f"drafts were found inexact at the length of the text ({finding})")
+
+
+def why_undrafted(max_nodes: int, waited: bool, offered: bool) -> Reason:
+    """Why a call that could have verified drafts has verified none: whether it `waited` for kernels
+    until its end, and whether any draft was `offered`."""
+    if max_nodes == 0:
+        return Reason("draft", "`max_draft_tokens=0`")
+    if waited:
+        text = "the kernels were still being compiled; call `hf_refspec.warmup()` before"
+        return Reason("draft", text)
+    if not offered:
+        return Reason("draft", "the drafter found nothing to draft")
+    text = "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"
+    return Reason("draft", text)

@@ -1,0 +1,394 @@
+"""Builds a datastore: documents are tokenised, packed into shards, sorted, written and merged.
+
+One shard is filled while the previous one is sorted and written; no more are in memory at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..check_count import check_count
+from ..corpus.documents import Source, open_source
+from ..corpus.tokenise import (
+    Document,
+    TokenBatch,
+    batches,
+    encode,
+    load_backend,
+    pieces,
+)
+from ..extras import require
+from ..index.suffix_array import build_suffix_array
+from ..kernels.compilation import usable_cores
+from ..version import __version__
+from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
+from .files import DatastoreError, FileEntry, blocks_of, write_bytes
+from .folder import only_writer, sweep, sync_folder
+from .shards import (
+    grouped,
+    map_tokens,
+    merge_shards,
+    next_number,
+    split_documents,
+    without_documents,
+    write_part,
+)
+from .stored_tokenizer import public_name, vocabulary_size
+
+SHARD_TOKENS = 32_000_000
+# By its name the number of a document, counted over all shards, and a checksum of its tokens.
+DocumentNames: TypeAlias = dict[str, tuple[int, str]]
+# An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
+_MERGED = 1 << 21
+
+
+# A tokenizer locks its cache of words, so that each thread needs its own.
+_of_thread = threading.local()
+
+
+class Engine(NamedTuple):
+    """Tokenises batches of documents, several at a time, and sorts shards."""
+
+    encode: Callable[[list[Document]], Future[TokenBatch]]
+    sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array
+    width: int  # batches at a time
+
+    def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
+        """Tokenises documents in order, and the pieces of a long text beside each other."""
+        begun: deque[list[Future[TokenBatch]]] = deque()
+        for batch in batches(documents):
+            parts: list[list[Document]] = [batch]
+            if len(batch) == 1 and isinstance(batch[0], str):
+                parts = [[piece] for piece in pieces(batch[0])]
+            begun.append([self.encode(part) for part in parts])
+            if len(begun) > 2 * self.width:
+                yield _joined([part.result() for part in begun.popleft()])
+        while begun:
+            yield _joined([part.result() for part in begun.popleft()])
+
+
+def _joined(parts: list[TokenBatch]) -> TokenBatch:
+    """The tokens of one document from those of its pieces, each of which has a separator."""
+    filled = [tokens for _, tokens in parts if len(tokens)]
+    if len(parts) == 1 or not filled:
+        return parts[0]
+    tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
+    return np.array([len(tokens)]), tokens
+
+
+@contextmanager
+def open_engine(
+    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Engine]:
+    """Yields local threads, or tasks of Ray, which is started and stopped unless it is running."""
+    content = tokenizer.backend_tokenizer.to_str()
+    dtype = config.token_dtype
+    separator = config.separator
+    if name == "local":
+        width = num_proc or usable_cores()
+        threads = ThreadPoolExecutor(width)
+        try:
+            yield Engine(
+                lambda batch: threads.submit(_encode, content, batch, dtype, separator),
+                build_suffix_array,
+                width,
+            )
+        finally:
+            threads.shutdown(cancel_futures=True)
+        return
+    if name != "ray":
+        raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+    ray = require("ray", "engine='ray'", "ray")
+    starts = not ray.is_initialized()
+    if starts:
+        ray.init(include_dashboard=False)
+    try:
+        encode = ray.remote(_encode)
+        shared = ray.put(content)
+        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
+        sort = ray.remote(num_cpus=0)(build_suffix_array)
+        yield Engine(
+            lambda batch: encode.remote(shared, batch, dtype, separator).future(),
+            lambda tokens: ray.get(sort.remote(tokens)),
+            num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
+        )
+    finally:
+        if starts:
+            ray.shutdown()
+
+
+def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
+    if getattr(_of_thread, "content", None) != content:
+        _of_thread.content = content
+        _of_thread.tokenizer = load_backend(content)
+    return encode(_of_thread.tokenizer, batch, dtype, separator)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How documents are made into shards, see [`Datastore.build`]."""
+
+    column: str | None = None
+    pattern: str = "*"
+    max_tokens: int | None = None
+    shard_tokens: int = SHARD_TOKENS
+    num_proc: int | None = None
+    deduplicate: bool = False
+    engine: str = "local"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        tokens = self.shard_tokens
+        if not isinstance(tokens, int) or not 1 <= tokens <= LARGEST_SHARD:
+            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {tokens!r}")
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens, " or None")
+        if self.num_proc is not None:
+            check_count("num_proc", self.num_proc, " or None")
+
+
+def build_store(
+    folder: Path,
+    documents: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    options: BuildOptions,
+    license: str | None,
+    corpus_name: str | None,
+) -> None:
+    """Writes a datastore into an empty folder."""
+    empty = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
+    config, source = _with_documents(folder, empty, documents, tokenizer, options)
+    about = {"corpus": corpus_name or source.name, "license": license or source.license}
+    about |= config.source | {"hf_refspec": __version__}
+    content = tokenizer.backend_tokenizer.to_str().encode()
+    tokenizer_file = write_bytes(folder / "tokenizer.json", content)
+    config = replace(config, source=about, tokenizer_file=tokenizer_file)
+    config.write(folder)
+    sweep(folder, OWN_FILES, config.files())
+
+
+def extend_store(
+    folder: Path, documents: Any, tokenizer: PreTrainedTokenizerBase, options: BuildOptions
+) -> None:
+    """Writes what [`Datastore.add`] adds, replaces and merges into new files."""
+    with _changing(folder) as old:
+        old.check_tokenizer(
+            folder, tokenizer, f"it cannot be extended with {public_name(tokenizer)}"
+        )
+        config, source = _with_documents(folder, old, documents, tokenizer, options)
+        if config.shards == old.shards:
+            return
+        corpus = str(old.source.get("corpus") or "")
+        if source.names is None and source.name not in corpus:
+            config.source["corpus"] = f"{corpus}, {source.name}" if corpus else source.name
+        config.write(folder)
+
+
+def merge_store(folder: Path, options: BuildOptions) -> None:
+    """Merges all shards into as few as possible."""
+    with _changing(folder) as config:
+        groups = grouped(config.shards, growth=LARGEST_SHARD)
+        shards = _merged(folder, config, groups, options)
+        if shards != config.shards:
+            replace(config, shards=shards).write(folder)
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[StoreConfig]:
+    """Locks a datastore, and deletes the files that its config.json does not name (any more)."""
+    with only_writer(folder):
+        config = StoreConfig.read(folder)
+        if not config.shards:
+            raise DatastoreError(
+                f"{folder} has only the compact form; change the datastore that it was made from"
+            )
+        sweep(folder, OWN_FILES, config.files())
+        try:
+            yield config
+        finally:
+            sweep(folder, OWN_FILES, StoreConfig.read(folder).files())
+
+
+def _with_documents(
+    folder: Path,
+    config: StoreConfig,
+    documents: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    options: BuildOptions,
+) -> tuple[StoreConfig, Source]:
+    """The config after documents are added; config.json does not name its new files yet."""
+    source = open_source(documents, tokenizer, config.vocab_size, options.column, options.pattern)
+    known = None
+    if options.deduplicate and source.names is None:
+        stored = (map_tokens(folder, config, shard) for shard in config.shards)
+        known = {_digest(document) for document in split_documents(stored, config.separator)}
+    old = read_names(folder, config.names_file)
+    names = dict(old)
+    with (
+        open_engine(options.engine, options.num_proc, config, tokenizer) as engine,
+        tqdm(
+            desc="tokenizing",
+            total=source.total,
+            unit=" documents",
+            disable=not options.progress or None,
+        ) as bar,
+    ):
+        tokens = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+        if source.names is not None:
+            tokens = _named(tokens, source.names, names, config.documents)
+        packed = _packed(tokens, options.shard_tokens, config.token_dtype)
+        new = _write_shards(folder, packed, engine.sort)
+    if not new and (source.names is None or not config.shards):
+        reason = "nothing that the datastore lacks" if config.shards else "no text with a token"
+        raise ValueError(f"documents has {reason}")
+    gone = sorted(number for name, (number, _) in old.items() if names.get(name) != old[name])
+    shards = [*without_documents(folder, config, gone), *new]
+    if not shards:
+        raise ValueError(f"{folder} would have no document any more; delete the folder instead")
+    groups = grouped(shards, largest=max(_MERGED, 8 * sum(shard.tokens for shard in new)))
+    names = {
+        name: (number - bisect(gone, number), digest) for name, (number, digest) in names.items()
+    }
+    shards = _merged(folder, config, groups, options)
+    is_unique = not config.shards or config.source.get("deduplicated") is True
+    about = config.source | {
+        "deduplicated": options.deduplicate and is_unique,
+        "documents": sum(shard.documents for shard in shards),
+    }
+    names_file = config.names_file if names == old else write_names(folder, names)
+    return replace(config, source=about, shards=shards, names_file=names_file), source
+
+
+def _merged(
+    folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], options: BuildOptions
+) -> list[ShardEntry]:
+    threads = options.num_proc or usable_cores()
+    return merge_shards(folder, config, groups, threads, options.progress)
+
+
+def read_names(folder: Path, entry: FileEntry | None) -> DocumentNames:
+    """Reads the names of documents; raises a DatastoreError if the file is damaged."""
+    if entry is None:
+        return {}
+    content = b"".join(blocks_of(folder, entry))
+    try:
+        found = json.loads(content)
+        return {
+            name: (range(1 << 62)[number], str(digest)) for name, (number, digest) in found.items()
+        }
+    except (AttributeError, IndexError, RecursionError, TypeError, ValueError):
+        raise DatastoreError(f"{folder / entry.name} is damaged: it has other values") from None
+
+
+def write_names(folder: Path, names: DocumentNames) -> FileEntry | None:
+    """Writes the names into a new file, if there are any."""
+    if not names:
+        return None
+    content = json.dumps(names).encode()
+    entry = write_bytes(folder / f"names-{hashlib.sha256(content).hexdigest()[:12]}.json", content)
+    sync_folder(folder)
+    return entry
+
+
+def _named(
+    documents: Iterable[np.ndarray], labels: Iterable[str], names: DocumentNames, number: int
+) -> Iterator[np.ndarray]:
+    """Enters documents into `names`, the first with this number; yields those that are new."""
+    for name, document in zip(labels, documents, strict=False):
+        digest = _digest(document[:-1]).hex()
+        if len(document) == 0:
+            names.pop(name, None)
+        elif name not in names or names[name][1] != digest:
+            names[name] = number, digest
+            number += 1
+            yield document
+
+
+def _documents(
+    token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
+) -> Iterator[np.ndarray]:
+    """Yields the tokens of documents, without those whose digests are in `known`, which grows."""
+    left = math.inf if max_tokens is None else max_tokens
+    for lengths, tokens in token_batches:
+        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
+            if known is not None and len(document):
+                digest = _digest(document[:-1])
+                if digest in known:
+                    continue
+                known.add(digest)
+            yield document
+            left -= len(document)
+            if left <= 0:
+                return
+        bar.update(len(lengths))
+
+
+def _packed(
+    documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields the tokens of each shard, and the number of documents that end in it."""
+    shard = np.empty(shard_tokens, dtype)
+    filled = 0
+    ended = 0
+    for document in documents:
+        start = 0
+        while start < len(document):
+            part = document[start : start + shard_tokens - filled]
+            shard[filled : filled + len(part)] = part
+            filled += len(part)
+            start += len(part)
+            ended += start == len(document)
+            if filled == shard_tokens:
+                yield shard, ended
+                shard = np.empty(shard_tokens, dtype)
+                filled = 0
+                ended = 0
+    if filled:
+        yield shard[:filled], ended
+
+
+def _digest(document: np.ndarray) -> bytes:
+    """A checksum of a document's tokens."""
+    return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
+
+
+def _write_shards(
+    folder: Path,
+    packed: Iterable[tuple[np.ndarray, int]],
+    sort: Callable[[np.ndarray], np.ndarray],
+) -> list[ShardEntry]:
+    """Writes each shard while the next one is filled; `sort` returns a suffix array."""
+    numbers = count(next_number(folder))
+
+    def write(shard: tuple[np.ndarray, int]) -> ShardEntry:
+        number = next(numbers)
+        tokens, documents = shard
+        tokens_file = write_part(folder, "tokens", number, tokens)
+        suffixes_file = write_part(folder, "suffixes", number, sort(tokens))
+        return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
+
+    with ThreadPoolExecutor(1) as background:
+        writing: list[Future[ShardEntry]] = []
+        for shard in packed:
+            if writing:
+                writing[-1].result()  # no more than two shards are in memory
+            writing.append(background.submit(write, shard))
+        written = [shard.result() for shard in writing]
+    sync_folder(folder)
+    return written

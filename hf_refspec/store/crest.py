@@ -1,0 +1,134 @@
+"""CREST: builds, writes and opens the compact form of a datastore, which is one n-gram table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..check_count import check_count
+from ..index.best_first import TreeArrays
+from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, table_bytes
+from ..index.rest_trie import mixed_tree, rest_tree
+from ..index.suffix_array import IndexedText
+from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
+from .files import DatastoreError, read_arrays, write_arrays
+from .folder import only_writer, sweep
+
+NODES_PER_TREE = 64
+NGRAMS_PER_ORDER = 20_000
+# The number of a match's places that are read, by whether the algorithm is the published one: REST
+# reads as many as its authors' code; a mixed tree hardly gains by more.
+PLACES_READ = {True: 5000, False: 1000}
+# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
+CONTINUATION_LENGTH = 10
+HEADER_BYTES = 1024  # of the file, at most
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """What a compact form keeps, see [`Datastore.compact`]."""
+
+    published: bool = False
+    max_ngram: int = 3
+    ngrams_per_order: int | None = None
+    max_bytes: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_ngram <= LONGEST_NGRAM:
+            bounds = f"from 1 to {LONGEST_NGRAM}"
+            raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
+        if self.ngrams_per_order is not None:
+            check_count("ngrams_per_order", self.ngrams_per_order, " or None")
+        if self.max_bytes is not None:
+            check_count("max_bytes", self.max_bytes, " or None", 4096)
+
+
+def build_ngram_table(
+    texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
+) -> tuple[list[int], NgramTable]:
+    """Counts the commonest n-grams of each order and builds their table."""
+    dtype = config.token_dtype
+    candidates = options.ngrams_per_order
+    if candidates is None and options.max_bytes is not None:
+        # More than fit, even if most of their trees are small.
+        entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
+        candidates = options.max_bytes // entry
+    ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
+    grow = rest_tree if options.published else mixed_tree
+    trees: list[TreeArrays] = []
+    shown = {"desc": "draft trees", "disable": not options.progress or None, "delay": 1}
+    for ngram in tqdm([ngram for order in ngrams for ngram in order], **shown):
+        min_match = len(ngram) if options.published else 1
+        continuations = PLACES_READ[options.published]
+        trees.append(
+            grow(texts, ngram, min_match, NODES_PER_TREE, continuations, CONTINUATION_LENGTH)
+        )
+    if options.max_bytes is not None and trees:
+
+        def bytes_of(entries: int, nodes: int) -> int:
+            return HEADER_BYTES + table_bytes(entries, nodes, options.max_ngram, dtype)
+
+        sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, options.max_bytes)
+        kept = np.split(sizes > 0, np.cumsum([len(order) for order in ngrams])[:-1])
+        ngrams = [order[is_kept] for order, is_kept in zip(ngrams, kept, strict=True)]
+        trees = [
+            (tokens[:size], parents[:size], probs[:size])
+            for (tokens, parents, probs), size in zip(trees, sizes.tolist(), strict=True)
+            if size
+        ]
+    return [len(order) for order in ngrams], pack_table(ngrams, trees, dtype, config.vocab_size)
+
+
+def write_ngram_table(
+    folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
+) -> None:
+    """Writes the compact form into a datastore's folder and replaces an older one."""
+    arrays = dict(list(table._asdict().items())[:-2])  # all but two numbers
+    written = write_arrays(folder / "ngrams-000000000000.safetensors", arrays)
+    # Named after its content, so that the older one stays until config.json names this one.
+    file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
+    os.replace(folder / written.name, folder / file.name)
+    entry = NgramsEntry(counts, len(table.node_tokens), corpus_tokens, file)
+    config = replace(config, ngrams=entry)
+    config.write(folder)
+    sweep(folder, [NGRAMS], config.files())
+
+
+def replace_ngram_table(
+    folder: Path, opened: StoreConfig, table: NgramTable, counts: list[int]
+) -> None:
+    """Adds the compact form to a datastore that may have changed since it was opened."""
+    with only_writer(folder):
+        config = StoreConfig.read(folder)
+        if config.fingerprint != opened.fingerprint or config.tokens < opened.tokens:
+            raise DatastoreError(f"{folder} has been replaced meanwhile; open it again")
+        write_ngram_table(folder, config, table, counts, opened.tokens)
+
+
+def open_ngram_table(folder: Path, config: StoreConfig) -> NgramTable:
+    """Memory-maps the compact form; raises as [`read_arrays`]."""
+    entry = config.ngrams
+    assert entry is not None
+    entries = sum(entry.ngrams)
+    max_ngram = len(entry.ngrams)
+    dtype = config.token_dtype
+    shapes = {
+        "keys": (dtype, entries * max_ngram),
+        "slots": (np.uint32, None),
+        "starts": (np.uint32, entries + 1),
+        "node_tokens": (dtype, entry.nodes),
+        "node_parents": (np.uint8, entry.nodes),
+        "node_probs": (np.uint8, entry.nodes),
+    }
+    arrays = read_arrays(folder, entry.file, shapes)
+    if (slots := len(arrays["slots"])).bit_count() != 1:
+        raise DatastoreError(
+            f"{folder / entry.file.name} is damaged: slots has {slots} entries, no power of two"
+        )
+    return NgramTable(**arrays, max_ngram=max_ngram, vocab_size=config.vocab_size)

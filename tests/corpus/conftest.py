@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+
+from hf_refspec.corpus.documents import open_source
+
+
+@pytest.fixture
+def read(tokenizer):
+    def read(source, **options):
+        return list(open_source(source, tokenizer, 259, **options).documents)
+
+    return read

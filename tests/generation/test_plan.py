@@ -1,0 +1,378 @@
+"""How many nodes are verified: what pays at what passes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+import torch
+from hf_refspec.generation.budget import (
+    AutoBudget,
+    Budget,
+    make_budget,
+)
+from hf_refspec.generation.step import Step
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from hf_refspec import Drafter, DraftTree
+from hf_refspec.drafting.calibration import Calibration
+from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
+from hf_refspec.generation.row import Row
+
+MOST_NODES = PASS_TOKENS[-1] - 1
+
+
+class MadeUp(PassCosts):
+    """Costs by a formula, known from the first pass on."""
+
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+
+    def record(self, tokens, seconds, length=0):
+        pass
+
+    def plain_seconds(self, rows, length):
+        return float(self.formula(rows))
+
+    def wants_plain_step(self, rows, length):
+        return False
+
+    def seconds(self, tokens):
+        return np.array([self.formula(int(each)) for each in tokens], dtype=float)
+
+    def dearest(self, tokens):
+        return self.seconds(tokens) / self.formula(int(tokens[0]))
+
+
+class Copier(Drafter):
+    def draft(self, budget, call):
+        return DraftTree.empty()
+
+
+CONFIG = GenerationConfig()
+
+
+def step_of(drafter: Drafter, draft: DraftTree, length: int = 10, is_idle: bool = False) -> Step:
+    """A step of a text of this length, which verifies all that is drafted."""
+    ids = torch.zeros((1, length), dtype=torch.int64)
+    row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), CONFIG)
+    row.drafter = drafter
+    return Step(row, is_idle, draft, verified=draft)
+
+
+def steps_of(drafters: Iterable[Drafter], drafts: Iterable[DraftTree]) -> list[Step]:
+    return [step_of(drafter, draft) for drafter, draft in zip(drafters, drafts, strict=True)]
+
+
+def emit(step: Step, tokens: Iterable[int]) -> None:
+    """As if the target had chosen these tokens: a path of the draft, and one more."""
+    for token in tokens:
+        step.row.append(int(token))
+    step.path = list(range(len(step.row.output) - 1))
+
+
+def trimmed(budget: Budget, steps: list[Step], drafting_seconds: float = 0.0) -> list[DraftTree]:
+    budget.nodes(steps)
+    return budget.trim(steps, drafting_seconds)
+
+
+def rich(costs: PassCosts, **options) -> AutoBudget:
+    """A budget of a call that has gained so much that it may try anything."""
+    costs.allowance = 1e6
+    return AutoBudget(costs, **options)
+
+
+class OneRow:
+    """A budget for one text."""
+
+    def __init__(self, costs: PassCosts, budget: AutoBudget | None = None):
+        self.costs, self.budget = costs, budget or AutoBudget(costs)
+        self.drafter = Copier()
+        self.drafted = DraftTree.empty()
+
+    @property
+    def nodes(self) -> int:
+        return self.budget.nodes([step_of(self.drafter, self.drafted)])
+
+    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
+        [kept] = trimmed(self.budget, [step_of(self.drafter, draft)], drafting_seconds)
+        self.drafted = draft
+        return kept
+
+    def record(self, kept: DraftTree, tokens, seconds: float) -> None:
+        step = step_of(self.drafter, self.drafted)
+        step.verified = kept
+        emit(step, tokens)
+        self.budget.record([step], 1 + len(kept), seconds)
+
+
+def budget_at(formula) -> OneRow:
+    costs = MadeUp(formula)
+    return OneRow(costs, rich(costs))
+
+
+def same(tokens: int) -> float:
+    return 1.0
+
+
+def each(tokens: int) -> float:
+    return float(tokens)
+
+
+@st.composite
+def draft_trees(draw, most: int, least_prob: float = 0.0):
+    size = draw(st.integers(0, most))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    probs = []
+    for parent in parents:
+        conditional = draw(st.floats(least_prob, 1.0, width=32))
+        probs.append(np.float32(conditional * (probs[parent] if parent >= 0 else 1.0)))
+    return DraftTree(
+        np.arange(size, dtype=np.int64),  # all different, so that a node is known by its token
+        np.array(parents, np.int32),
+        np.array(probs, np.float32),
+    )
+
+
+@settings(deadline=None)
+@given(draft_trees(most=MOST_NODES, least_prob=0.5))
+def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_token(tree):
+    assert len(budget_at(each).trim(tree)) == 0
+    budget = budget_at(same)
+    # Not one node of a tree that promises hardly anything is verified.
+    promised = budget.drafter.calibration.calibrated(tree).probs.sum(dtype=float)
+    assume(promised == 0 or promised > 0.1)
+    assert len(budget.trim(tree)) == (len(tree) if promised else 0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=13, max_size=13))
+def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
+    prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
+    budget = budget_at(prices.__getitem__)
+    kept = budget.trim(tree)
+    kept.checked(vocab_size=100)
+    positions = kept.tokens.tolist()
+    # Each node is kept with its ancestors, in the same order.
+    assert [positions.index(p) if p >= 0 else -1 for p in tree.parents[positions].tolist()] == (
+        kept.parents.tolist()
+    )
+    assert kept.probs.tolist() == tree.probs[positions].tolist()
+
+    believed = budget.drafter.calibration.calibrated(tree).probs
+
+    def speed(nodes) -> float:
+        cost = np.interp(1 + len(nodes), PASS_TOKENS, [prices[t] for t in PASS_TOKENS])
+        return (1 + believed[list(nodes)].sum(dtype=float)) / cost
+
+    every = range(len(tree))
+    sizes = {0, len(tree), *(tokens - 1 for tokens in PASS_TOKENS if tokens <= len(tree))}
+    closed = (
+        nodes
+        for nodes in chain.from_iterable(combinations(every, size) for size in sizes)
+        if all(tree.parents[node] in (-1, *nodes) for node in nodes)
+    )
+    best = max(map(speed, closed))
+    # A draft that promises next to nothing is not verified.
+    assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.05)
+
+
+def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_right():
+    """A node costs half a plain step."""
+    budget = OneRow(costs := MadeUp(lambda tokens: 0.5 + 0.5 * tokens), AutoBudget(costs))
+    tree = DraftTree.chain(range(MOST_NODES), [1.0] * MOST_NODES)
+    sizes = []
+    for _ in range(12):
+        kept = budget.trim(tree)
+        sizes.append(len(kept))
+        budget.record(kept, range(1 + len(kept)), 1 + 0.5 * len(kept))
+    assert sizes[0] == 1 and sizes == sorted(sizes) and sizes[-1] == MOST_NODES
+
+
+def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
+    """The plain steps that wrong drafts cost a call of this number of tokens more than a hundredth
+    of its time, behind a number of `right` ones. Passes take twice as long from some pass on."""
+    costs, seconds, plain = PassCosts(), 0.0, 0.0
+    budget = OneRow(costs)
+    tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
+    for number in range(-right, tokens):
+        step = step_of(budget.drafter, tree)
+        step.draft = tree if budget.budget.nodes([step]) else DraftTree.empty()
+        budget.drafter.calibration = Calibration()  # estimates that nothing corrects
+        [step.verified] = budget.budget.trim([step], 0.0)
+        slower = 1.0 if number < 10 * doubles else 2.0
+        taken = slower * np.interp(1 + len(step.verified), [1, 2, 64], [1.0, dear, 3 * dear])
+        if number < 0:
+            emit(step, range(1 + len(step.verified)))
+        else:
+            emit(step, [99])
+            seconds, plain = seconds + taken, plain + slower
+        budget.budget.record([step], 1 + len(step.verified), taken)
+    return seconds - 1.015 * plain
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.floats(1.05, 4.0),
+    st.floats(0.1, 1.0),
+    st.integers(1, 63),
+    st.integers(70, 200),
+    st.integers(0, 9),
+)
+def test_drafts_that_are_always_wrong_take_a_hundredth_of_the_time_and_little_more(
+    dear, prob, nodes, tokens, doubles
+):
+    """And what was granted in advance; what a pass costs more than it was taken to is lost once."""
+    assert lost(dear, prob, nodes, tokens, doubles) <= 2 * 1.5 + 2 * dear
+
+
+def test_what_was_gained_long_ago_pays_for_few_wrong_drafts():
+    assert 50 < lost(1.5, 1.0, 63, tokens=200, doubles=99, right=300) <= 110
+
+
+def test_drafts_that_are_not_verified_are_learned_from_too():
+    budget = budget_at(lambda tokens: 1.0 if tokens == 1 else 1.5)
+    tree = DraftTree.chain([4], [0.2])
+    for _ in range(30):
+        if len(budget.trim(tree)):
+            return
+        budget.record(DraftTree.empty(), [4], 1.0)
+    raise AssertionError("a node that is always right was never verified")
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafted):
+    costs = PassCosts()
+    for _ in range(3):
+        costs.record(1, 1.0)
+        costs.record_plain_step(1, 10, 1.0)
+    budget = OneRow(costs)
+    tree = DraftTree.chain([4, 5], [0.9, 0.8])
+    wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()
+
+    def step(draft: DraftTree) -> bool:
+        """Whether it drafted."""
+        drafts = budget.nodes > 0
+        budget.drafted = draft if drafts else DraftTree.empty()
+        [kept] = budget.budget.trim([step_of(budget.drafter, budget.drafted)], 0.05)
+        budget.record(kept, [4, 5, 6][: 1 + len(kept)], 1.0)
+        return drafts
+
+    steps = [number for number in range(60) if step(wrong)]
+    gaps = np.diff(steps)
+    patience = int((gaps == 1).sum()) + 1
+    assert 2 < patience < 20
+    assert (gaps[patience - 1 :] == gaps[-1]).all()
+    assert gaps[-1] >= 5  # at most 1 % of the time is for drafting
+    while not step(tree):
+        pass
+    assert all(step(tree) for _ in range(20))
+
+
+def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
+    """One row alone would verify its draft; beside three that draft nothing it does not pay."""
+    tree = DraftTree.chain([4, 5], [0.9, 0.8])
+    drafters = [Copier() for _ in range(4)]
+
+    def kept(drafts) -> list[int]:
+        rows = len(drafts)
+        costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > rows))
+        return list(map(len, trimmed(rich(costs), steps_of(drafters[:rows], drafts))))
+
+    nothing = DraftTree.empty()
+    assert kept([tree]) == [2]
+    assert kept([tree, nothing, nothing, nothing]) == [0, 0, 0, 0]
+    assert kept([DraftTree.chain(range(8), [0.9] * 8), tree, nothing, tree]) == [8, 2, 0, 2]
+
+
+def test_few_rows_get_the_nodes_that_the_others_gave_up():
+    """Passes over up to eight tokens cost the same, of however many rows these are."""
+    costs = MadeUp(lambda tokens: max(tokens, 8) ** 2)
+    draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
+    nodes = []
+    for count in (8, 4, 1):
+        steps = steps_of([Copier() for _ in range(count)], [draft] * count)
+        kept = trimmed(rich(costs, packs=True), steps)
+        nodes.append(max(map(len, kept)))
+    assert nodes[0] == 0
+    assert 0 < nodes[1] < nodes[2] == 7
+
+
+def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
+    """A pass over six tokens costs as much as one over three, and more do not pay."""
+    costs = MadeUp(lambda tokens: 1.0 if tokens <= 6 else 9.0)
+    draft = DraftTree.chain(np.arange(4), 0.9 ** np.arange(1, 5, dtype=np.float32))
+
+    def kept(waits: bool, *lengths: int) -> list[int]:
+        drafter = Copier()
+        steps = [step_of(drafter, draft, length) for length in lengths]
+        return list(map(len, trimmed(rich(costs, packs=True, waits=waits), steps)))
+
+    assert kept(True, 10, 60, 60) == [3, 0, 0]
+    assert kept(True, 60, 60, 10) == [0, 0, 3]
+    # Rows of one length, and those of a server, which others follow, are worth the same.
+    assert kept(True, 10, 10, 10) == kept(False, 10, 60, 60) == [1, 1, 1]
+
+
+def test_each_row_learns_from_its_own_text():
+    budget = AutoBudget(MadeUp(each))
+    drafters = [Copier() for _ in range(3)]
+    tree = DraftTree.chain([4], [0.5])
+    for _ in range(20):
+        steps = steps_of(drafters[:2], [tree] * 2)
+        steps.append(step_of(drafters[2], tree, is_idle=True))
+        trimmed(budget, steps)
+        emit(steps[0], [4])
+        emit(steps[1], [9])
+        budget.record(steps, 1, 1.0)
+    right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
+    [never_drafted] = Copier().calibration.calibrated(tree).probs
+    assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
+
+
+# --- make_budget
+
+
+def test_a_given_number_of_nodes_never_changes():
+    tree = DraftTree.chain([4] * 20, [0.01] * 20)
+    theirs = CandidateChain(PromptLookupCandidateGenerator())
+    for drafter in (Copier(), theirs):
+        for nodes in (0, 1, 20):
+            budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
+            assert type(budget) is Budget and budget.speed is None
+            step = step_of(drafter, tree)
+            assert budget.nodes([step]) == nodes
+            [kept] = budget.trim([step], 1.0)
+            assert kept is tree
+            emit(step, [1])
+            budget.record([step], 1 + len(tree), 1.0)
+            assert budget.nodes([step]) == nodes
+
+
+# --- what drafting may cost
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
+    """A pass over more than two tokens a row takes twice as long as one over two."""
+    budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
+    budget.nodes(steps_of([Copier()] * rows, [DraftTree.empty()] * rows))
+    none = np.empty(0, dtype=np.float32)
+    assert budget.speed(none, 0.0) == pytest.approx(1.05)
+    assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
+    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
+
+
+def test_drafting_that_took_long_once_does_not_end_it():
+    budget = budget_at(same)
+    budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
+    budget.record(DraftTree.empty(), [1], seconds=1.0)
+    assert OneRow(budget.costs).nodes > 0
