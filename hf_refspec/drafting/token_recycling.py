@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ _LOGITS = 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
+@lru_cache(maxsize=16)
 def _pooling(sampling: Sampling | None) -> Pooling:
     """The pooling of contexts for a call that samples so, or is greedy."""
     if sampling is None or sampling.top_k == 1:
@@ -91,9 +93,7 @@ class TokenRecycling(LookUp):
     prompt_fraction = _PROMPT_FRACTION
     kept_at_model = False  # true if calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
-    _sampling: Sampling | None = None  # by which `_pooling` estimates
-    _pooling = _GREEDY
-    _of_a_call = (*LookUp._of_a_call, "_runners_up", "_pooling")
+    _of_a_call = (*LookUp._of_a_call, "_runners_up")
 
     def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
         self._use(NextTokens(top_k, context, max_contexts))
@@ -140,12 +140,10 @@ class TokenRecycling(LookUp):
         table.vocab_size = vocab_size
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
-        if call.sampling != self._sampling:
-            self._sampling = call.sampling
-            self._pooling = _pooling(call.sampling)
         last_tokens, last_probs = _NOTHING if behind_path else self._runners_up
         chain = call.chain and not behind_path
-        tree = self._table.tree(context, last_tokens, last_probs, self._pooling, budget, chain)
+        pooling = _pooling(call.sampling)
+        tree = self._table.tree(context, last_tokens, last_probs, pooling, budget, chain)
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:
