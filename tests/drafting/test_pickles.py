@@ -46,7 +46,6 @@ MAKERS = {
     "references": lambda *_: rs.ReferenceCopy([SEEN]),
     "LLMA": lambda *_: rs.ReferenceCopy([SEEN], published=True),
     "recycling": lambda *_: rs.TokenRecycling(),
-    "published": lambda *_: rs.TokenRecycling(published=True),
     "built": lambda model, tokenizer, _: taught(tokenizer, model),
     "siblings": lambda *_: rs.SiblingCopy(),
     "sessions": lambda *_: sessions(),
