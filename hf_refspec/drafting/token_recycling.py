@@ -16,9 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..index.next_tokens import NextTokens
-from ..index.recycling import MOST_CONTEXT
-from ..index.recycling_tree import Pooling
+from ..index.recycling import MOST_CONTEXT, NextTokens, Pooling
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer
 from .contract import Call, LookUp, Observation, Sampling
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 # A row for each length of the longest known context, 0 to 3: the exponents of contexts of 1, 2 and
-# 3 tokens, of frequencies and of the last position, see `index.recycling_tree`. Fitted to 1,900
+# 3 tokens, of frequencies and of the last position, see `index.recycling`. Fitted to 1,900
 # positions of greedy texts of SmolLM2-135M-Instruct. Fits to samples there, at temperature 0.7 or
 # 1, differ from it by at most 0.12: one set serves all.
 _EXPONENTS = np.array(
@@ -69,7 +67,7 @@ class TokenRecycling(LookUp):
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
     are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
-    text need repeat. See [`~index.recycling_tree.recycling_tree`].
+    text need repeat. See [`~index.recycling.recycling_tree`].
 
     Threads share it by `fork()`: all forks learn into one table. A copy has a table of its own, a
     pickle what was built, loaded or saved, and nothing that calls have added.
