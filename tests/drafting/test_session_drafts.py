@@ -82,11 +82,10 @@ def test_add_takes_all_kinds_of_ids(tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((b"x", [1]), TypeError, "prompt must be"),
         (([1], []), ValueError, "output is empty"),
         (([1], [-1]), ValueError, "output has the id -1"),
         (([1], "text"), ValueError, "output is a string"),
-        (([1.5], [1]), TypeError, "prompt must be"),
+        (([1.5], [1]), TypeError, "prompt must hold integers"),
     ],
 )
 def test_add_refuses_what_is_no_call(arguments, error, message):
@@ -104,7 +103,6 @@ def test_add_refuses_what_is_no_call(arguments, error, message):
         ({"max_tokens": 2**29 + 1}, ValueError),
         ({"top_k": -1}, ValueError),
         ({"top_k": True}, TypeError),
-        ({"tokenizer": "llama"}, TypeError),
     ],
 )
 def test_bad_options(options, error):
