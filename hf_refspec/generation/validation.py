@@ -76,7 +76,7 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
     """Refuses arguments of the forward pass that the probe lacks, if they are prepared by methods
     from outside transformers: they may differ from step to step. Transformers' own models pass them
-    on unchanged or fail the probe (Mllama, Idefics)."""
+    on unchanged or decode plainly (Mllama, Idefics)."""
     method = foreign_step(model)
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
     if method and others:

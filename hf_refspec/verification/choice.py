@@ -19,7 +19,8 @@ from ..transformers_names import (
     has_compiled_forward,
     takes_usual_steps,
 )
-from .caches import call_device, find_cache, has_padding
+from .adapters import why_adapters_forbid_drafts
+from .caches import call_device, crosses_images, find_cache, has_padding
 from .model_memo import memo_of_state
 from .probe import Finding, ProbedCall, probe
 from .ranks import Ranks
@@ -33,6 +34,7 @@ _CHECKPOINTING = (
     "gradient checkpointing is at work, which drops the cache: call "
     "`model.gradient_checkpointing_disable()` or `model.eval()`"
 )
+_IMAGES = "some of its layers attend to images alone, which probes do not have"
 
 
 class RefusedCallError(ValueError):
@@ -78,7 +80,7 @@ def select_verifier(
             rows == 1
             and not kind.widths
             and not has_padding(model_kwargs)
-            and _why_unverifiable(model) is None
+            and _why_unverifiable(call) is None
         )
         can_wait = (
             probes_later
@@ -147,7 +149,7 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
     """Whether verified drafts have the logits of plain decoding; the model as it is now is probed
     once, in passes that `stats` count."""
     model = call.model
-    if (failure := _why_unverifiable(model)) is not None:
+    if (failure := _why_unverifiable(call)) is not None:
         return Finding(False, failure=failure)
     if call.kind.is_reproducible and _routes_by_token(model):
         failure = (
@@ -182,13 +184,18 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
     )
 
 
-def _why_unverifiable(model: PreTrainedModel) -> str | None:
-    """Why no drafts can be verified in the model's present state. With gradient checkpointing its
-    layers run without the cache."""
+def _why_unverifiable(call: ProbedCall) -> str | None:
+    """Why no drafts can be verified in the model's present state, or what no probe would show. With
+    gradient checkpointing its layers run without the cache."""
+    model = call.model
     if has_compiled_forward(model):
         return _COMPILED
     checkpoints = (getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    return _CHECKPOINTING if model.training and any(checkpoints) else None
+    if model.training and any(checkpoints):
+        return _CHECKPOINTING
+    if crosses_images(text_config(model), call.model_kwargs):
+        return _IMAGES
+    return why_adapters_forbid_drafts(model, call.rows)
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:

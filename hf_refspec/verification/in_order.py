@@ -11,7 +11,7 @@ from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .eager_kernels import eager_kernels
 from .entries import Entries
-from .passes import Inputs, Pass, PassResult, Prefill
+from .passes import Inputs, Pass, PassResult, Prefill, prepared
 
 
 def in_order(
@@ -52,10 +52,7 @@ class OrderedInputs(Inputs):
 
     def of_pass(self, input_ids: torch.Tensor, size: int) -> dict[str, Any]:
         """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`."""
-        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=size, **self._kwargs_for(input_ids.shape[1])
-        )
-        return model_inputs
+        return prepared(self.model, input_ids, size, **self._kwargs_for(input_ids.shape[1]))
 
     def go_on_with(self, name: str, cache: Any) -> None:
         """Replaces the cache."""
