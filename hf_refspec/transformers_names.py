@@ -93,7 +93,10 @@ def next_kwargs(
 ) -> dict[str, Any]:
     """The keyword arguments after a forward pass, for this many tokens more."""
     return model._update_model_kwargs_for_generation(
-        outputs, model_kwargs, num_new_tokens=new_tokens
+        outputs,
+        model_kwargs,
+        is_encoder_decoder=model.config.is_encoder_decoder,
+        num_new_tokens=new_tokens,
     )
 
 
