@@ -38,7 +38,7 @@ from ..kernels.eager_kernels import eager_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .entries import CachedRow, Entries, InPlaceEntries, block_size
-from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, run_model, uploaded
+from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, prepared, run_model, uploaded
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
 # row. The call itself takes as long as `_CALL` products of a query and a key.
@@ -202,10 +202,7 @@ class OrderedInputs(Inputs):
 
     def of_pass(self, input_ids: torch.Tensor, size: int) -> dict[str, Any]:
         """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`."""
-        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=size, **self._kwargs_for(input_ids.shape[1])
-        )
-        return model_inputs
+        return prepared(self.model, input_ids, size, **self._kwargs_for(input_ids.shape[1]))
 
     def go_on_with(self, name: str, cache: Any) -> None:
         """Replaces the cache."""

@@ -29,6 +29,10 @@ _ALIGNMENT = 64
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
+class UnverifiableError(ValueError):
+    """Says why a model's passes over several tokens cannot be verified."""
+
+
 class TokenSequence(Protocol):
     """The part of a row that a verifier needs."""
 
@@ -319,9 +323,10 @@ class MaskedInputs(Inputs):
         rows, size = tokens.shape
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         by_type = isinstance(mask, dict)
-        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+        model_inputs = prepared(
+            self.model,
             tokens,
-            next_sequence_length=size,
+            size,
             attention_mask=next(iter(mask.values())) if by_type else mask,
             position_ids=positions,
             **types,
@@ -332,6 +337,26 @@ class MaskedInputs(Inputs):
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = kept
         return model_inputs
+
+
+def prepared(
+    model: PreTrainedModel, input_ids: torch.Tensor, size: int, **model_kwargs: Any
+) -> dict[str, Any]:
+    """The arguments of a forward pass over the last `size` tokens of texts `(R, length)`, as
+    `generate` has the model prepare them.
+
+    Raises:
+        UnverifiableError: If it leaves out some of several tokens, or adds others.
+    """
+    prepare = model.prepare_inputs_for_generation
+    model_inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=size, **model_kwargs)
+    tokens = model_inputs.get("input_ids")
+    sizes = (size, input_ids.shape[1])  # some run the whole text in each pass
+    if size > 1 and (tokens is None or tokens.shape[1] not in sizes):
+        raise UnverifiableError(
+            f"`{prepare.__qualname__}` cuts the tokens of a pass, or adds others to them"
+        )
+    return model_inputs
 
 
 def run_model(
