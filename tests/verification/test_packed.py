@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hf_refspec.verification.packed import AttentionProxy, PackedAttention, UnpackableError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.in_place import Block, CachedRow, block_size
-from hf_refspec.verification.packed import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
 
 CPU = torch.device("cpu")
