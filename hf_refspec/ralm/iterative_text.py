@@ -110,7 +110,9 @@ class IterativeText:
             nodes = self.max_draft_tokens
             self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
         # What it has learned stays. Each new context reads the prompt again: drafters have seen it.
-        loop = replace(self._loop, verifier=verifier, reads_prompts=not row.output)
+        limits = self._loop.limits.of(verifier)
+        loop = replace(self._loop, verifier=verifier, limits=limits, reads_prompts=not row.output)
+        self._loop = loop
         while not row.finished and len(row) < end:
             if verifier.cached:
                 loop.step([row])

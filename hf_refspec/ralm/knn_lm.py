@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -199,9 +200,11 @@ class MixingVerifier(Verifier):
         width: int | None = None,
         records: bool = False,
     ) -> PassResult:
+        began = perf_counter()
         logits, _ = self.run(rows[0])
         self.after = None
-        return PassResult(self.mixture.log_probs(logits, self.found)[None], [0], 1)
+        log_probs = self.mixture.log_probs(logits, self.found)
+        return PassResult(log_probs[None], [0], 1, began=began)
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """`run` has kept the tokens already."""

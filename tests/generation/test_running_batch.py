@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
+from hf_refspec.generation.plan import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME
@@ -126,7 +127,7 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
 @given(seed=st.integers(0, 2**32))
 def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoBudget, "padded_size", lambda self, tokens: tokens + tokens % 4)
+        patch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 
 
