@@ -1,7 +1,7 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
 The passage stands before the prompt, and the next one takes its place. With speculation passages
-come from the request cache, see `engine.py`; `iterative_text.py` has the text.
+come from the request cache, see `algorithm.py`; `iterative_text.py` has the text.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.caches import find_cache
 from ..verification.model_memo import memo_of
-from .engine import check_ralm_call, exact_speculation, generate_row
 from .iterative_text import IterativeText, Passages
 from .options import RalmSpeculation
 from .passage_contexts import PassageContexts
+from .run import check_ralm_call, exact_speculation, generate_row
 from .stats import RalmStats
 
 # Arguments that `generate` prepares, and that are prepared anew for each passage.

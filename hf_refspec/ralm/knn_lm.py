@@ -37,10 +37,10 @@ from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
 from ..verification.passes import PassResult, TokenSequence
 from ..verification.verifier import PLAIN, Verifier
-from .engine import check_ralm_call, exact_speculation, generate_row
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .options import RalmSpeculation
+from .run import check_ralm_call, exact_speculation, generate_row
 from .stats import RalmStats
 
 DEFAULT_K = 1024

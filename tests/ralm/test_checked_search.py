@@ -10,8 +10,8 @@ import pytest
 from walks import Vectors, Walk, assert_no_search_goes_on, generated
 
 from hf_refspec.ralm.checked_search import CheckedRetriever, RalmError
-from hf_refspec.ralm.engine import generate_with_retrieval
 from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
 
 

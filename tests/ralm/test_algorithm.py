@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm import engine, request_cache
+from hf_refspec.ralm import request_cache, run
 from hf_refspec.ralm.checked_search import RunningSearch
 from hf_refspec.ralm.constants import CONSTANTS
-from hf_refspec.ralm.engine import generate_with_retrieval
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.request_cache import LEARNED, RequestCache
+from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
@@ -169,8 +169,8 @@ class Timed:
         self.steps = []
         self.begun = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            patch.setattr(engine, "usable_cores", lambda: 2)
+            patch.setattr(run, "CheckedRetriever", lambda *args: self)
+            patch.setattr(run, "usable_cores", lambda: 2)
             options = {"clock": lambda: self.now, "model_threads": self.model_threads}
             try:
                 return generate_with_retrieval(self, self, speculation, 1, **options)

@@ -33,9 +33,9 @@ from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
 from ..store.build.engine import usable_cores
 from ..verification.foreign_code import foreign_code
+from .algorithm import Request, RetrievalAugmentedGeneration, SpeculativeRequest
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
-from .request import Request, RetrievalAugmentedGeneration, SpeculativeRequest
 from .request_cache import Learned, RequestCache
 from .stats import RalmStats
 
