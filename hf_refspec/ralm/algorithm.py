@@ -1,4 +1,25 @@
-"""One request, searched for step by step or speculated: RaLMSpec, arXiv 2401.14021, Algorithm 1."""
+"""Algorithm 1 of RaLMSpec (arXiv 2401.14021): generation with speculative retrieval.
+
+A step generates with the result of a query, until the next query. [`RaLMSeq`], the baseline, waits
+for a search before every step. [`RaLMSpec`] guesses the results:
+
+    until the text is finished
+        while fewer than s - 1 steps are speculated          # s: the stride, see `os3.py`
+            guess a query's result from the request cache, and generate a step with it
+        search for their queries and that of the next step, in one batch
+        while the search runs, speculate further steps       # asynchronous verification
+        keep the steps that its answers would not have changed
+        undo the first other step and all later ones
+        generate one step with the search's answer
+
+The text is the same as without speculation, provided that the result of a query does not depend on
+the batch, and that its best k are the first k of any larger number.
+
+As in the authors' code, the last query of a search is that of a step which waits for the answer: a
+stride counts queries, and a stride of 1 is the baseline. (Algorithm 1, read literally, guesses all
+s steps, and repeats a step after each wrong guess.) Unlike there, further searches begin while one
+runs if the retriever takes several at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,25 +35,26 @@ from ..retrieval.retriever import Retrieved
 from .checked_search import CheckedRetriever, RalmError, RunningSearch
 from .options import RalmSpeculation
 from .os3 import Scheduler
-from .request_cache import RequestCache
+from .request_cache import NO_IDS, RequestCache
 from .stats import RalmStats
 
 
-class RetrievalAugmentedGeneration(Protocol):
-    """A text generated step by step, each with the result of a query, that can be rolled back."""
+class Text(Protocol):
+    """A text that is generated step by step, each with the result of a query, and can be rolled
+    back. What `step` returns is passed to the methods below it."""
 
     @property
     def finished(self) -> bool:
-        """Whether the last step, speculated or not, has ended the text."""
+        """True if the last step, speculated or not, has ended the text."""
 
     def query(self) -> Any:
         """The query of the next step."""
 
     def step(self, found: Retrieved) -> Any:
-        """Generates with `found` until the next query; returns what the methods below take."""
+        """Generates with `found` until the next query."""
 
     def agrees(self, step: Any, truth: Retrieved) -> bool:
-        """Whether the step would have generated the same with `truth`."""
+        """True if the step would have generated the same with `truth`."""
 
     def roll_back(self, step: Any) -> None:
         """Undoes a step and all later ones."""
@@ -41,172 +63,165 @@ class RetrievalAugmentedGeneration(Protocol):
         """Receives the next verified steps; speculated ones may follow them."""
 
 
-@dataclass
-class Request:
-    """The baseline, RaLMSeq: waits for a search before every step."""
+class _Query(NamedTuple):
+    value: Any
+    seconds: float  # to encode it
 
-    text: RetrievalAugmentedGeneration
+
+class _Answer(NamedTuple):
+    truths: list[Retrieved]  # of each query
+    seconds: float  # of the search
+    waited: float  # seconds until it came
+
+
+@dataclass
+class RaLMSeq:
+    """The baseline: waits for a search before every step."""
+
+    text: Text
     retriever: CheckedRetriever
-    k: int
+    k: int  # passages that a step needs
     stats: RalmStats
     clock: Callable[[], float]
-    _query_seconds: float = field(init=False, default=0.0)  # of the last query
 
     def run(self) -> None:
+        """Generates until the text is finished and every step of it is verified."""
         while not self.text.finished:
-            (truth,), _ = self._finish(self._begin([self._query()], self.k))
-            self._take(truth)
+            query = self._query()
+            self._take(query, self._wait(self._begin([query], self.k)).truths[0])
 
-    def _query(self) -> Any:
-        began = self.clock()
-        query = self.text.query()
-        self._query_seconds = self.clock() - began
-        self.stats.query_seconds += self._query_seconds
-        return query
+    def _query(self) -> _Query:
+        value, seconds = self._timed(self.text.query)
+        self.stats.query_seconds += seconds
+        return _Query(value, seconds)
 
-    def _begin(self, queries: list[Any], count: int) -> RunningSearch:
+    def _begin(self, queries: Sequence[_Query], count: int) -> RunningSearch:
         self.stats.searches += 1
         self.stats.retrievals += len(queries)
-        return self.retriever.begin(queries, count)
+        return self.retriever.begin([query.value for query in queries], count)
 
-    def _finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        began = self.clock()
-        truths, seconds = self.retriever.finish(search)
-        self.stats.waiting_seconds += self.clock() - began
-        self.stats.verification_seconds += seconds
-        return truths, seconds
+    def _wait(self, search: RunningSearch) -> _Answer:
+        (truths, seconds), waited = self._timed(self.retriever.finish, search)
+        self.stats.waiting_seconds += waited
+        self.stats.search_seconds += seconds
+        return _Answer(truths, seconds, waited)
 
-    def _take(self, truth: Retrieved) -> Any:
+    def _take(self, query: _Query, truth: Retrieved) -> Any:
         """Generates one step with what the retriever found."""
-        step = self._step(truth.first(self.k))
-        self.text.commit([step])
-        self.stats.best_ids.append(int(truth.ids[0]))
-        self.stats.speculation_was_right.append(False)
+        step = self._step(query, truth.first(self.k))
+        self._commit([step], [truth], guessed=False)
         return step
 
-    def _step(self, found: Retrieved) -> Any:
+    def _step(self, query: _Query, found: Retrieved) -> Any:
+        step, seconds = self._timed(self.text.step, found)
+        self.stats.model_seconds += seconds
+        return step
+
+    def _commit(self, steps: Sequence[Any], truths: Sequence[Retrieved], guessed: bool) -> None:
+        self.stats.best_ids += [int(truth.ids[0]) for truth in truths]
+        self.stats.speculation_was_right += [guessed] * len(steps)
+        self.text.commit(steps)
+
+    def _timed(self, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+        """Calls a function; returns what it returns, and its seconds."""
         began = self.clock()
-        step = self.text.step(found)
-        self.stats.model_seconds += self.clock() - began
-        return step
+        result = function(*args)
+        return result, self.clock() - began
 
 
-@dataclass(slots=True)
-class _Speculated:
-    """A step that awaits its verification."""
+class _Speculated(NamedTuple):
+    """A guessed step for which no search has begun."""
 
-    query: Any
+    query: _Query
     step: Any
 
 
 @dataclass(slots=True)
 class _Verification:
-    """A search, and the guessed steps that it verifies, in the order of the text. If it `waits`,
-    the step of its last query has not been generated yet."""
+    """A search, and the guessed steps of its first queries, in the order of the text."""
 
     search: RunningSearch
-    speculated: list[_Speculated]
-    waits: bool
-    busy_before: float  # seconds that the model had been busy with the request when it began
+    queries: list[_Query]
+    steps: list[Any]
     overhead: float  # seconds that beginning it took
+    waited: float = 0.0  # seconds for which nothing but searches ran since it began
+
+    @property
+    def waits(self) -> bool:
+        """True if the step of its last query has not been generated yet."""
+        return len(self.steps) < len(self.queries)
 
 
 @dataclass
-class SpeculativeRequest(Request):
-    """A text, its request cache, and the steps that await verification: Algorithm 1."""
+class RaLMSpec(RaLMSeq):
+    """Algorithm 1: a text, its request cache, and the steps that await verification."""
 
     speculation: RalmSpeculation
     scheduler: Scheduler
-    neighbours: Callable[[np.ndarray], np.ndarray] | None
+    neighbours: Callable[[np.ndarray], np.ndarray] | None  # further ids (n,) -> (m,) for the cache
     expected_contention: float
-    cache: RequestCache  # begins with the ids that earlier requests retrieved
-    guessing: bool = field(init=False, default=False)  # and not verifying
+    earlier: np.ndarray  # ids (n,) that earlier requests retrieved: the cache begins with them
+    cache: RequestCache = field(init=False)
+    _guessing: bool = field(init=False, default=False)  # and not verifying
+    _committed: int = field(init=False, default=0)  # steps
     # The steps of running searches, then those after them that no search verifies yet.
     _running: deque[_Verification] = field(init=False, default_factory=deque)
-    # Searches for steps that were undone: their passages are often those of the steps instead.
-    _abandoned: list[RunningSearch] = field(init=False, default_factory=list)
     _pending: list[_Speculated] = field(init=False, default_factory=list)
+    # Searches for steps that were undone: their passages are often right for the steps instead.
+    _abandoned: list[RunningSearch] = field(init=False, default_factory=list)
 
     def run(self) -> None:
-        try:
-            self._generate()
-        except RalmError:
-            unverified = [*chain(*(one.speculated for one in self._running)), *self._pending]
-            if unverified:
-                self.text.roll_back(unverified[0].step)
-                self.stats.discarded += len(unverified)
-            raise
+        """As the baseline's. If a guess fails, the knowledge base may lack some of the earlier ids:
+        the text then continues without them."""
+        while True:
+            try:
+                self._generate()
+                return
+            except RalmError:
+                unverified = [*chain(*(one.steps for one in self._running))]
+                unverified += [one.step for one in self._pending]
+                if unverified:
+                    self.text.roll_back(unverified[0])
+                    self.stats.discarded += len(unverified)
+                if not self._guessing or not len(self.earlier):
+                    raise
+            self.earlier = NO_IDS
 
     def _generate(self) -> None:
-        warm = len(self.cache.ids) > 0
+        self.cache = RequestCache(earlier=self.earlier)
+        self._running.clear()
+        self._pending.clear()
+        self._abandoned.clear()
+        self._guessing = False
+        warm = len(self.earlier) > 0
         self.scheduler.begin_request(warm, self.expected_contention)
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
-            count = max(self.k, self.speculation.prefetch)
-            truths, seconds = self._finish(self._begin([self._query()], count))
-            self.scheduler.measured.record_search(1, seconds, 0.0)
-            self._fill_cache(truths)
-            self._take(truths[0])
+            query = self._query()
+            answer = self._wait(self._begin([query], max(self.k, self.speculation.prefetch)))
+            self.scheduler.measured.record_search(1, answer.seconds, 0.0)
+            self._fill_cache(answer.truths)
+            self._take(query, answer.truths[0])
         while self._running or self._pending or not self.text.finished:
-            self.guessing = True
+            self._guessing = True
             if not self._running:
-                stride = self._stride()
-                while len(self._pending) < stride - 1 and not self.text.finished:
-                    self._pending.append(self._speculate(self._query()))
-                self._search(stride)
-            guess = self._speculate_meanwhile()
-            self.guessing = False
+                self._speculate_stride()
+            self._speculate_while_searching()
+            guess = self._guess_for_waiting()
+            self._guessing = False
             self._verify(guess)
 
-    def _stride(self) -> int:
+    def _speculate_stride(self) -> None:
+        """Speculates the steps of a stride, and begins the search that verifies them."""
+        stride = self._stride(len(self._pending))
+        while len(self._pending) < stride - 1 and not self.text.finished:
+            self._speculate_next()
+        self._search(stride)
+
+    def _stride(self, pending: int) -> int:
+        """The queries of the next search, given how many steps await one."""
         if self.speculation.stride == "os3":
-            return self.scheduler.stride(len(self._pending))
-        return max(self.speculation.stride, len(self._pending) + 1)
-
-    def _step(self, found: Retrieved, meanwhile: bool = False) -> Any:
-        before = self.stats.model_seconds
-        first = not (self.stats.best_ids or self._unverified)
-        step = super()._step(found)
-        seconds = self.stats.model_seconds - before + self._query_seconds
-        self.scheduler.measured.record_step(seconds, meanwhile, first)
-        return step
-
-    @property
-    def _unverified(self) -> int:
-        """The number of speculated steps that no search has verified."""
-        return sum(len(one.speculated) for one in self._running) + len(self._pending)
-
-    @property
-    def _busy_seconds(self) -> float:
-        stats = self.stats
-        return stats.model_seconds + stats.query_seconds + stats.cache_seconds
-
-    def _fill_cache(self, truths: list[Retrieved]) -> None:
-        began = self.clock()
-        ids = np.concatenate([truth.ids for truth in truths])
-        if self.neighbours is not None:
-            ids = np.concatenate([ids, self.neighbours(ids)])
-        self.cache.add(ids)
-        self.stats.cache_seconds += self.clock() - began
-
-    def _guess(self, query: Any) -> Retrieved:
-        """The best passages for a query among those in the request cache."""
-        for search in self._abandoned[:]:
-            if search.answer.done():
-                self._abandoned.remove(search)
-                self._fill_cache(self.retriever.finish(search)[0])
-        began = self.clock()
-        ids = self.cache.ids
-        found = Retrieved.best(ids, self.retriever.score(query, ids), self.k)
-        seconds = self.clock() - began
-        self.stats.cache_seconds += seconds
-        self.scheduler.measured.guesses.append(seconds)
-        return found
-
-    def _speculate(self, query: Any, meanwhile: bool = False) -> _Speculated:
-        """Generates one step with a guess."""
-        step = self._step(self._guess(query), meanwhile)
-        self.stats.speculated += 1
-        return _Speculated(query, step)
+            return self.scheduler.stride(pending)
+        return max(self.speculation.stride, pending + 1)
 
     def _search(self, stride: int) -> None:
         """Begins a search with the queries of the next `stride` steps: pending ones, and the one
@@ -215,44 +230,36 @@ class SpeculativeRequest(Request):
         speculated = self._pending[:stride]
         self._pending = self._pending[stride:]
         queries = [one.query for one in speculated]
-        waits = len(queries) < stride and not self.text.finished
-        if waits:
+        if len(queries) < stride and not self.text.finished:
             queries.append(self._query())
         wide = self.speculation.prefetch_searches == "all"
-        count = max(self.k, self.speculation.prefetch if wide else 1)
-        search = self._begin(queries, count)
+        search = self._begin(queries, max(self.k, self.speculation.prefetch if wide else 1))
         self.stats.strides.append(len(queries))
-        overhead = self.clock() - began
-        self._running.append(_Verification(search, speculated, waits, self._busy_seconds, overhead))
+        steps = [one.step for one in speculated]
+        self._running.append(_Verification(search, queries, steps, self.clock() - began))
 
-    def _speculate_meanwhile(self) -> Retrieved | None:
+    def _speculate_while_searching(self) -> None:
         """Speculates the steps that pay while the oldest search runs, and begins further searches
-        for them if the retriever takes several at a time. If the step of that search's last query
-        does not pay, returns the guess for it, to learn from."""
+        for them if the retriever takes several at a time."""
         oldest = self._running[0]
         while not oldest.search.answer.done():
             if self._another_search_pays():
                 self._search(len(self._pending) + 1)
             newest = self._running[-1]
-            if self.text.finished or not self.scheduler.one_more_pays(
-                len(oldest.search.queries),
-                self._unverified,
-                elapsed=self.clock() - oldest.search.began,
-            ):
-                break
+            elapsed = self.clock() - oldest.search.began
+            batch = len(oldest.queries)
+            pays = self.scheduler.one_more_pays(batch, self._unverified, elapsed)
+            if self.text.finished or not pays:
+                return
             if newest.waits:
-                newest.waits = False
-                newest.speculated.append(self._speculate(newest.search.queries[-1], meanwhile=True))
+                newest.steps.append(self._speculate(newest.queries[-1], meanwhile=True))
             else:
-                self._pending.append(self._speculate(self._query(), meanwhile=True))
-        if oldest.waits and self.scheduler.learning_pays:
-            return self._guess(oldest.search.queries[-1])
-        return None
+                self._speculate_next(meanwhile=True)
 
     def _another_search_pays(self) -> bool:
-        """Whether to begin a search beside those that run. They are spread over the time of one, so
-        that each verifies the steps that were generated since the last one began. As published,
-        searches follow one another."""
+        """True if a search should begin beside those that run. They are spread over the time of
+        one, so that each verifies the steps that were generated since the last one began. As
+        published, searches follow one another."""
         newest = self._running[-1]
         if newest.waits or not self._pending or not self.retriever.idle:
             return False
@@ -261,23 +268,31 @@ class SpeculativeRequest(Request):
         apart = self.scheduler.measured.search(1) / self.retriever.concurrent_searches
         return self.clock() - newest.search.began >= apart
 
+    def _guess_for_waiting(self) -> Retrieved | None:
+        """The guess for the step that waits for the oldest search, to learn gamma from; `None` if
+        no step waits or a guess takes too long."""
+        oldest = self._running[0]
+        pays = oldest.waits and self.scheduler.learning_pays
+        return self._guess(oldest.queries[-1]) if pays else None
+
     def _verify(self, guess: Retrieved | None) -> None:
         """Waits for the oldest search, keeps the steps that guessed right, and generates the one
-        after them with its answer. `guess` is the one for its step that was not generated."""
+        after them with its answer. `guess` is that of `_guess_for_waiting`."""
         verification = self._running[0]
-        search = verification.search
-        busy_seconds = self._busy_seconds - verification.busy_before
-        truths, search_seconds = self._finish(search)
+        measured = self.scheduler.measured
+        busy_seconds = self.clock() - verification.search.began - verification.waited
+        answer = self._wait(verification.search)
         finished = self.clock()
-        self.scheduler.measured.record_search(len(search.queries), search_seconds, busy_seconds)
-        self._fill_cache(truths)
-        truths = [truth.first(self.k) for truth in truths]
-        reached = len(verification.speculated)
+        for running in self._running:
+            running.waited += answer.waited
+        measured.record_search(len(verification.queries), answer.seconds, busy_seconds)
+        self._fill_cache(answer.truths)
+        truths = [truth.first(self.k) for truth in answer.truths]
+        reached = len(verification.steps)
         right = self._keep_right(truths)
-        overhead = verification.overhead + self.clock() - finished
-        self.scheduler.measured.overheads.append(overhead)
+        measured.overheads.append(verification.overhead + self.clock() - finished)
         if right < len(truths):
-            step = self._take(truths[right])
+            step = self._take(verification.queries[right], truths[right])
             if guess is not None and right == reached:
                 reached += 1
                 right += self.text.agrees(step, guess)
@@ -286,23 +301,66 @@ class SpeculativeRequest(Request):
 
     def _keep_right(self, truths: list[Retrieved]) -> int:
         """Commits the steps of the oldest search before the first wrong one, and undoes that one
-        and all later ones. Returns the number of the right ones."""
-        verified = self._running.popleft().speculated
-        stats = self.stats
-        agreed = (
-            self.text.agrees(speculated.step, truth)
-            for speculated, truth in zip(verified, truths, strict=False)
-        )
-        right = next((i for i, same in enumerate(agreed) if not same), len(verified))
-        stats.verified += right
-        stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]
-        stats.speculation_was_right += [True] * right
-        self.text.commit([speculated.step for speculated in verified[:right]])
-        if right < len(verified):
-            self.text.roll_back(verified[right].step)
-            stats.mismatched += 1
-            stats.discarded += len(verified) - right - 1 + self._unverified
-            self._abandoned += [verification.search for verification in self._running]
+        and all later ones. Returns the number of right steps."""
+        steps = self._running[0].steps
+        agreed = (self.text.agrees(step, truth) for step, truth in zip(steps, truths, strict=False))
+        right = next((i for i, same in enumerate(agreed) if not same), len(steps))
+        self._running.popleft()
+        self.stats.verified += right
+        self._commit(steps[:right], truths[:right], guessed=True)
+        if right < len(steps):
+            self.text.roll_back(steps[right])
+            self.stats.mismatched += 1
+            self.stats.discarded += len(steps) - right - 1 + self._unverified
+            self._abandoned += [running.search for running in self._running]
             self._running.clear()
             self._pending.clear()
         return right
+
+    @property
+    def _unverified(self) -> int:
+        """The number of speculated steps that await verification."""
+        return sum(len(running.steps) for running in self._running) + len(self._pending)
+
+    def _speculate_next(self, meanwhile: bool = False) -> None:
+        """Speculates the step after all others."""
+        query = self._query()
+        self._pending.append(_Speculated(query, self._speculate(query, meanwhile)))
+
+    def _speculate(self, query: _Query, meanwhile: bool = False) -> Any:
+        """Generates one step with a guess, `meanwhile` a search runs or not."""
+        step = self._step(query, self._guess(query), meanwhile)
+        self.stats.speculated += 1
+        return step
+
+    def _guess(self, query: _Query) -> Retrieved:
+        """The best passages for a query among those in the request cache."""
+        for search in self._abandoned[:]:
+            if search.answer.done():
+                self._abandoned.remove(search)
+                self._fill_cache(self.retriever.finish(search)[0])
+        began = self.clock()
+        ids = self.cache.ids
+        found = Retrieved.best(ids, self.retriever.score(query.value, ids), self.k)
+        seconds = self.clock() - began
+        self.scheduler.measured.guesses.append(seconds)
+        self.stats.cache_seconds += seconds
+        return found
+
+    def _fill_cache(self, truths: Sequence[Retrieved]) -> None:
+        began = self.clock()
+        ids = np.concatenate([truth.ids for truth in truths])
+        if self.neighbours is not None:
+            ids = np.concatenate([ids, self.neighbours(ids)])
+        self.cache.add(ids)
+        self.stats.cache_seconds += self.clock() - began
+
+    def _step(self, query: _Query, found: Retrieved, meanwhile: bool = False) -> Any:
+        is_first = not (self._committed or self._unverified)
+        step, seconds = self._timed(super()._step, query, found)
+        self.scheduler.measured.record_step(query.seconds + seconds, meanwhile, is_first)
+        return step
+
+    def _commit(self, steps: Sequence[Any], truths: Sequence[Retrieved], guessed: bool) -> None:
+        super()._commit(steps, truths, guessed)
+        self._committed += len(steps)

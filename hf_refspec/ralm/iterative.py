@@ -103,7 +103,7 @@ def iterative_ralm(
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
     drafter = as_drafter(drafter, "`drafter`")
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "iterative_ralm")
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, "iterative_ralm")
     _check_prepared(model_kwargs)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     vocab_size = text_config(model).vocab_size

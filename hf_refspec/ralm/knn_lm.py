@@ -97,7 +97,7 @@ def knn_lm(
     """
     speculation = exact_speculation(model, speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "knn_lm")
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
     store = mixture.datastore
     store.check_model(model)

@@ -83,7 +83,7 @@ class PassageContexts:
             )
             if choice.verifier is not None:
                 self.kind = choice.verifier.kind
-        self._entries = PassageEntries.of(self._model)
+        self._entries = PassageEntries.for_model(self._model)
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
 
     def enter(self, passage: np.ndarray) -> tuple[Context, ContextChange]:

@@ -251,7 +251,6 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
         ({"query_length": 2.5}, TypeError, "query_length must be an int"),
         ({"speculation": "xyz"}, ValueError, "speculation must be of the letters"),
         ({"drafter": "copy"}, TypeError, "`drafter` must be a drafter"),
-        ({"ralm_stats": {}}, TypeError, "`ralm_stats` must be a"),
         ({"num_beams": 2}, ValueError, "`iterative_ralm` cannot be combined with `num_beams=2`"),
         ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
         ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),

@@ -181,7 +181,6 @@ class TestBadInput:
             ({"use_cache": False}, ValueError, "`knn_lm` cannot be combined with `use_cache"),
             ({"cache_implementation": "static"}, ValueError, "`knn_lm`.*a static cache"),
             (SCORES, ValueError, "output_scores"),
-            ({"ralm_stats": {}}, TypeError, "RalmStats"),
             ({"guidance_scale": 2.0}, ValueError, "Pass `speculation=None`"),
             ({"knn_datastore": None}, TypeError, r"KnnDatastore\.build"),
             ({"num_return_sequences": 2, "do_sample": True}, ValueError, "2 rows"),
