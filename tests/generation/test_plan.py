@@ -13,7 +13,6 @@ from hf_refspec.generation.budget import (
     Budget,
     make_budget,
 )
-from hf_refspec.generation.step import Step
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
