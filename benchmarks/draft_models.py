@@ -36,7 +36,7 @@ from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.drafting.auto import default_sources
 from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Observation, Sampling
+from hf_refspec.drafting.contract import Call, Observation, Sampling
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.generation.column_noise import ColumnNoise
 from hf_refspec.text_config import text_config
@@ -105,10 +105,10 @@ def acceptance(comparison: Comparison, drafter: DraftModel, temperature: float) 
         counts[1] += float(torch.minimum(target, own).sum())
         torch.manual_seed(seed)
         noise = ColumnNoise(1, ids.device)
-        with drafter_call(drafter, [np.array(prompt)], vocab_size, sampling) as drafters:
+        with drafter_call(drafter, [np.array(prompt)], vocab_size) as drafters:
             for place, token in enumerate(call.ids):
-                drafters[0].call.noise = partial(_noise, noise, vocab_size, place)
-                draft = drafters[0].draft(4)
+                options = Call(sampling, noise=partial(_noise, noise, vocab_size, place))
+                draft = drafters[0].draft(4, options)
                 first = draft.tokens[draft.parents < 0]
                 counts[2:] += first[0] == token, token in first
                 drafters[0].observe(Observation(np.array([token])))

@@ -212,7 +212,7 @@ class WrongTokens(rs.Drafter):
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
 
-    def draft(self, budget: int) -> rs.DraftTree:
+    def draft(self, budget: int, call) -> rs.DraftTree:
         """A chain, but for the rare case that the text has one of these tokens."""
         nodes = min(self._nodes, budget)
         return rs.DraftTree.chain([2 + node for node in range(nodes)])

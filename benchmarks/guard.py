@@ -45,6 +45,7 @@ import hf_refspec as rs
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
+from hf_refspec.drafting.contract import Call
 
 BASELINE = Path(__file__).with_name("guard.json")
 TEXTS = Path(__file__).with_name("guard.jsonl")
@@ -224,7 +225,7 @@ def _step_seconds(case: Case) -> list[float]:
     for i in range(len(answer_ids)):
         began = perf_counter()
         case.drafter.observe(rs.Observation(answer_ids[i : i + 1]))
-        case.drafter.draft(case.nodes)
+        case.drafter.draft(case.nodes, Call())
         seconds.append(perf_counter() - began)
     return seconds
 

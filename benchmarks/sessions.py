@@ -63,7 +63,7 @@ class SuffixDecoding(rs.Drafter):
         self.text = np.concatenate((self.text, tokens))
         self.cache.add_active_response(self.call_number, tokens)
 
-    def draft(self, budget: int) -> rs.DraftTree:
+    def draft(self, budget: int, call) -> rs.DraftTree:
         draft = self.cache.speculate(
             self.call_number, self.text, max_spec_tokens=budget, max_spec_factor=self.factor
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import DEPTH, IndexedText, build_suffix_array
 from hf_refspec.store import hub
@@ -78,7 +79,7 @@ def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
     drafts = []
     for token in range(300):
         drafter.begin(np.array([token]), 300)
-        tree = drafter.draft(16)
+        tree = drafter.draft(16, Call())
         tree.checked(300)
         drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()))
     assert any(tokens for tokens, _, _ in drafts)

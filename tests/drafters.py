@@ -9,6 +9,7 @@ import torch
 
 from hf_refspec import Drafter, DraftTree, Observation
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call
 
 
 def drafted(
@@ -18,7 +19,7 @@ def drafted(
     with drafter_call(drafter, [np.array(prompt, dtype=np.int64)], vocab_size):
         if output:
             drafter.observe(Observation(np.array(output)))
-        tree = drafter.draft(budget).checked(vocab_size)
+        tree = drafter.draft(budget, Call()).checked(vocab_size)
     assert len(tree) <= budget
     return tree
 
@@ -40,7 +41,7 @@ class Fixed(Drafter):
         if self.fails_to_begin:
             raise ValueError("it has the id 9")
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         return self.tree.truncated(budget)
 
     def observe(self, observation):
@@ -78,8 +79,8 @@ class Prophet(Drafter):
         self.position += len(observation.tokens)
         self.observed += observation.tokens.tolist()
 
-    def draft(self, budget: int) -> DraftTree:
-        if self.call.chain:
+    def draft(self, budget: int, call) -> DraftTree:
+        if call.chain:
             return self._chain(budget)
         tokens: list[int] = []
         parents: list[int] = []
@@ -170,9 +171,9 @@ class Listening(Prophets):
         self.text = self.text + tokens
         super().observe(observation)
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         """Probabilities differ, so that only some nodes are worth verifying."""
-        tree = super().draft(budget)
+        tree = super().draft(budget, call)
         self.drafts.append((self.text, tree))
         return DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** tree.depths())
 
@@ -184,7 +185,7 @@ class Noise(Drafter):
         self.vocab_size = vocab_size
         self.rng = np.random.default_rng(len(prompt_ids))
 
-    def draft(self, budget: int) -> DraftTree:
+    def draft(self, budget: int, call) -> DraftTree:
         tokens = self.rng.choice(self.vocab_size, min(budget, self.vocab_size), replace=False)
         parents = [int(self.rng.integers(-1, node)) for node in range(len(tokens))]
         return DraftTree(

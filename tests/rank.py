@@ -41,9 +41,9 @@ class Raises(Prophet):
         super().__init__(target_ids, 0.9)
         self.where, self.calls = where, 0
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         self._count("draft")
-        return super().draft(budget)
+        return super().draft(budget, call)
 
     def observe(self, observation):
         self._count("observe")

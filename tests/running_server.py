@@ -36,7 +36,7 @@ SECONDS = 600  # for what takes a few on a machine with nothing else to do
 class Slow(Drafter):
     """Drafts nothing, and every forward pass takes some time."""
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         return DraftTree.empty()
 
     def observe(self, observation):

@@ -1,4 +1,4 @@
-"""What `"auto"` is: its sources, and what each model keeps for it."""
+"""The drafter `"auto"`: its sources, and the table and the pool that each model keeps."""
 
 from __future__ import annotations
 

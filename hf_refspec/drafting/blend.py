@@ -1,4 +1,4 @@
-"""What `|` makes of several drafters: one that merges their trees."""
+"""The blend of several drafters, `a | b`, which merges their trees."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ class Blend(Drafter):
     def __init__(self, drafters: Sequence[Any]) -> None:
         from .calls import as_drafter  # which makes blends
 
-        ready = [as_drafter(drafter, "a source of a blend") for drafter in drafters]
-        sources = [source for drafter in ready for source in drafter.sources]
+        sources: list[Drafter] = []
+        for drafter in drafters:
+            is_ready = isinstance(drafter, Drafter)
+            sources += (drafter if is_ready else as_drafter(drafter, "a source of a blend")).sources
         if not sources:
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, sources))) < len(sources):
@@ -97,7 +99,7 @@ class Blend(Drafter):
         self._drafts: list[_Draft] = []
         for drafter in self.sources:
             drafter.begin(prompt_ids, vocab_size)
-        # By their numbers; whether a source prunes may differ from call to call.
+        # By their numbers; a source may prune in one call and not in another.
         path_drafters = {
             number: source
             for number, source in enumerate(self.sources)
@@ -165,7 +167,7 @@ class Blend(Drafter):
             trees = {draft.source: draft.tree for draft in self._drafts if len(draft.path) == 0}
             for node in dict.fromkeys(_best_nodes(tree, leaves) + _best_nodes(tree, nodes)):
                 path = tree.path(node).tolist()
-                # A pruner's own tree may go on from there already.
+                # A pruner's own tree may continue this path already.
                 pruners = {
                     i: source
                     for i, source in self._pruners.items()

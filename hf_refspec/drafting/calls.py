@@ -27,7 +27,7 @@ logger = logging.getLogger("hf_refspec")
 
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
-    """The drafter that a call's `candidate_generator` is or stands for: `"auto"`, a datastore or a
+    """The drafter for a call's `candidate_generator`, which may be `"auto"`, a datastore or a
     transformers `CandidateGenerator`. Raises a TypeError for anything else, which names the
     argument by its `role`, and for a drafter whose methods do not take the call."""
     if isinstance(value, Drafter):
@@ -51,19 +51,16 @@ def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
 
 def _check_signatures(drafter: Drafter) -> None:
     """Refuses a drafter that was written before `draft` received the call."""
-    for contract in (Drafter, PathDrafter, LookUp):
-        for name in ("draft", "continue_path", "look_up"):
-            if not isinstance(drafter, contract) or name not in vars(contract):
-                continue
-            asked = inspect.signature(vars(contract)[name])
+    for contract, name in ((Drafter, "draft"), (PathDrafter, "continue_path"), (LookUp, "look_up")):
+        if isinstance(drafter, contract):
+            arguments = [*inspect.signature(getattr(contract, name)).parameters]
             given = inspect.signature(getattr(type(drafter), name))
             try:
-                given.bind(*asked.parameters)
+                given.bind(*arguments)
             except TypeError:
                 raise TypeError(
                     f"{type(drafter).__name__}.{name}{given} must be {name}"
-                    f"({', '.join(asked.parameters)}): the call's options, which were "
-                    "`self.call`, are an argument"
+                    f"({', '.join(arguments)}): the options that were `self.call` are an argument"
                 ) from None
 
 
@@ -83,7 +80,7 @@ def _shown_with_remedy(value: Any) -> str:
 
 
 class LateDrafter(Drafter):
-    """Stands in for a drafter, which begins once the kernels are ready, and drafts nothing
+    """Takes the place of a drafter, which begins once the kernels are ready, and drafts nothing
     until then."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The new tokens that also stand in the texts that a drafter copies from."""
+"""The new tokens that also occur in the texts that a drafter copies from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 1 << 20  # tokens that are searched for boundaries at a time
 
 @dataclass(frozen=True)
 class CopiedSpan:
-    """New tokens of a row that stand one after another in a source.
+    """New tokens of a row that occur one after another in a source.
 
     Attributes:
         start, end (`int`): Where they are in the row's new tokens, the end exclusive.
@@ -47,8 +47,8 @@ class _SourceText:
     parts: Sequence[np.ndarray | IndexedText]
 
     def runs(self, output: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """The runs of an output (int32) that stand here and are not inside of longer ones: their
-        start, their end, and the first place of each in all parts."""
+        """The runs of an output (int32 of shape `(n,)`) that occur here and are not inside of
+        longer ones: their start, their end, and the first place of each in all parts."""
         before = 0
         for part in self.parts:
             tokens, boundary = _tokens_of(part)
@@ -58,7 +58,7 @@ class _SourceText:
                 boundary = max(tokens.max(initial=0), output.max(initial=0)) + 1
                 buffer = TokenBuffer()
                 buffer.extend(np.where(tokens < 0, boundary, tokens))  # a match may end there
-            while end <= len(output):  # finds a place behind the longest end of the output so far
+            while end <= len(output):  # finds a place after the longest end of the output so far
                 if isinstance(part, IndexedText):
                     found = find_suffixes(part, searched[max(end - DEPTH, 0) : end], SHORTEST)
                     low, high = found[-1] if len(found) else (0, 0)
@@ -96,8 +96,8 @@ def _tokens_of(part: np.ndarray | IndexedText) -> tuple[np.ndarray, int]:
 
 
 def copied_spans(row: int, output: Sequence[int], sources: Sequence[Any]) -> list[CopiedSpan]:
-    """A row's spans: the longest run, of equal ones that of the first source (its name and parts),
-    and then those of the tokens before and behind it, found likewise."""
+    """A row's spans: the longest run (of equal ones, the first source's, given by its name and
+    parts), and the longest ones of the tokens before and after it, found likewise."""
     tokens = np.array(output, np.int32)
     texts = [_SourceText(name, parts) for name, parts in sources]
     spans: list[CopiedSpan] = []

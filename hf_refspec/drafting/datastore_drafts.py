@@ -34,16 +34,15 @@ class DatastoreDrafts(LookUp):
             `True` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3), with the settings of its authors' code: it finds the longest
             suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
-            most frequent nodes of the trie of the 10 tokens behind its first 5000 places in each
+            most frequent nodes of the trie of the 10 tokens after its first 5000 places in each
             shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. By default
             shorter, more frequent matches vote as well, since a long match that is rare makes a
             poor tree, and a fair sample of about 1000 places is read, see
             [`~index.rest_trie.mixed_tree`]. The compact form has the trees that it was made with.
 
     Raises:
-        TypeError: if `store` is no [`Datastore`].
-        DatastoreError: if the header of one of its files shows that the file is damaged.
-        ValueError: if `max_match` is less than 1 (2 if `published`) or more than 128, or the
+        DatastoreError: If the header of one of its files shows that the file is damaged.
+        ValueError: If `max_match` is less than 1 (2 if `published`) or more than 128, or the
             compact form is `published`. A call raises a DatastoreError if the datastore has
             ids outside of the target's vocabulary, and `draft` if its files do not belong
             together.
@@ -52,11 +51,6 @@ class DatastoreDrafts(LookUp):
     _of_a_call = (*LookUp._of_a_call, "_vocab_size")
 
     def __init__(self, store: Datastore, max_match: int = 16, published: bool = False) -> None:
-        if not isinstance(store, Datastore):
-            raise TypeError(
-                f"store must be a Datastore, but is {store!r}; open one with "
-                "Datastore.from_pretrained(repo_or_path)"
-            )
         if published and store.form == "compact":
             raise ValueError("published=True needs the full form of the datastore; open that one")
         check_count("max_match", max_match, most=DEPTH)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from ..text_config import context_length, text_config
-from .assistant_text import AssistantText
+from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
 from .contract import Call, Observation, PathDrafter, Sampling, Speed
 from .payoff import Payoff
-from .token_ids import Reference, to_ids
+from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
-# The tokens that each pass drafts: the best one goes on, and the next best ones stand beside it,
+# The tokens that each pass drafts: the best one, which the next pass continues, and its siblings,
 # which cost nothing but the target's pass over them.
 _SIBLINGS = 4
 # The most tokens that top-p may leave: sorting a whole vocabulary takes as long as a small model.
@@ -30,13 +31,13 @@ _NUCLEUS = 1024
 
 
 class DraftModel(PathDrafter):
-    """Drafts by a smaller model, the assistant: a chain of its best tokens, and beside each the
-    next best ones.
+    """Drafts by a smaller model, the assistant: a chain of its best tokens, each with the next best
+    ones as siblings.
 
     Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
-    goes on while more tokens per second are expected with that pass; with a number of nodes, while
+    runs while more tokens per second are expected with that pass; with a number of nodes, while
     its best tokens have been accepted that far. In a blend it drafts last: where the other sources
-    are sure it does not run, and elsewhere it reads what they drafted and goes on from there.
+    are sure it does not run, and elsewhere it reads what they drafted and continues it.
 
     In a sampled call its best tokens are those that it would draw itself with the random numbers
     by which the target is about to draw.
@@ -46,18 +47,18 @@ class DraftModel(PathDrafter):
     Args:
         assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
             another device, and of another type.
-        padded (`bool`, *optional*, defaults to `False`): Whether its vocabulary may have another
+        padded (`bool`, *optional*, defaults to `False`): True if its vocabulary may have another
             size than the target's, since the tokens are the same and only the padding differs.
         vocabulary (ids in any form, *optional*): The only tokens that it drafts, such as the most
             frequent ones of a corpus. Its output layer, the larger part of a small assistant's
             pass, is computed for them alone (FR-Spec, arXiv 2502.14856, section 3).
 
     Raises:
-        TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
-        ValueError: If it keeps anything but keys and values (as Mamba and its hybrids do), or is an
-            encoder-decoder model; if `vocabulary` holds ids that are not its own, or its output
-            layer is not linear. A call raises it if the target's vocabulary has another size,
-            unless it is `padded`.
+        TypeError: If `vocabulary` holds no integers.
+        ValueError: If `assistant` is not a decoder-only language model, or keeps anything but keys
+            and values (as Mamba and its hybrids do); if `vocabulary` holds ids that are not its
+            own, or its output layer is not linear. A call raises it if the target's vocabulary has
+            another size, unless it is `padded`.
     """
 
     costly = True
@@ -79,11 +80,6 @@ class DraftModel(PathDrafter):
         padded: bool = False,
         vocabulary: Reference | None = None,
     ) -> None:
-        if not isinstance(assistant, PreTrainedModel):
-            raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
-        name = type(assistant).__name__
-        if assistant.config.is_encoder_decoder or not assistant.can_generate():
-            raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
         text = AssistantText(assistant)
         reason: Exception | None = None
         try:
@@ -92,8 +88,8 @@ class DraftModel(PathDrafter):
             reason = error
         if reason is not None or not text.keeps_keys():
             raise ValueError(
-                f"assistant is a {name}, which cannot go back in its text: it does not keep just "
-                "the keys and values of each token. Use one with attention alone."
+                f"assistant is a {type(assistant).__name__}, but must be a decoder-only language "
+                "model that keeps just the keys and values of each token"
             ) from reason
         self.assistant = assistant
         self.padded = padded
@@ -228,6 +224,70 @@ class DraftModel(PathDrafter):
         return int(asked.sum()), len(accepted), int(np.isin(accepted, best).sum())
 
 
+class AssistantText:
+    """A text as an assistant reads it, with a key-value cache of its own.
+
+    A pass first removes rejected tokens from the cache, and reads the tokens that are not there. It
+    computes the logits of a `vocabulary` alone, ids in increasing order, if there is one."""
+
+    pass_tokens = 0  # the number of tokens that the last pass read
+
+    def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
+        self._assistant = assistant
+        self._vocabulary = vocabulary
+        if vocabulary is not None:
+            layer = assistant.get_output_embeddings()
+            ids = torch.from_numpy(vocabulary).to(layer.weight.device)
+            bias = None if layer.bias is None else layer.bias.detach()[ids]
+            self._output_layer = layer.weight.detach()[ids], bias
+        # Without a configuration it keeps all positions, even those past a sliding window, so that
+        # it can always go back.
+        self._cache = DynamicCache()
+        self._read = np.empty(0, dtype=np.int64)  # what the cache holds
+        self._has_dropout = any(module.training for module in assistant.modules())
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
+        """The logits `(1, count, vocab_size)` after each of the last `count` > 0 ids of a text,
+        int64 of shape `(n,)`."""
+        kept = min(common_length(self._read, ids), len(ids) - count)
+        if kept < len(self._read):
+            self._cache.crop(kept - len(self._read))
+        self._read = ids
+        self.pass_tokens = len(ids) - kept
+        assistant = self._assistant
+        last: dict[str, int] = {}
+        if self._vocabulary is None and supports_logits_to_keep(assistant):
+            last = {"logits_to_keep": count}
+        model = assistant if self._vocabulary is None else assistant.base_model
+        new_ids = torch.from_numpy(ids[kept:])[None]
+        device = assistant.device
+        if device.type == "meta":  # offloaded: its hooks move what it reads
+            device = new_ids.device
+        # Dropout must not use up the random numbers of a call that samples.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices) if self._has_dropout else nullcontext():
+            output = model(
+                input_ids=new_ids.to(device, non_blocking=True),
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),
+                **{CACHE_NAME: self._cache},
+                use_cache=True,
+                return_dict=True,
+                **last,
+            )
+        if self._vocabulary is not None:
+            states = output.last_hidden_state[:, -count:].to(self._output_layer[0].device)
+            return nn.functional.linear(states, *self._output_layer)
+        logits: torch.Tensor = output.logits[:, -count:]
+        return logits
+
+    def keeps_keys(self) -> bool:
+        """True if the model has put the keys of each token into the cache, and nothing else."""
+        layers = self._cache.layers
+        attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        return attends and self._cache.get_seq_length() == len(self._read)
+
+
 class _Path:
     """The path that an assistant drafts along, given what other sources drafted.
 
@@ -256,13 +316,13 @@ class _Path:
         return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
     def is_among(self, estimates: DraftTree, count: int) -> bool:
-        """Whether the next node could be one of the `count` most probable nodes by these estimates
+        """True if the next node could be one of the `count` most probable nodes by these estimates
         of `tree`."""
         probs = estimates.probs
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
-        """Goes on with the best token that others have drafted; false if there is none."""
+        """Follows the best token that others have drafted. Returns false if there is none."""
         known_prob, nodes = self._known_next()
         if len(nodes) == 0:
             return False
@@ -275,9 +335,9 @@ class _Path:
     def extend(
         self, best_tokens: np.ndarray, best_probs: np.ndarray, outcomes: Calibration
     ) -> None:
-        """Adds the assistant's best next tokens, `(unread, k)`, at all unread places. The path goes
-        on with the most probable one, and so leaves what others have drafted where the assistant
-        does not expect it."""
+        """Adds the assistant's best next tokens and their probabilities, both `(unread, k)`, at all
+        unread places. The path follows the most probable one, and so leaves what others have
+        drafted where the assistant does not expect it."""
         tokens = self.tree.tokens.tolist()
         parents = self.tree.parents.tolist()
         probs = self.tree.probs.tolist()
@@ -323,7 +383,8 @@ class _Path:
 
 
 def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Float32 logits over the temperature, and -inf where top-k and top-p leave nothing to draw."""
+    """Float32 logits `(1, n, tokens)` over the temperature, and -inf where top-k and top-p leave
+    nothing to draw."""
     logits = logits / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return logits
@@ -337,16 +398,14 @@ def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 def _vocabulary_ids(assistant: PreTrainedModel, vocabulary: Reference) -> np.ndarray:
     """A draft vocabulary in increasing order; refuses one that the assistant cannot draft alone."""
-    if isinstance(vocabulary, str):
-        raise TypeError(f"vocabulary must be ids, but is {vocabulary!r}")
     ids = np.unique(to_ids("vocabulary", vocabulary, None)).astype(np.int64)
     layer = assistant.get_output_embeddings()
     name = type(assistant).__name__
     divides = type(layer) is nn.Linear and not layer.weight.is_meta
     if not divides or assistant.base_model is assistant:
         raise ValueError(
-            "vocabulary needs an assistant with a linear output layer, not offloaded, but that of "
-            f"{name} is {layer!r}; leave it out"
+            "vocabulary needs an assistant with a linear output layer, not offloaded, but "
+            f"{name}'s is {layer!r}; leave it out"
         )
     if ids[-1] >= layer.out_features:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Whether a pass of an assistant model pays: the costs and gains of its passes so far."""
+"""The costs and gains of an assistant model's passes, by which further ones pay or do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .contract import Speed
 
 @dataclass(frozen=True)
 class _Constants:
-    """The numbers by which a [`Payoff`] decides, and why they are what they are."""
+    """Tuned constants of [`Payoff`]."""
 
     # A pass costs the median of this number of passes, each over at most `few_tokens` new tokens.
     passes: int = 15
@@ -27,9 +27,9 @@ class _Constants:
     pseudo_count: float = 2.0
     memory: float = 0.98
     # The number of passes that are planned ahead, for the first alone may not pay where a pass over
-    # two tokens takes much longer than over one; and of the nodes that each adds beside its best.
+    # two tokens takes much longer than over one; and of the siblings that each adds to its best.
     ahead: int = 4
-    beside: int = 3
+    siblings: int = 3
     # Where the call names the number of nodes, a draft takes another pass only if the best tokens
     # of the passes before it are accepted together this often: otherwise an assistant that is sure
     # and wrong would run as often as there are nodes, one pass after another, for each row.
@@ -60,13 +60,14 @@ class Payoff(Outcomes):
         self._prompt_seconds = 0.0  # of reading the present prompt
 
     def pays(self, speed: Speed | None, probs: np.ndarray, chance: float, passes: int = 0) -> bool:
-        """Whether to run the assistant.
+        """True if the assistant should run once more.
 
         Args:
             speed (callable, *optional*): See [`Call`].
             probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of all nodes so far.
-            chance (`float`): That its path is accepted, and that no other source has what follows.
-            passes (`int`): How often it has run for this draft.
+            chance (`float`): The chance that its path is accepted and that no other source has
+                drafted what follows.
+            passes (`int`): The number of its passes for this draft.
         """
         best = self._best_accepted / self._asked
         if speed is None:
@@ -74,11 +75,11 @@ class Payoff(Outcomes):
         if self._balance < 0:
             return False
         seconds = median(self._pass_seconds) if self._pass_seconds else 0.0
-        beside = (self._accepted / self._asked - best) / _CONSTANTS.beside
+        sibling = (self._accepted / self._asked - best) / _CONSTANTS.siblings
         present = speed(probs, self._draft_seconds)
         for ahead in range(1, 1 + _CONSTANTS.ahead):
             probs = np.concatenate(
-                (probs, chance * np.array([best] + [beside] * _CONSTANTS.beside))
+                (probs, chance * np.array([best] + [sibling] * _CONSTANTS.siblings))
             )
             if speed(probs, self._draft_seconds + ahead * seconds) > present:
                 return True
@@ -101,10 +102,11 @@ class Payoff(Outcomes):
 
         Args:
             speed (callable, *optional*): See [`Call`].
-            asked (`int`): The places where the assistant drafted and no other source was right,
-            accepted (`int`): those of them where one of its tokens was accepted,
-            best (`int`): and those where its best token was.
-            emitted (`int`): How many tokens the target's pass yielded.
+            asked (`int`): The number of places where the assistant drafted and no other source was
+                right.
+            accepted (`int`): The number of these where one of its tokens was accepted.
+            best (`int`): The number of these where its best token was accepted.
+            emitted (`int`): The number of tokens that the target's pass yielded.
         """
         self._asked = _faded(self._asked, 1.0) + asked
         self._accepted = _faded(self._accepted, _CONSTANTS.accepted) + accepted

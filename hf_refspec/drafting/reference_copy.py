@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
+from ..text_tokenizer import text_tokenizer
 from .contract import Call, LookUp, Observation
-from .token_ids import Reference, checked_tokenizer, references_to_ids
+from .token_ids import Reference, references_to_ids
 from .tree import DraftTree
 
 LLMA_LONGEST_MATCH = 5  # tokens, as published
@@ -28,7 +29,7 @@ class ReferenceCopy(LookUp):
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
             The target model's, for references that are strings.
         include_prompt (`bool`, *optional*, defaults to `True`):
-            Whether the prompt and the output so far are copied from, too.
+            True to copy from the prompt and the output so far, too.
         match_length (`int`, *optional*, defaults to 1):
             n, the smallest number of last tokens that must occur in a text to copy from there.
         copy_length (`int`, *optional*):
@@ -37,12 +38,11 @@ class ReferenceCopy(LookUp):
             By default it drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `True`
             is LLMA, the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it
             finds the longest suffix of the output, from 5 tokens down to n, that occurs in the
-            references, and copies the k tokens behind its first occurrence: from the prompt only
+            references, and copies the k tokens after its first occurrence: from the prompt only
             without references, never from the output. `max_draft_tokens="auto"` may copy fewer.
 
     Raises:
-        TypeError: if `references` has something else.
-        ValueError: if `references` is empty, or has an empty text, a negative id, or a string
+        ValueError: If `references` is empty, or has an empty text, a negative id, or a string
             without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1. A
             call raises it for ids outside of the target's vocabulary.
     """
@@ -66,7 +66,7 @@ class ReferenceCopy(LookUp):
             raise ValueError(
                 "include_prompt=False leaves nothing to copy from without references; give some"
             )
-        tokenizer = checked_tokenizer(tokenizer)
+        tokenizer = text_tokenizer(tokenizer)
         self.match_length = match_length
         self.copy_length = copy_length
         self.published = published

@@ -94,14 +94,15 @@ class DraftStats:
 
     def __post_init__(self) -> None:
         self._copied: list[CopiedSpan] = []
-        self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []  # to be searched in texts
+        # Each row, its new tokens, and the sources' texts, until `copied` searches them.
+        self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_copied": self.copied, "outputs": []}  # no text goes along
 
     @property
     def copied(self) -> list[CopiedSpan]:
-        """The new tokens, at least 5 together, that stand in what the drafter copies from, drafted
+        """The new tokens, at least 5 together, that occur in what the drafter copies from, drafted
         or not. Searched when first read: until then statistics keep these texts in memory."""
         from .copied_spans import copied_spans  # loaded only where it is asked for
 

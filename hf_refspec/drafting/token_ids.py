@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
-from ..text_tokenizer import text_tokenizer
 
 logger = logging.getLogger("hf_refspec")
 
@@ -29,11 +28,6 @@ def references_to_ids(
     and warns of a string that is the name of a file, or looks like one."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
         texts: dict[str, Any] = {"references": references}
-    elif not isinstance(references, Sequence) or isinstance(references, bytes):
-        raise TypeError(
-            "references must be a string, ids, or a list of these, "
-            f"but has the type {type(references).__name__}"
-        )
     else:
         texts = {f"references[{i}]": text for i, text in enumerate(references)}
     for name, text in texts.items():
@@ -57,11 +51,6 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
         reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
     elif isinstance(reference, torch.Tensor):
         reference = reference.numpy(force=True)
-    elif not isinstance(reference, np.ndarray) and not _is_ids(reference):
-        raise TypeError(
-            f"{name} must be a string, a list of ids or a 1-D tensor or array, "
-            f"but has the type {type(reference).__name__}"
-        )
     ids = np.asarray(reference)
     if ids.ndim != 1:
         raise ValueError(f"{name} must have one dimension, but has the shape {ids.shape}")
@@ -75,18 +64,8 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
     return ids
 
 
-def checked_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer, or a processor's; raises a TypeError for anything else, such as its name."""
-    tokenizer = text_tokenizer(tokenizer)
-    if tokenizer is not None and not callable(tokenizer):
-        raise TypeError(
-            f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-        )
-    return tokenizer
-
-
 def _is_ids(reference: Any) -> bool:
-    """Whether it is a list (or other sequence) of ids, by its first item; an empty one is."""
+    """True of a list (or other sequence) of ids, by its first item, and of an empty one."""
     is_sequence = isinstance(reference, Sequence) and not isinstance(reference, bytes)
     return is_sequence and (len(reference) == 0 or isinstance(reference[0], (int, np.integer)))
 

@@ -53,7 +53,7 @@ _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
 def _pooling(sampling: Sampling | None) -> Pooling:
-    """How contexts are pooled for a call that samples so, or is greedy."""
+    """The pooling of contexts for a call that samples so, or is greedy."""
     if sampling is None or sampling.top_k == 1:
         return _GREEDY
     # The less of the distribution top-k and top-p leave, the more a sample is like the greedy

@@ -120,7 +120,7 @@ def _argmax(values):
 
 @njit(nogil=True)
 def _keep_best(values, start, items, keys, count):
-    """Inserts values into a list of the largest ones, `keys`, behind equal ones, and their places,
+    """Inserts values into a list of the largest ones, `keys`, after equal ones, and their places,
     counted from `start`, into `items`; returns the list's new length."""
     for i in range(len(values)):
         key = values[i]

@@ -21,7 +21,7 @@ ROOT = -1
 # two passes yield as much as one of twice the size.
 MOST_NODES = 1024
 
-# Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
+# Faults of a tree: a token outside of the vocabulary, a parent after its child, two siblings with
 # the same token, a probability outside of [0, 1] or larger than its parent's.
 FOREIGN_TOKEN = 1
 LATE_PARENT = 2
@@ -79,7 +79,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether the nodes are one path (true of the empty tree)."""
+        """True if the nodes are one path, or there are none."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
     def depths(self) -> np.ndarray:
@@ -184,9 +184,9 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
 
 
 def after_path(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
-    """A tree moved to the end of a path of probability `prob`, to be merged with the tree that has
-    the path. The path's nodes have probability 0 here, so that the other tree's estimates of them
-    stay as they are: 1 - (1 - p)(1 - 0) = p."""
+    """A tree moved to the end of a path, int64 of shape `(n,)`, of probability `prob`, to be merged
+    with the tree that has the path. The path's nodes have probability 0 here, so that the other
+    tree's estimates of them stay as they are: 1 - (1 - p)(1 - 0) = p."""
     length = len(path)
     parents = np.where(tree.parents < 0, length - 1, tree.parents + length)
     return DraftTree(
@@ -220,7 +220,7 @@ def _converted(name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)
 def tree_fault(tokens, parents, probs, vocab_size):
-    """The fault of the first faulty node, 0 if there is none."""
+    """The fault of the first faulty node of a tree of shape `(T,)`, 0 if there is none."""
     child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
     sibling = np.empty(len(tokens), dtype=np.int32)  # the child of the same parent before it
     for node in range(len(tokens)):
@@ -242,7 +242,7 @@ def tree_fault(tokens, parents, probs, vocab_size):
 
 @kernel("int32[::1](int32[::1])", interpreted=True)
 def tree_depths(parents):
-    """The depth of each node: 1 for the children of the root."""
+    """The depth of each node, `(T,)`: 1 for the children of the root."""
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
         depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
@@ -251,7 +251,7 @@ def tree_depths(parents):
 
 @kernel("boolean[:, ::1](int32[::1])", interpreted=True)
 def tree_ancestors(parents):
-    """Whether node `j` is node `i` or an ancestor of it, at `[i, j]`."""
+    """True at `[i, j]` if node `j` is node `i` or an ancestor of it, `(T, T)`."""
     ancestors = np.zeros((len(parents), len(parents)), dtype=np.bool_)
     for node in range(len(parents)):
         ancestor = node
@@ -293,7 +293,7 @@ class _Merged(NamedTuple):
 @kernel(f"{TREE_TYPE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
 def merge_trees(sizes, tokens, parents, probs, budget):
     """Merges draft trees by token path and keeps the most probable nodes, best node first. The
-    trees of `sizes` nodes stand one after another, each with its own indices as parents.
+    trees of `sizes` nodes follow one another, each with its own indices as parents.
 
     A path of several trees fails only if it fails in all of them, as if they were independent: with
     estimates p and q it has the probability 1 - (1 - p)(1 - q)."""

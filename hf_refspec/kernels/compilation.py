@@ -9,7 +9,7 @@ it takes each later process half a second.
   compiles them, and the call decodes plainly meanwhile. A thread could not do it: numba's compiler
   holds the interpreter's lock, which every operation of the model needs. The process starts when
   the call ends, or at once if torch leaves a core free.
-- A kernel that is called earlier, as by a test, compiles those of its file, and the caller waits.
+- A kernel that is called earlier, as by a test, compiles its file's, and the caller waits.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def compile_in_background(idle: bool) -> None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """Kernels: plain loops over plain arrays, each compiled once by numba.
 
-A kernel is compiled once its machine code is in this process, whether numba made it or its cache
-had it. The cache is beside the kernel's file, and is made again when that file changes: after a
+A kernel is compiled once its machine code is in this process, made by numba or read from its cache.
+The cache is next to the kernel's file, and is made again when that file changes: after a
 change in another file whose functions a kernel calls, remove the `__pycache__`. Kernels have no
 type hints: their numba signatures state the types of their arguments, and name the tuples of arrays
 that `kernel_type` has defined.
@@ -68,7 +68,7 @@ class Kernel:
 
     @property
     def address(self) -> int | None:
-        """Of the kernel as a C function, for a library that calls it; `None` until compiled."""
+        """The address of the compiled C function, for a library that calls it; `None` before."""
         if self._compiled is None:
             return None
         (result,) = self._compiled.overloads.values()
@@ -80,7 +80,7 @@ class Kernel:
         return Path(njit(cache=True)(self.python).stats.cache_path)
 
     def _compile(self, cached_only: bool) -> bool:
-        """Compiles it alone; returns whether numba's cache lacked it."""
+        """Compiles it alone. Returns true if numba's cache lacked it."""
         if self._compiled is not None:
             return False
         try:
@@ -124,8 +124,8 @@ def kernel(
 
     Args:
         signatures: What numba compiles it for.
-        drafts: Whether drafters and verifiers need it.
-        interpreted: Whether Python runs it until it is compiled, which is quick enough for small
+        drafts: True if drafters and verifiers need it.
+        interpreted: True if Python runs it until it is compiled, which is quick enough for small
             trees.
     """
     return lambda function: Kernel(function, signatures, drafts, interpreted)

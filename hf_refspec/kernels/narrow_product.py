@@ -4,7 +4,7 @@
 that is made for hundreds of rows takes two to four times as long for 4 to 16 as for one. Here a
 tile of `ROWS` rows of the weights and `TOKENS` rows of `x` keeps its sums in vector registers while
 the next rows of the weights are fetched. LLVM would not find that in plain loops, so a tile is
-written in LLVM's instructions. Those of bfloat16 are summed in float32.
+written in LLVM's instructions. Products of bfloat16 are summed in float32.
 
 Each sum has one accumulator, so its bits depend on its own row of `x` and of the weights alone: not
 on other tokens, nor on the number of threads. The threads share a task, and claim rows from it.
@@ -28,7 +28,7 @@ _features = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 SUPPORTED = {"+avx2", "+fma"} <= {*_features} and binding.llvm_version_info >= (16, 0, 0)
 # They multiply bfloat16 faster, at any number of tokens.
 MATRIX_UNITS = "+amx-bf16" in _features
-# Whether one instruction multiplies pairs of bfloat16.
+# True if one instruction multiplies pairs of bfloat16.
 _PAIRS = "+avx512bf16" in _features
 
 # Of 32 registers 24 hold sums and 7 what is multiplied; where there are 16, 12 and 4.
@@ -38,7 +38,7 @@ INNER_MULTIPLE = 32
 _CLAIMED_ROWS = 8 * ROWS
 
 # What a task holds, as int64: the next row to claim, addresses, the bytes from one bias to the next
-# (0 where all are the zero at `BIAS`), sizes, and whether the numbers are bfloat16.
+# (0 where all are the zero at `BIAS`), sizes, and 1 if the numbers are bfloat16.
 NEXT_ROW, WEIGHT, X, Y, BIAS, BIAS_STEP, INNER, OUTER, N_TOKENS, BFLOAT16 = range(10)
 TASK_LENGTH = 10
 
@@ -144,7 +144,7 @@ class _Tile:
         return self._call(f"llvm.fma.v{LANES}f32", _sums, [weights, xs, total])
 
     def _sum_lanes(self, vector: Any) -> Any:
-        # In any order: the compiler takes that of a tree, the same for all sums.
+        # In any order: the compiler adds as a tree does, alike for all sums.
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
         return self._call(name, _f32, [_f32(0.0), vector], fastmath=["reassoc"])
 

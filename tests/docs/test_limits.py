@@ -87,7 +87,7 @@ class Wide(rs.Drafter):
     def __init__(self):
         self.verified = []
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         count = min(budget, 80)
         return DraftTree(range(count), [-1] * count, [1 / count] * count)
 

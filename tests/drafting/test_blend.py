@@ -8,8 +8,8 @@ import torch
 from drafters import Fixed
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
-from hf_refspec.drafting.calls import as_drafter, drafter_call
-from hf_refspec.drafting.contract import Observation
+from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call, Observation
 
 VOCAB_SIZE = 10
 PROMPT = np.array([1, 2, 3])
@@ -20,7 +20,7 @@ PROMPT = np.array([1, 2, 3])
 
 def draft(blend: Drafter, budget: int) -> DraftTree:
     with drafter_call(blend, [PROMPT], VOCAB_SIZE):
-        tree = blend.draft(budget)
+        tree = blend.draft(budget, Call())
     tree.checked(VOCAB_SIZE)
     return tree
 
@@ -46,14 +46,13 @@ def test_a_chain_is_the_best_path_of_all_sources_chains(budget):
         Fixed.chain([4, 5, 6], [0.5, 0.4, 0.3]) | Fixed.chain([4, 7, 8], [0.9, 0.8, 0.7]) | Fixed()
     )
     with drafter_call(blend, [PROMPT], VOCAB_SIZE):
-        blend.call.chain = True
-        drafted = blend.draft(budget)
+        drafted = blend.draft(budget, Call(chain=True))
     assert drafted.is_chain
     assert drafted.tokens.tolist() == [4, 7, 8][:budget]
 
 
 class NoTree(Fixed):
-    def draft(self, budget):
+    def draft(self, budget, call):
         return None
 
 
@@ -70,7 +69,7 @@ class NoTree(Fixed):
 def test_an_illegal_draft_of_a_source_is_refused(source, message):
     blend = Fixed.chain([4], [0.5]) | source
     with drafter_call(blend, [PROMPT], VOCAB_SIZE), pytest.raises(ValueError, match=message):
-        blend.draft(8)
+        blend.draft(8, Call())
 
 
 # --- making one
@@ -89,8 +88,8 @@ def test_what_does_not_draft_is_refused(other):
         lambda: Fixed() | other,
         lambda: other | Fixed(),
     ):
-        with pytest.raises(TypeError, match='a source of `candidate_generator` must be "auto"'):
-            as_drafter(blended())
+        with pytest.raises(TypeError, match='a source of a blend must be "auto"'):
+            blended()
 
 
 def test_no_source_and_the_same_source_twice_are_refused():
@@ -109,7 +108,7 @@ def test_all_sources_receive_all():
     a, b = Fixed(), Fixed()
     blend = a | b
     with drafter_call(blend, [PROMPT], VOCAB_SIZE):
-        blend.draft(5)
+        blend.draft(5, Call())
         verified, logits = DraftTree.chain([4, 9]), torch.zeros(3, VOCAB_SIZE)
         blend.observe(Observation(np.array([4, 5]), verified, logits))
     for source in (a, b):

@@ -12,7 +12,7 @@ from trees import draft_trees
 from hf_refspec import DraftTree
 from hf_refspec.drafting.calibration import CLASSES, Calibration, calibrate, record_outcome
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Observation
+from hf_refspec.drafting.contract import Call, Observation
 
 VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)
@@ -169,7 +169,7 @@ def test_a_blend_leaves_the_nodes_of_a_wrong_source_out_of_a_small_budget():
     for _ in range(2):
         with drafter_call(blend, [np.array([1])], VOCAB_SIZE):
             for _ in range(40):
-                drafted.append(blend.draft(2).tokens.tolist())
+                drafted.append(blend.draft(2, Call()).tokens.tolist())
                 blend.observe(Observation(np.array([4, 5, 9])))
     assert drafted[0] == [7, 8]
     assert drafted[39] == drafted[-1] == [4, 5]
@@ -181,9 +181,9 @@ def test_a_blend_judges_each_source_by_its_own_tree():
     blend = Fixed.chain([4], [0.5]) | Fixed.chain([4], [0.9]) | Fixed.chain([7], [0.9])
     with drafter_call(blend, [np.array([1])], VOCAB_SIZE):
         for _ in range(40):
-            blend.draft(3)
+            blend.draft(3, Call())
             blend.observe(Observation(np.array([4])))
-        tree = blend.draft(3)
+        tree = blend.draft(3, Call())
     assert tree.tokens.tolist() == [4, 7]
     assert tree.probs[0] > 0.95
     assert tree.probs[1] < 0.15

@@ -10,8 +10,9 @@ from drafters import Fixed, Prophet
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.drafting.calls import as_drafter, drafter_call
+from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.tree import DraftTree
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
@@ -79,7 +80,7 @@ def test_its_logits_are_its_estimates(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     chain = CandidateChain(Sure(plain))
     with drafter_call(chain, [PROMPT[0].numpy()], 97):
-        probs = chain.draft(8).probs
+        probs = chain.draft(8, Call()).probs
     each = np.exp(5.0) / (np.exp(5.0) + 96)
     np.testing.assert_allclose(probs, [each, each**2, each**3], rtol=1e-5)
 
@@ -101,7 +102,7 @@ def test_what_drafts_from_hidden_states_is_refused_in_a_blend_too():
     generator = Scripted(None)
     generator.requires_model_outputs = True
     with pytest.raises(ValueError, match="is a Scripted, which drafts from the target model's"):
-        as_drafter(rs.ReferenceCopy() | generator)
+        rs.ReferenceCopy() | generator
 
 
 # --- transformers' own assisted decoding

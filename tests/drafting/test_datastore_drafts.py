@@ -114,12 +114,6 @@ def test_its_printed_form_names_the_store(store):
     assert repr(DatastoreDrafts(store, 4)) == f"DatastoreDrafts({store!r}, max_match=4)"
 
 
-@pytest.mark.parametrize("wrong", ["org/store", None, [[1, 2]]])
-def test_what_is_no_datastore_is_refused(wrong):
-    with pytest.raises(TypeError, match=r"store must be a Datastore, but is .*from_pretrained"):
-        DatastoreDrafts(wrong)
-
-
 def test_the_compact_form_has_no_rest_trees(compact):
     with pytest.raises(ValueError, match="published=True needs the full form of the datastore"):
         DatastoreDrafts(compact, published=True)

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from drafters import Fixed
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Drafter, Observation, checked_draft
+from hf_refspec.drafting.contract import Call, Drafter, Observation, checked_draft
 from hf_refspec.drafting.tree import DraftTree
 
 PROMPT = np.array([1, 2, 3])
@@ -40,13 +41,32 @@ def test_each_session_has_stats_of_its_own():
 
 def test_where_branches_cannot_be_verified_the_draft_is_the_best_path_of_the_tree():
     drafter = recorder()
-    drafter.call.chain = True
-    assert checked_draft(drafter, 4, 10).tokens.tolist() == [7, 7, 7]
+    assert checked_draft(drafter, 4, Call(chain=True), 10).tokens.tolist() == [7, 7, 7]
+
+
+class OfBefore(rs.Drafter):
+    def draft(self, budget):
+        return DraftTree.empty()
+
+
+class LookUpOfBefore(rs.LookUp):
+    longest_match = 1
+
+    def look_up(self, context, budget, behind_path):
+        return DraftTree.empty()
+
+
+@pytest.mark.parametrize(
+    "drafter", [OfBefore(), rs.ReferenceCopy() | OfBefore(), "auto" | LookUpOfBefore()]
+)
+def test_a_drafter_whose_methods_do_not_take_the_call_is_refused_before_any_pass(llama, drafter):
+    with pytest.raises(TypeError, match=r"OfBefore.(draft|look_up)\(.*\) must be .* call\)"):
+        llama.generate(torch.tensor([[5]]), candidate_generator=drafter)
 
 
 def test_the_base_class_cannot_draft():
     with pytest.raises(NotImplementedError, match="Drafter must implement draft"):
-        Drafter().draft(1)
+        Drafter().draft(1, Call())
 
 
 @pytest.mark.parametrize(
@@ -62,12 +82,12 @@ def test_forks_draft_independently(drafter):
     with drafter_call(drafter, prompts, vocab_size=50) as rows:
         assert rows[0] is drafter
         assert len(set(map(id, rows))) == 3
-        drafts = [row.draft(2).tokens.tolist() for row in rows]
+        drafts = [row.draft(2, Call()).tokens.tolist() for row in rows]
         assert drafts == [[2, 3], [6, 7], [3, 4]]
         rows[1].observe(Observation(np.array([40, 41, 40])))
-        assert rows[1].draft(1).tokens.tolist() == [41]
-        assert rows[0].draft(2).tokens.tolist() == [2, 3]
+        assert rows[1].draft(1, Call()).tokens.tolist() == [41]
+        assert rows[0].draft(2, Call()).tokens.tolist() == [2, 3]
         with pytest.raises(RuntimeError, match="in use"), drafter_call(drafter, [prompts[0]], 50):
             pass
     with drafter_call(drafter, prompts[:1], vocab_size=50) as rows:
-        assert rows[0].draft(2).tokens.tolist() == [2, 3]
+        assert rows[0].draft(2, Call()).tokens.tolist() == [2, 3]

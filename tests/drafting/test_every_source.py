@@ -18,7 +18,7 @@ import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.apps.serve.engine import Prediction
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Observation
+from hf_refspec.drafting.contract import Call, Observation
 
 TEXT, PATH = np.array([20, 21, 1]), np.array([2, 3])
 SEEN = [*[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7], *[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7]]
@@ -63,7 +63,6 @@ MAKERS = {
     "compact": compact,
     "sessions": lambda folder, seen: sessions(folder, seen, top_k=2),
     "recycling": lambda folder, seen: recycling(folder, seen, top_k=2),
-    "published": lambda folder, seen: recycling(folder, seen, published=True),
 }
 FORGET = ("references", "LLMA", "datastore", "REST", "compact")  # the call itself
 
@@ -83,11 +82,11 @@ def made(name: str, folder, seen=SEEN) -> Drafter:
 def test_it_says_what_it_would_draft_behind_a_path(name, tmp_path):
     drafter = prediction() if name == "prediction" else made(name, tmp_path)
     with drafter_call(drafter, [TEXT], VOCAB_SIZE):
-        before = drafter.draft(8)
-        continued = drafter.continue_path(PATH, 8).checked(VOCAB_SIZE)
-        again = drafter.draft(8)
+        before = drafter.draft(8, Call())
+        continued = drafter.continue_path(PATH, 8, Call()).checked(VOCAB_SIZE)
+        again = drafter.draft(8, Call())
         drafter.observe(Observation(PATH))
-        there = drafter.draft(8)
+        there = drafter.draft(8, Call())
     assert len(continued) > 0
     if name == "recycling":  # it has counted the path's tokens by then
         assert continued.tokens[0] == there.tokens[0]

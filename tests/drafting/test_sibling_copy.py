@@ -11,6 +11,7 @@ import torch
 from calls import Call, padded_prompts
 
 import hf_refspec as rs
+from hf_refspec.drafting import contract
 from hf_refspec.drafting.calls import drafter_call
 
 PROMPT, OTHER = np.array([1, 2, 3]), np.array([1, 2, 4])
@@ -21,8 +22,7 @@ def observed(drafter: rs.Drafter, *tokens: int) -> None:
 
 
 def drafted(drafter: rs.Drafter) -> list[int]:
-    drafter.call.chain = True
-    return drafter.draft(4).tokens.tolist()
+    return drafter.draft(4, contract.Call(chain=True)).tokens.tolist()
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from calls import Call
+from calls import Call as PlainCall
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Observation, Sampling
+from hf_refspec.drafting.contract import Call, Observation, Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
 
@@ -38,8 +38,8 @@ def taught(**options) -> TokenRecycling:
 
 def drafted_under(sampling: Sampling | None) -> DraftTree:
     drafter = taught()
-    with drafter_call(drafter, [PROMPT], VOCAB_SIZE, sampling):
-        return drafter.draft(30)
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
+        return drafter.draft(30, Call(sampling))
 
 
 def test_estimates_follow_what_is_sampled():
@@ -64,13 +64,17 @@ def test_where_nothing_is_left_to_choose_estimates_are_the_greedy_ones(sampling)
 
 
 def test_a_call_tells_every_source_how_it_samples(llama):
-    drafter = rs.ReferenceCopy() | TokenRecycling()
-    call = Call(llama, 2)
+    class Told(rs.Drafter):
+        def draft(self, budget, call):
+            sampled_as.append(call.sampling)
+            return DraftTree.empty()
+
+    call = PlainCall(llama, 2)
     sampling = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 0.9}
-    llama.generate(**{**call.options, **sampling}, candidate_generator=drafter)
-    assert [each.call.sampling for each in drafter.sources] == [Sampling(0.5, 0, 0.9)] * 2
-    llama.generate(**call.options, candidate_generator=drafter)
-    assert [each.call.sampling for each in drafter.sources] == [None] * 2
+    for options, expected in ((sampling, Sampling(0.5, 0, 0.9)), ({}, None)):
+        sampled_as = []
+        llama.generate(**{**call.options, **options}, candidate_generator=Told() | Told())
+        assert sampled_as and set(sampled_as) == {expected}
 
 
 def test_a_rejected_node_teaches_what_comes_after_it():
@@ -78,7 +82,7 @@ def test_a_rejected_node_teaches_what_comes_after_it():
     with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
         drafter.observe(observed([8], [20], [8, 21]))
         drafter.observe(observed([20]))
-        assert drafter.draft(4).tokens[0] == 21
+        assert drafter.draft(4, Call()).tokens[0] == 21
 
 
 def test_the_prompt_teaches_what_comes_after_its_tokens():
@@ -87,9 +91,9 @@ def test_the_prompt_teaches_what_comes_after_its_tokens():
         # After 6 and after 7.
         drafter.observe(observed([5, 6, 7, 30], (), [11, 12], of_prompt=True))
         drafter.observe(observed([6]))
-        assert drafter.draft(1).tokens.tolist() == [11]
+        assert drafter.draft(1, Call()).tokens.tolist() == [11]
         drafter.observe(observed([7]))
-        assert drafter.draft(1).tokens.tolist() == [12]
+        assert drafter.draft(1, Call()).tokens.tolist() == [12]
 
 
 def test_forks_share_the_table_and_copies_do_not():
@@ -101,7 +105,7 @@ def test_forks_share_the_table_and_copies_do_not():
     assert len(drafter) == len(fork) == known + 2
     assert len(twin) == known
     with drafter_call(twin, [PROMPT], VOCAB_SIZE):
-        assert twin.draft(1).tokens.tolist() == [8]
+        assert twin.draft(1, Call()).tokens.tolist() == [8]
 
 
 def test_threads_may_learn_into_one_table():
@@ -113,7 +117,7 @@ def test_threads_may_learn_into_one_table():
         try:
             with drafter_call(fork, [PROMPT], VOCAB_SIZE):
                 for _ in range(200):
-                    tree = fork.draft(16).checked(VOCAB_SIZE)
+                    tree = fork.draft(16, Call()).checked(VOCAB_SIZE)
                     expected = random.integers(0, 40, len(tree) + 1)
                     fork.observe(observed(random.integers(0, 40, 1), tree, expected))
         except Exception as error:

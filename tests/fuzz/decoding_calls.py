@@ -109,7 +109,7 @@ _CACHES = {None: 10, "cache_implementation=static": 3, "StaticCache": 2, "Dynami
 _CACHES |= {"DynamicCache(config)": 3, "cache_implementation=offloaded": 0.05}
 _CACHES |= {"cache_implementation=dynamic": 0.3, "cache_implementation=quantized": 0.05}
 _CACHES |= {"cache_implementation=offloaded_static": 0.1}
-_DRAFTERS = {"auto": 4, "prophet": 10, "noise": 2, "copy": 1, "recycling": 1, "published": 1}
+_DRAFTERS = {"auto": 4, "prophet": 10, "noise": 2, "copy": 1, "recycling": 2}
 _DRAFTERS |= {"store": 0.7, "sessions": 1, "lookup": 1, "blend": 1.5, "model": 1.5}
 _VERIFICATIONS = {"auto": 10, "tree": 1, "chain": 2, "reproducible": 1}
 

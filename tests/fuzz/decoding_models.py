@@ -161,7 +161,6 @@ def drafter_of(side: Side, call: Any, plain: Any) -> Any:
         made = {
             "copy": rs.ReferenceCopy,
             "recycling": rs.TokenRecycling,
-            "published": lambda: rs.TokenRecycling(published=True),
             "store": lambda: rs.DatastoreDrafts(store()),
             "sessions": rs.SessionDrafts,
             "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.SessionDrafts(),

@@ -20,7 +20,7 @@ from encoders import letters
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Drafter
+from hf_refspec.drafting.contract import Call, Drafter
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 from hf_refspec.drafting.token_recycling import TokenRecycling
@@ -95,7 +95,7 @@ def drafts(drafter: Drafter, prompts: list[np.ndarray]) -> list[Any]:
     for prompt in prompts:
         for budget in (1, 16, 64):
             with drafter_call(drafter, [prompt], vocab_size):
-                tree = drafter.draft(budget).checked(vocab_size)
+                tree = drafter.draft(budget, Call()).checked(vocab_size)
             if len(tree) > budget:
                 raise AssertionError(f"{len(tree)} nodes were drafted of {budget}")
             found.append([tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()])

@@ -61,9 +61,9 @@ def test_one_row_equals_plain_decoding(model_type):
     asked = []
 
     class Recorded(Prophet):
-        def draft(self, budget):
-            asked.append("chain" if self.call.chain else "tree")
-            return super().draft(budget)
+        def draft(self, budget, call):
+            asked.append("chain" if call.chain else "tree")
+            return super().draft(budget, call)
 
     for accuracy in (1.0, 0.6):
         drafter = Recorded(plain.sequences, accuracy)

@@ -11,7 +11,8 @@ from calls import GREEDY, PROMPT, Call, assert_lossless
 from drafters import Noise
 
 import hf_refspec as rs
-from hf_refspec.generation.request import default_drafters
+from hf_refspec.drafting.auto import default_drafters
+from hf_refspec.verification.model_memo import memo_of
 
 OPTIONS = {**GREEDY, "max_new_tokens": 48}
 
@@ -19,6 +20,10 @@ OPTIONS = {**GREEDY, "max_new_tokens": 48}
 @pytest.fixture
 def model(fresh_llama):
     return fresh_llama
+
+
+def pool_of(model):
+    return default_drafters(memo_of(model), model.config.vocab_size)
 
 
 def test_ids_are_those_of_plain_decoding(model):
@@ -32,7 +37,7 @@ def test_ids_are_those_of_plain_decoding(model):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_second_call_has_learned_from_the_first(model, rows):
     call = Call(model, rows)
-    with default_drafters(model).drafter() as first:
+    with pool_of(model).drafter() as first:
         pass
     mats = []
     for _ in range(2):
@@ -57,7 +62,7 @@ def test_auto_in_a_blend_drafts_and_learns_as_auto_alone(model, blended):
     names = {type(source).__name__ for source in drafter.sources}
     assert names == {"ReferenceCopy", "TokenRecycling", "SiblingCopy", "Noise"}
     assert mats[1] > 1.2 * mats[0]
-    pool = default_drafters(model)
+    pool = pool_of(model)
     with pool.drafter() as default, rs.attach(model, blended(Noise())) as attachment:
         learned = len(default.sources[1])
         model.generate(PROMPT, **OPTIONS)
@@ -75,16 +80,16 @@ def test_calls_in_several_threads_share_what_they_learn(model):
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(model.generate, PROMPT, **options) for _ in range(4)]
     assert [call.result().tolist() for call in calls] == [plain.tolist()] * 4
-    with default_drafters(model).drafter() as one, default_drafters(model).drafter() as other:
+    with pool_of(model).drafter() as one, pool_of(model).drafter() as other:
         assert one is not other
         contexts = [len(each.sources[1]) for each in (one, other)]
     assert contexts[0] == contexts[1] > 0
 
 
 def test_a_drafter_goes_back_when_the_call_fails(model):
-    with pytest.raises(RuntimeError), default_drafters(model).drafter() as first:
+    with pytest.raises(RuntimeError), pool_of(model).drafter() as first:
         raise RuntimeError
-    with default_drafters(model).drafter() as second:
+    with pool_of(model).drafter() as second:
         assert second is first
 
 

@@ -128,7 +128,7 @@ def test_each_drafter_observes_its_own_prompt(llama, rows):
         def begin(self, prompt_ids, vocab_size):
             self.prompt = prompt_ids
 
-        def draft(self, budget):
+        def draft(self, budget, call):
             return rs.DraftTree.chain([5, 9])
 
         def observe(self, observation):

@@ -20,7 +20,7 @@ OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_t
 class Silent(rs.Drafter):
     """Drafts nothing."""
 
-    def draft(self, budget):
+    def draft(self, budget, call):
         return DraftTree.empty()
 
 

@@ -104,7 +104,6 @@ DRAFTERS = {
         rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer) | rs.SessionDrafts(tokenizer)
     ),
     "the model's own logits": lambda _: rs.TokenRecycling(),
-    "Token Recycling": lambda _: rs.TokenRecycling(published=True),
     "noise": lambda _: Noise(),
 }
 WITH = {"chat": list(DRAFTERS), "code": ["LLMA"], "edit": ["a blend"], "rag": ["LLMA", "a blend"]}

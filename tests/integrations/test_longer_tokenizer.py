@@ -12,6 +12,7 @@ from running_server import serving
 
 import hf_refspec as rs
 from hf_refspec.apps.cli import main
+from hf_refspec.drafting.contract import Call
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat"] * 2
 IMAGE = "<image>"
@@ -80,7 +81,7 @@ def test_a_document_that_is_added_meanwhile_ends_at_the_further_id(generated, lo
     store.add([f"the cat{IMAGE} sat"] * 9, **QUIET)
     assert generated(candidate_generator=drafter) == plain
     drafter.begin(np.array(longer("the cat")["input_ids"]), 259)
-    tree = drafter.draft(64)
+    tree = drafter.draft(64, Call())
     assert len(tree) and tree.tokens.max() < 259
     with pytest.raises(rs.DatastoreError, match="has the id 259"):
         generated(candidate_generator=rs.DatastoreDrafts(store))

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored import content_of, flip_last_bit
 
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store import datastore
 from hf_refspec.store.build import read_names, write_names
@@ -32,7 +33,7 @@ changes = st.dictionaries(st.sampled_from("abcdef"), texts, min_size=1)
 def drafted(store: Datastore, *context: int) -> list[int]:
     drafter = DatastoreDrafts(store)
     drafter.begin(np.array(context), 259)
-    return drafter.draft(8).tokens.tolist()
+    return drafter.draft(8, Call()).tokens.tolist()
 
 
 @given(st.lists(changes, min_size=1, max_size=5), st.integers(3, 20))

@@ -10,6 +10,7 @@ import pytest
 from datastores import QUIET, drafts_of, some_documents, write_store
 from stored import content_of
 
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -87,7 +88,7 @@ def test_a_corpus_without_tokens_has_an_empty_compact_form(tmp_path):
     assert len(compact.ngrams.starts) == 1
     drafter = DatastoreDrafts(compact)
     drafter.begin(np.array([1, 2, 3]), 300)
-    assert len(drafter.draft(16)) == 0
+    assert len(drafter.draft(16, Call())) == 0
 
 
 def test_compacting_damaged_shards_raises_and_changes_nothing(full):

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 from stored import content_of
 
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
@@ -99,7 +100,7 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
         with pytest.raises(DatastoreError, match=message):
             drafter = DatastoreDrafts(Datastore(both.path, form))
             with drafter_call(drafter, [np.array(DOCUMENTS[0][:3])], 300):
-                drafter.draft(16)
+                drafter.draft(16, Call())
 
 
 def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
@@ -199,7 +200,7 @@ def test_the_largest_tokens_are_drafted(tmp_path):
     for each in (store, store.compact(**QUIET)):
         drafter = DatastoreDrafts(each)
         drafter.begin(np.array([largest, 5]), 2**31 - 1)
-        draft = drafter.draft(8)
+        draft = drafter.draft(8, Call())
         draft.checked(2**31 - 1)
         assert draft.tokens[0] == largest - 1 and largest in draft.tokens
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 
@@ -44,7 +45,7 @@ def test_it_is_read(place, tokenizer):
     store.verify()
     drafter = DatastoreDrafts(store)
     with drafter_call(drafter, [np.array(tokenizer("the cat")["input_ids"])], 259):
-        assert len(drafter.draft(8)) == 8
+        assert len(drafter.draft(8, Call())) == 8
 
 
 def test_it_is_not_changed_and_no_work_is_done(place, tokenizer):

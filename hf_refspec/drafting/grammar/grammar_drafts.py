@@ -64,7 +64,7 @@ class GrammarDrafts(PathDrafter):
     once. In a blend the drafter removes what the grammar forbids from the others' trees, and
     continues them with what it forces. Forks and copies share the compiled grammar.
 
-    The grammar's text begins behind the prompt, and ends with the tokenizer's `eos_token`. JSON has
+    The grammar's text begins after the prompt, and ends with the tokenizer's `eos_token`. JSON has
     the form of `json.dumps`, with its keys in the order of the schema.
 
     Args:
@@ -83,7 +83,7 @@ class GrammarDrafts(PathDrafter):
 
     Raises:
         ImportError: If llguidance is not installed (extra `grammar`).
-        TypeError: If an argument has the wrong type, or not exactly one grammar is given.
+        TypeError: If not exactly one grammar is given.
         ValueError: If llguidance cannot read the tokenizer or compile the grammar, or if the
             grammar contradicts itself or forces a text without end.
     """
@@ -110,17 +110,11 @@ class GrammarDrafts(PathDrafter):
                 f"but {' and '.join(grammars) or 'none'} was given"
             )
         tokenizer = text_tokenizer(tokenizer)
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
         [(name, value)] = grammars.items()
         library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
             grammar = library.grammar_from_json_schema(json.dumps(value), defaults=JSON_FORM)
-        elif not isinstance(value, str):
-            raise TypeError(f"{name} must be a string, but is {value!r}")
         elif name == "regex":
             grammar = library.grammar_from_regex(value)
         else:
@@ -163,7 +157,7 @@ class GrammarDrafts(PathDrafter):
         if matcher is None:
             return tree
         allowed = np.zeros(len(tree), np.bool_)
-        # Behind each allowed node.
+        # After each allowed node.
         states = {ROOT: matcher}
         forced: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
@@ -194,7 +188,7 @@ class GrammarDrafts(PathDrafter):
         return matcher if read == len(path) else None
 
     def _grown(self, matcher: LLMatcher, budget: int, inside: bool) -> DraftTree:
-        """The tokens that are forced behind a state; of a small choice all tokens, and what each
+        """The tokens that are forced after a state; of a small choice all tokens, and what each
         forces; and `inside` a free part, the tokens that may end it."""
         nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
         states: list[tuple[LLMatcher, int, float]] = [(matcher, ROOT, 1.0)]
@@ -221,7 +215,7 @@ class GrammarDrafts(PathDrafter):
             for token in choices[: budget - len(nodes)]:
                 nodes.append((token, parent, choice_prob))
                 if token != self._grammar.eos_id:
-                    states.append((_behind(state, token), len(nodes) - 1, choice_prob))
+                    states.append((_after_token(state, token), len(nodes) - 1, choice_prob))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
@@ -238,7 +232,7 @@ class GrammarDrafts(PathDrafter):
             token
             for token, text in texts.items()
             if not any(other != text and other.startswith(text) for other in texts.values())
-            or (len(few) <= _CHOICES and not _ends_here(_behind(matcher, token)))
+            or (len(few) <= _CHOICES and not _ends_here(_after_token(matcher, token)))
         ]
         return whole if len(whole) <= _CHOICES else []
 
@@ -276,13 +270,13 @@ def _warn_unconstrained() -> None:
     )
 
 
-def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
-    """The state behind a token that a state allows."""
+def _after_token(matcher: LLMatcher, token: int) -> LLMatcher:
+    """The state after a token that a state allows."""
     after = matcher.deep_copy()
     after.try_consume_tokens([token])
     return after
 
 
 def _ends_here(matcher: LLMatcher) -> bool:
-    """Whether the next token is forced, or there is none."""
+    """True if the next token is forced, or there is none."""
     return matcher.is_stopped() or bool(matcher.compute_ff_tokens())

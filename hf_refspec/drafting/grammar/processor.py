@@ -75,7 +75,7 @@ class _Tokens:
         special = {token for token, added_token in added.items() if added_token.special}
         self.special_token_ids = sorted(special.union(tokenizer.all_special_ids))
         names = tokenizer.convert_ids_to_tokens(self.special_token_ids)
-        # Behind the first character of each, where a text is cut so that it is not read as one.
+        # After the first character of each, where a text is cut so that it is not read as one.
         cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names if name[1:]]
         self._cut = re.compile("|".join(cuts) or "(?!)")
 
@@ -134,7 +134,7 @@ class _Text(NamedTuple):
 class GrammarProcessor(LogitsProcessor):
     """Allows only the tokens that a grammar allows.
 
-    The grammar begins behind the first ids that it sees, the prompt, and an end-of-text token ends
+    The grammar begins after the first ids that it sees, the prompt, and an end-of-text token ends
     it. It may serve one call after another, with any number of rows: ids are a prompt unless they
     continue a known text by one token, or go back in its output."""
 

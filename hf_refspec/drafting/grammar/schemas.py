@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-# JSON as `json.dumps` writes it: if white space might stand anywhere, nothing would be forced.
+# JSON as `json.dumps` writes it: if white space could be anywhere, nothing would be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 # Keywords whose values map names to schemas, and keywords whose values are any JSON.
@@ -15,11 +15,7 @@ VALUES = frozenset({"const", "default", "enum", "examples"})
 
 def as_schema(schema: Any) -> dict[str, Any]:
     """The schema of a `json_schema` argument: a dict itself, or a pydantic model's."""
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
-    if not isinstance(schema, dict):
-        raise TypeError(f"json_schema must be a dict or a pydantic model class, but is {schema!r}")
-    return schema
+    return schema.model_json_schema() if hasattr(schema, "model_json_schema") else schema
 
 
 def call_schema(tools: Any) -> dict[str, Any]:
@@ -46,7 +42,7 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
     def moved(schema: dict[str, Any]) -> dict[str, Any]:
         reference = schema.get("$ref")
-        # A path counts from the root, and moves with it; "#name" is an anchor, which may stand
+        # A path counts from the root, and moves with it; "#name" is an anchor, which may be
         # anywhere.
         if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
             return {**schema, "$ref": f"#/$defs/{index}{reference[1:]}"}

@@ -21,7 +21,7 @@ from ...store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
 
 logger = logging.getLogger("hf_refspec")
 
-# Positions in the text are int32, and a boundary stands behind each session.
+# Positions in the text are int32, and a boundary follows each session.
 MOST_TOKENS = 1 << 29
 # The text is rebuilt when a larger fraction of it is forgotten: the smaller, the more often.
 _FORGOTTEN = 1 / 8
@@ -39,9 +39,9 @@ class View:
     """The sessions at one moment, numbered in order of arrival; it never changes.
 
     Attributes:
-        text ([`LinkedText`]): All of them, with a boundary behind each.
+        text ([`LinkedText`]): All of them, with a boundary after each.
         ids (`np.ndarray`, int64 of shape `(d,)`): Their ids in the database.
-        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each one is.
+        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary after each one is.
         prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of its tokens are its prompt.
         oldest (`int`): The first that is remembered; the text may still have earlier ones.
     """
@@ -97,7 +97,7 @@ class Memory:
         self.max_tokens = max_tokens
         self.path: Path | None = None if database is None else database.folder
         self._database = database
-        self._keeps = True  # whether the last use of the database succeeded
+        self._keeps = True  # true if the last use of the database succeeded
         self._last_id = 0  # of the newest session that was read from the database
         self._forget_all()
         if database is not None:
@@ -148,7 +148,7 @@ class Memory:
 
     @contextmanager
     def _warned(self) -> Iterator[None]:
-        """Warns, once, if the database fails; a call of `generate` goes on."""
+        """Warns, once, if the database fails; a call of `generate` continues."""
         try:
             yield
         except DatastoreError as error:

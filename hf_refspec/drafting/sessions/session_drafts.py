@@ -16,8 +16,9 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
+from ...text_tokenizer import text_tokenizer
 from ..contract import Call, LookUp, Observation
-from ..token_ids import Reference, checked_tokenizer, to_ids
+from ..token_ids import Reference, to_ids
 from ..tree import DraftTree, merged
 from .memory import MOST_TOKENS, Memory, View
 
@@ -61,7 +62,6 @@ class SessionDrafts(LookUp):
             written, as on a full disk, a warning says so, and calls are remembered in memory only.
 
     Raises:
-        TypeError: If an argument has the wrong type.
         ValueError: If a number is too small or too large. `begin` raises it if a remembered token
             is outside of the target's vocabulary.
         DatastoreError: If `path` is damaged, of another tokenizer or something else, or cannot be
@@ -84,7 +84,7 @@ class SessionDrafts(LookUp):
     ) -> None:
         check_count("max_tokens", max_tokens, most=MOST_TOKENS)
         check_count("top_k", top_k, least=0, most=_MOST_SIMILAR)
-        self.tokenizer = tokenizer = checked_tokenizer(tokenizer)
+        self.tokenizer = tokenizer = text_tokenizer(tokenizer)
         self.top_k = top_k
         database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
         self._memory = Memory(max_tokens, database)

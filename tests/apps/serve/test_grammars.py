@@ -18,6 +18,7 @@ from hf_refspec.apps.serve.engine import Grammar
 from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
 from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call
 
 pytest.importorskip("llguidance")
 
@@ -219,7 +220,7 @@ def test_drafts_end_where_the_budget_is_spent_between_two_of_their_steps(tokeniz
         grammar.source = GrammarDrafts(tokenizer, json_schema=SCHEMA)
         grammar.source.stops = grammar.budget.ends_drafts
         with drafter_call(grammar, [np.array([5])], len(tokenizer)):
-            drafted.append(len(grammar.draft(40)))
+            drafted.append(len(grammar.draft(40, Call())))
     assert 0 < drafted[1] < drafted[0]
 
 

@@ -9,6 +9,7 @@ import pytest
 import requests
 from running_server import serving
 
+from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.folder import only_writer
@@ -45,7 +46,7 @@ def test_requests_draft_from_documents_that_came_and_not_from_those_that_left(
 
     def drafted() -> str:
         drafter.begin(np.array(tokenizer("the cat")["input_ids"]), 259)
-        return tokenizer.decode(drafter.draft(8).tokens)
+        return tokenizer.decode(drafter.draft(8, Call()).tokens)
 
     text = answer()
     added = ask(server, "POST", json={"documents": {"a b/c.py": "the cat" + text, "first": "new"}})

@@ -90,7 +90,7 @@ def test_a_race_that_nobody_watches_any_more_ends(race):
 
 def test_an_error_in_one_call_is_raised_and_ends_the_other(race):
     class Broken(Drafter):
-        def draft(self, budget):
+        def draft(self, budget, call):
             raise ValueError("broken drafter")
 
     new = race(sources=[Broken()])

@@ -11,14 +11,14 @@ from trees import nodes_of
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.contract import Observation
+from hf_refspec.drafting.contract import Call, Observation
 from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
 
 
 def drafted(cache: SessionDrafts, context, budget: int = 16) -> rs.DraftTree:
     """What is drafted after a prompt; the call leaves no trace."""
     cache.begin(np.array(context, dtype=np.int64), 1000)
-    tree = cache.draft(budget).checked(1000)
+    tree = cache.draft(budget, Call()).checked(1000)
     cache.end()
     return tree
 
@@ -27,7 +27,7 @@ def speak(cache: SessionDrafts, prompt, output) -> None:
     """A call as the loop makes it."""
     with drafter_call(cache, [np.array(prompt, dtype=np.int64)], 1000):
         for token in output:
-            cache.draft(4)
+            cache.draft(4, Call())
             cache.observe(Observation(np.array([token])))
 
 
@@ -53,9 +53,9 @@ def test_a_call_without_output_is_not_remembered():
 def test_the_present_call_is_not_drafted_from():
     cache = SessionDrafts()
     cache.begin(np.array([1, 2, 3, 1, 2]), 1000)
-    assert len(cache.draft(8)) == 0
+    assert len(cache.draft(8, Call())) == 0
     cache.observe(Observation(np.array([3, 1, 2])))
-    assert len(cache.draft(8)) == 0
+    assert len(cache.draft(8, Call())) == 0
 
 
 def test_a_draft_ends_with_its_call():
@@ -128,7 +128,7 @@ def test_ids_that_are_remembered_during_a_call_are_not_drafted():
     cache.add([1, 2], [3])
     with drafter_call(cache, [np.array([1, 2])], 70):
         cache.fork().add([1, 2], [70])
-        assert cache.draft(4).tokens.tolist() == [3]
+        assert cache.draft(4, Call()).tokens.tolist() == [3]
     with pytest.raises(ValueError, match="the id 70"):
         cache.begin(np.array([1]), 70)
 
