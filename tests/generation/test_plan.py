@@ -8,11 +8,6 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import torch
-from hf_refspec.generation.budget import (
-    AutoBudget,
-    Budget,
-    make_budget,
-)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList

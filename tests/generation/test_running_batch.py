@@ -12,7 +12,6 @@ import torch
 from architectures import VOCAB_SIZE, small
 from calls import Alternating, ListStreamer, StopAtCall
 from drafters import Prophet
-from hf_refspec.generation.budget import AutoBudget
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList

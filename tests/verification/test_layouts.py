@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hf_refspec.verification.packed import AttentionProxy, PackedAttention, UnpackableError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
