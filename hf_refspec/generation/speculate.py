@@ -191,7 +191,6 @@ def _decode(
         chains=options.verification == "chain",
         is_probed=is_probed,
         waits=True,
-        reads_prompts=not options.synced,
         ranks=options.ranks,
     )
     output = _run(loop, request, options.ranks, rows, criteria)

@@ -331,13 +331,8 @@ class IterativeText:
         if self._loop is None:
             nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
             self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
-        # What it has learned stays. Each new context reads the prompt again: drafters have seen it.
-        loop = replace(
-            self._loop,
-            verifier=verifier,
-            limits=context.limits,
-            reads_prompts=not row.output,
-        )
+        # What it has learned of costs stays.
+        loop = replace(self._loop, verifier=verifier, limits=context.limits)
         while not row.finished and len(row) < end:
             if verifier.cached:
                 loop.step([row])

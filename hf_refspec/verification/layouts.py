@@ -100,7 +100,7 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    logits, states = run_model(model, model_inputs, pass_.records)
+    logits = run_model(model, model_inputs)
     attention.check()
     entries.confirm_packing()
     return PassResult(
@@ -108,7 +108,6 @@ def packed(
         roots=[root - skipped for root in roots],
         pass_tokens=pass_tokens,
         is_step=pass_.is_step,
-        states=states,
     )
 
 
@@ -134,13 +133,12 @@ def side_by_side(
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
-    logits, states = run_model(model, model_inputs, pass_.records)
+    logits = run_model(model, model_inputs)
     return PassResult(
         logits=logits[:, -kept:].flatten(0, 1),
         roots=pass_.roots(kept),
         pass_tokens=size * len(rows),
         is_step=pass_.is_step,
-        states=states,
     )
 
 

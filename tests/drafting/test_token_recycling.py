@@ -19,13 +19,13 @@ PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40
 
 
-def observed(tokens, drafted=(), expected=(), of_prompt=False) -> Observation:
+def observed(tokens, drafted=(), expected=()) -> Observation:
     """A verified chain; after its root and each node the target expected one sure token."""
     rows = np.array([[token, *range(7)] for token in expected], np.int32)
     probs = np.array([[0.9, *[0.01] * 7] for _ in expected], np.float32)
     verified = drafted if isinstance(drafted, DraftTree) else DraftTree.chain(drafted)
     top = (rows, probs) if len(rows) else ()
-    return Observation(np.array(tokens), verified, None, *top, of_prompt=of_prompt)
+    return Observation(np.array(tokens), verified, None, *top)
 
 
 def taught(**options) -> TokenRecycling:
@@ -83,17 +83,6 @@ def test_a_rejected_node_teaches_what_comes_after_it():
         drafter.observe(observed([8], [20], [8, 21]))
         drafter.observe(observed([20]))
         assert drafter.draft(4, Call()).tokens[0] == 21
-
-
-def test_the_prompt_teaches_what_comes_after_its_tokens():
-    drafter = TokenRecycling()
-    with drafter_call(drafter, [np.array([5, 6, 7, 30])], VOCAB_SIZE):
-        # After 6 and after 7.
-        drafter.observe(observed([5, 6, 7, 30], (), [11, 12], of_prompt=True))
-        drafter.observe(observed([6]))
-        assert drafter.draft(1, Call()).tokens.tolist() == [11]
-        drafter.observe(observed([7]))
-        assert drafter.draft(1, Call()).tokens.tolist() == [12]
 
 
 def test_forks_share_the_table_and_copies_do_not():
