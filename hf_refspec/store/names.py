@@ -106,7 +106,7 @@ def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
     silent = ask_hub(repo_id, noun, files[-1])
     if silent is not None and not _any_cached(repo_id, files):
         raise OSError(
-            f"{repo_id!r} is no folder here and not in the Hub's cache, and the Hub cannot be "
+            f"{repo_id!r} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
             f"reached: {silent}"
         )
     return silent is not None
