@@ -33,7 +33,7 @@ class Growth(NamedTuple):
     tokens: np.ndarray  # int64, the tree so far
     parents: np.ndarray  # int32
     probs: np.ndarray  # float32
-    following: np.ndarray  # int32, the next proposal of the same node, -1 behind the last
+    following: np.ndarray  # int32, the next proposal of the same node, -1 after the last
     proposed: np.ndarray  # int32, the token of each proposal, -1 for none
     weights: np.ndarray  # float64, of each proposal; of a node that waits, its probability
     parent_of: np.ndarray  # int32, of a node that waits

@@ -26,8 +26,8 @@ from .suffix_array import DAMAGED, IndexedText
 
 # Suffixes that are held at a time: of all texts together, and of each at least.
 BLOCK, LEAST_BLOCK = 1 << 17, 1 << 12
-# Rows of suffixes are their tokens plus 1, padded: with 0 behind the text's last token, with
-# `_SEPARATOR` behind a document's. So they have the order of the suffix array.
+# Rows of suffixes are their tokens plus 1, padded: with 0 after the text's last token, with
+# `_SEPARATOR` after a document's. So they have the order of the suffix array.
 _SEPARATOR = 2**32 - 1
 
 # Different rows in order, each as the bytes of its big-endian numbers; and how often each occurs.
@@ -176,8 +176,8 @@ def best_nodes(
     max_bytes: int,
 ) -> np.ndarray:
     """Chooses how many nodes of each tree, the most probable first, to keep: int64 of shape
-    `(entries,)`, 0 where the n-gram is left out. `ngrams` are those of each order from 1 on, int32
-    of shape `(count, n)`, `counts` how often each occurs.
+    `(entries,)`, 0 where the n-gram is left out. `ngrams` has the n-grams of each order from 1 on,
+    int32 of shape `(count, n)`, `counts` (entries,) how often each occurs.
 
     Every byte has one price in accepted tokens. A node is kept if it is worth its bytes, and an
     n-gram if its nodes are worth theirs and its own. The price is the lowest at which `bytes_of`
@@ -214,7 +214,7 @@ def best_nodes(
 @kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)
 def replaced_nodes(starts, tokens, parents, shorter):
     """For each node the index of the node with the same path in the tree of the shorter n-gram, -1
-    if there is none."""
+    if there is none, int32 of shape `(nodes,)`."""
     replaced = np.full(len(tokens), -1, dtype=np.int32)
     for entry in range(len(shorter)):
         other = shorter[entry]
@@ -240,7 +240,8 @@ _WORTH = (
 
 @kernel(_WORTH, drafts=False)
 def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_price):
-    """How many nodes of each tree are worth their price and, together, that of their n-gram."""
+    """How many nodes of each tree, int64 of shape `(entries,)`, are worth their price and,
+    together, the price of their n-gram."""
     sizes = np.zeros(len(counts), dtype=np.int64)
     for entry in range(len(counts)):  # the shorter n-grams come first
         other = shorter[entry]

@@ -15,7 +15,7 @@ from .kernels import kernel
 TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 TREE_TYPE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
-# Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
+# Faults of a tree: a token outside of the vocabulary, a parent after its child, two siblings with
 # the same token, a probability outside of [0, 1] or larger than its parent's.
 FOREIGN_TOKEN = 1
 LATE_PARENT = 2
@@ -25,7 +25,7 @@ RISING_PROB = 4
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)
 def tree_fault(tokens, parents, probs, vocab_size):
-    """The fault of the first faulty node, 0 if there is none."""
+    """The fault of the first faulty node, 0 if there is none; the arrays have the shape `(T,)`."""
     child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
     sibling = np.empty(len(tokens), dtype=np.int32)  # the child of the same parent before it
     for node in range(len(tokens)):
@@ -47,7 +47,7 @@ def tree_fault(tokens, parents, probs, vocab_size):
 
 @kernel("int32[::1](int32[::1])", interpreted=True)
 def tree_depths(parents):
-    """The depth of each node: 1 for the children of the root."""
+    """The depth of each node, of shape `(T,)`: 1 for the children of the root."""
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
         depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
@@ -56,7 +56,7 @@ def tree_depths(parents):
 
 @kernel("boolean[:, ::1](int32[::1])", interpreted=True)
 def tree_ancestors(parents):
-    """Whether node `j` is node `i` or an ancestor of it, at `[i, j]`."""
+    """True at `[i, j]` if node `j` is node `i` or an ancestor of it, of shape `(T, T)`."""
     ancestors = np.zeros((len(parents), len(parents)), dtype=np.bool_)
     for node in range(len(parents)):
         ancestor = node

@@ -68,7 +68,7 @@ class Kernel:
 
     @property
     def address(self) -> int | None:
-        """Of the kernel as a C function, for a library that calls it; `None` until compiled."""
+        """Address of the compiled C function, `None` until compiled."""
         if self._compiled is None:
             return None
         (result,) = self._compiled.overloads.values()
@@ -124,8 +124,8 @@ def kernel(
 
     Args:
         signatures: What numba compiles it for.
-        drafts: Whether drafters and verifiers need it.
-        interpreted: Whether Python runs it until it is compiled, which is quick enough for small
+        drafts: True if drafters and verifiers need it.
+        interpreted: True if Python runs it until it is compiled, which is quick enough for small
             trees.
     """
     return lambda function: Kernel(function, signatures, drafts, interpreted)

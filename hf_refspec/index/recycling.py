@@ -36,7 +36,7 @@ KEY = 2
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    A context has its last token first, the next tokens are best first; -1 is no token.
+    A context has its last token first, the next tokens are best first; -1 marks a missing token.
     """
 
     contexts: np.ndarray  # int32, (C, MOST_CONTEXT)

@@ -89,7 +89,7 @@ def recycling_tree(
     3 tokens, of its frequency, and of the probability that it had one position earlier (a token
     that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to the power of an
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
-    all scores and of one that stands for all unknown tokens.
+    all scores and the score of all unknown tokens together.
 
     `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
     `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
@@ -192,7 +192,7 @@ def _propose(found, growth, node):
 def _token_before(found, growth, place):
     """The token at a place (-1 for none), and the place before it.
 
-    Places are the nodes, and below 0 those of the text, from its end.
+    Places from 0 on are nodes; below 0 they are positions in the text, from its end.
     """
     if place >= 0:
         return np.int32(growth.tokens[place]), np.int64(growth.parents[place])

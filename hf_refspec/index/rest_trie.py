@@ -131,7 +131,7 @@ def mixed_tree(
 
 
 def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """The longest match and the shorter ones that count beside it, the longest first."""
+    """The longest match and the shorter ones that count too, the longest first."""
     matches: list[Match] = []
     left = 1.0
     for match in all_matches(texts, context, min_match):

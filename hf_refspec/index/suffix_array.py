@@ -51,7 +51,7 @@ class IndexedText(NamedTuple):
 
     @property
     def separator(self) -> int:
-        """The token behind each document."""
+        """The token after each document."""
         return int(np.iinfo(self.tokens.dtype).max)
 
     @property

@@ -88,7 +88,7 @@ class TokenBuffer:
 
 
 class JoinedTexts:
-    """A [`LinkedText`] of several texts, each in a place of its own with a boundary behind it: what
+    """A [`LinkedText`] of several texts, each in a row of its own that ends with a boundary: what
     one of them gets is found from all others at once.
 
     Where a text outgrows its place, or a text is added, all are laid out anew with twice the room:
@@ -97,7 +97,7 @@ class JoinedTexts:
 
     def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
-        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, -1 behind it
+        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, filled up with -1
         self._previous = self._latest = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:

@@ -69,7 +69,7 @@ class Engine(NamedTuple):
     width: int  # batches at a time
 
     def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order, and the pieces of a long text beside each other."""
+        """Tokenises documents in order, and the pieces of a long text in parallel."""
         begun: deque[list[Future[TokenBatch]]] = deque()
         for batch in batches(documents):
             parts: list[list[Document]] = [batch]
@@ -83,7 +83,7 @@ class Engine(NamedTuple):
 
 
 def _joined(parts: list[TokenBatch]) -> TokenBatch:
-    """The tokens of one document from those of its pieces, each of which has a separator."""
+    """Joins the tokens of a document's pieces, each of which has a separator."""
     filled = [tokens for _, tokens in parts if len(tokens)]
     if len(parts) == 1 or not filled:
         return parts[0]

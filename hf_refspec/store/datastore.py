@@ -210,7 +210,7 @@ class Datastore(StoredFolder[StoreConfig]):
                 `engine` and `progress`, as in [`~Datastore.build`].
 
         Raises:
-            ValueError: If there is nothing to add, one of them is no document, or none is left.
+            ValueError: If there is nothing to add, one is neither a text nor ids, or none is left.
             DatastoreError: If it is damaged, for another tokenizer, only compact, or being written.
             OSError: If it cannot be written.
         """
@@ -327,7 +327,7 @@ class Datastore(StoredFolder[StoreConfig]):
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
                 form; by default it is added to this one and replaces an older one.
-            published (`bool`, *optional*, defaults to `False`): Whether the trees grow by REST's
+            published (`bool`, *optional*, defaults to `False`): Grow the trees by REST's
                 algorithm, see [`DatastoreDrafts`]; with `ngrams_per_order` the form is CREST's.
             max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
             ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest

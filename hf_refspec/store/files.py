@@ -76,7 +76,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
     """Writes arrays into a safetensors file, flattened, or replaces the file atomically.
 
     The format is the length of a header (uint64), the header in JSON, and the arrays in a row. The
-    library's own writer is not used: a kill leaves its temporary file behind, and it copies all
+    library's own writer is not used: a killed process leaves its temporary file, and it copies all
     arrays into memory."""
     parts = {
         name: array if isinstance(array, Blocks) else Blocks(array.dtype, array.size, [array])

@@ -72,7 +72,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> 
 def check_tokenizer(
     path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str, fingerprint: str, name: str
 ) -> None:
-    """Refuses a tokenizer whose fingerprint differs from that of the folder's, called `name`."""
+    """Refuses a tokenizer whose fingerprint is not the folder's, which is called `name`."""
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:
         raise DatastoreError(
