@@ -133,7 +133,7 @@ def _empty_growth(count, capacity, widest, budget):
 
 @njit
 def no_tree():
-    """The tree without nodes."""
+    """The tree without nodes: three arrays of shape `(0,)`."""
     return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
 
 
@@ -174,7 +174,7 @@ def divide(growth, first, node):
 
 @uncounted
 def heap_push(heap, size, keys, item):
-    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
+    """Adds `item` to a heap (C,) of `size` items with the largest `keys[item]` on top."""
     hole = size
     while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
         heap[hole] = heap[(hole - 1) // 2]
@@ -184,7 +184,7 @@ def heap_push(heap, size, keys, item):
 
 @uncounted
 def heap_pop(heap, size, keys):
-    """Removes the top of a heap of `size` items and returns it."""
+    """Removes the top of a heap (C,) of `size` items and returns it."""
     top = heap[0]
     moved = heap[size - 1]
     hole = 0

@@ -52,8 +52,8 @@ class _Matches(NamedTuple):
 
 @kernel(f"Tuple(({TREE_TYPE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
 def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
-    """Grows a draft tree from all places in a text that agree with the last tokens of a context,
-    best node first; returns it with the new anchor.
+    """Grows a draft tree from all places in a text that agree with the last tokens of a context
+    (n,), best node first; returns it with the new anchor.
 
     A match is a place after tokens that equal the last tokens of the path to a node; the token at
     that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
@@ -91,7 +91,8 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
 
 @uncounted
 def _root_matches(text, context, skipped, match_length, positions, lengths, kept, count):
-    """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
+    """Appends the matches of a context (n,) without its last `skipped` (0 or 1) tokens, latest
+    first.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.

@@ -68,8 +68,8 @@ def tree_ancestors(parents):
 
 @kernel("int32[::1](int32[::1], float32[::1])", interpreted=True)
 def best_path(parents, probs):
-    """The nodes of the path with the largest sum of `probs`, top down; of paths with equal sums,
-    the one whose last node comes first."""
+    """The nodes (d,) of the path with the largest sum of `probs` (T,), top down; of paths with
+    equal sums, the one whose last node comes first."""
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)
     best = -1
@@ -98,7 +98,7 @@ class _Merged(NamedTuple):
 @kernel(f"{TREE_TYPE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
 def merge_trees(sizes, tokens, parents, probs, budget):
     """Merges draft trees by token path and keeps the most probable nodes, best node first. The
-    trees of `sizes` nodes stand one after another, each with its own indices as parents.
+    arrays (T,) hold one tree of `sizes` (m,) nodes after another, with its own indices as parents.
 
     A path of several trees fails only if it fails in all of them, as if they were independent: with
     estimates p and q it has the probability 1 - (1 - p)(1 - q)."""

@@ -91,9 +91,9 @@ def recycling_tree(
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
     all scores and the score of all unknown tokens together.
 
-    `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
-    `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
-    what the target expected in place of the last token."""
+    `text` (n,) is the last tokens, MOST_CONTEXT if it has them; `commonest` (c,) is proposed
+    everywhere; `counts` (V,) is how often each token came, `counted` all of them; `last_tokens` and
+    `last_probs` (k,) are what the target expected in place of the last token."""
     best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
     best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
     best_tokens[0], best_probs[0] = -1, 0.0
@@ -203,7 +203,7 @@ def _token_before(found, growth, place):
 
 @uncounted
 def _add(growth, number, tokens, probs, exponent):
-    """Adds the proposals of one source; returns how many there are now."""
+    """Adds the proposals (k,) of one source; returns how many there are now."""
     for i in range(len(tokens)):
         if tokens[i] >= 0:
             growth.proposed[number] = tokens[i]

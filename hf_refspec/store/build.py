@@ -304,7 +304,7 @@ def write_names(folder: Path, names: DocumentNames) -> FileEntry | None:
 def _named(
     documents: Iterable[np.ndarray], labels: Iterable[str], names: DocumentNames, number: int
 ) -> Iterator[np.ndarray]:
-    """Enters documents into `names`, the first with this number; yields those that are new."""
+    """Enters documents (n,) into `names`, the first with this number; yields the new ones."""
     for name, document in zip(labels, documents, strict=False):
         digest = _digest(document[:-1]).hex()
         if len(document) == 0:
@@ -318,7 +318,7 @@ def _named(
 def _documents(
     token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of documents, without those whose digests are in `known`, which grows."""
+    """Yields documents (n,) whose digests are not in `known`, which grows."""
     left = math.inf if max_tokens is None else max_tokens
     for lengths, tokens in token_batches:
         for document in np.split(tokens, np.cumsum(lengths)[:-1]):
@@ -337,7 +337,7 @@ def _documents(
 def _packed(
     documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields the tokens of each shard, and the number of documents that end in it."""
+    """Yields the tokens (n,) of each shard, and the number of documents that end in it."""
     shard = np.empty(shard_tokens, dtype)
     filled = 0
     ended = 0
@@ -359,7 +359,7 @@ def _packed(
 
 
 def _digest(document: np.ndarray) -> bytes:
-    """A checksum of a document's tokens."""
+    """A checksum of a document's tokens (n,)."""
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
 
 
@@ -368,7 +368,8 @@ def _write_shards(
     packed: Iterable[tuple[np.ndarray, int]],
     sort: Callable[[np.ndarray], np.ndarray],
 ) -> list[ShardEntry]:
-    """Writes each shard while the next one is filled; `sort` returns a suffix array."""
+    """Writes each shard while the next one is filled; `sort` returns the suffix array (n,) of
+    tokens (n,)."""
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:

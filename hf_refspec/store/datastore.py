@@ -308,7 +308,7 @@ class Datastore(StoredFolder[StoreConfig]):
             return max(shard.largest_id for shard in self.shards)
 
     def iter_documents(self) -> Iterator[np.ndarray]:
-        """Yields the documents of the full form in order, each an array of token ids."""
+        """Yields the documents of the full form in order, each as its ids (n,)."""
         return split_documents((shard.tokens for shard in self.shards), self.config.separator)
 
     def compact(

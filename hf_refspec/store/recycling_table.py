@@ -122,7 +122,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return NextTokens(config.top_k, config.context, max_contexts, content)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
-        """Stored tokens as int32, -1 for none."""
+        """Stored tokens as int32 of the same shape, -1 for none."""
         largest = stored.max()
         size = self.config.vocab_size
         self._check(

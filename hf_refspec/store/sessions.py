@@ -91,7 +91,7 @@ class SessionDatabase:
         check_tokenizer(folder, tokenizer, "choose a new path", *known)
 
     def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
-        """Adds a session, and deletes those whose ids are below `oldest`."""
+        """Adds a session of a prompt (p,) and an output (n,), and deletes ids below `oldest`."""
         tokens = np.concatenate((prompt, output)).astype(_TOKENS).tobytes()
         values = "INSERT INTO session (prompt_length, tokens) VALUES (?, ?)"
         with self.opened() as connection, connection:
