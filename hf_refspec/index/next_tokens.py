@@ -113,8 +113,8 @@ class NextTokens:
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
     ) -> None:
-        """Enters the target's best next tokens after the first `known` tokens of a text
-        (int64) and after each later one."""
+        """Enters the target's best next tokens (1 + n - known, k) after the first `known` tokens of
+        a text (int64, (n,)) and after each later one."""
         before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
         parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
         best_tokens = np.ascontiguousarray(best_tokens)
@@ -122,7 +122,7 @@ class NextTokens:
         self.learn(before, ids[known:], parents, best_tokens, best_probs)
 
     def count(self, tokens: np.ndarray) -> None:
-        """Counts tokens (int64) that were emitted."""
+        """Counts tokens (int64, (n,)) that were emitted."""
         with self._lock:
             if len(tokens) and tokens.max() >= len(self._counts):
                 longer = np.zeros(1 << int(tokens.max()).bit_length(), dtype=np.float32)

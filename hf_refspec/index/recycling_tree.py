@@ -88,11 +88,11 @@ def recycling_tree(
     3 tokens, of its frequency, and of the probability that it had one position earlier (a token
     that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to the power of an
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
-    all scores and of one that stands for all unknown tokens.
+    all scores and the score of all unknown tokens together.
 
-    `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
-    `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
-    what the target expected in place of the last token."""
+    `text` (n,) is the last tokens, MOST_CONTEXT if it has them; `commonest` (c,) is proposed
+    everywhere; `counts` (V,) is how often each token came, `counted` all of them; `last_tokens` and
+    `last_probs` (k,) are what the target expected in place of the last token."""
     best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
     best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
     best_tokens[0], best_probs[0] = -1, 0.0
@@ -191,7 +191,7 @@ def _propose(found, growth, node):
 def _token_before(found, growth, place):
     """The token at a place (-1 for none), and the place before it.
 
-    Places are the nodes, and below 0 those of the text, from its end.
+    Places from 0 on are nodes; below 0 they are positions in the text, from its end.
     """
     if place >= 0:
         return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
@@ -202,7 +202,7 @@ def _token_before(found, growth, place):
 
 @uncounted
 def _add(growth, number, tokens, probs, exponent):
-    """Adds the proposals of one source; returns how many there are now."""
+    """Adds the proposals (k,) of one source; returns how many there are now."""
     for i in range(len(tokens)):
         if tokens[i] >= 0:
             growth.proposed[number] = tokens[i]
