@@ -31,7 +31,7 @@ from hf_refspec.apps.bench.prompts import Chat, read_chats
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.drafting.contract import Observation
-from hf_refspec.drafting.sessions.memory import Memory
+from hf_refspec.drafting.session_drafts import Memory
 
 ROWS, SIMILAR = 32, 4  # questions answered at a time, sessions that LLMA copies from
 EDITS = "edits"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .drafting.draft_model import DraftModel as DraftModel
     from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
-    from .drafting.sessions.session_drafts import SessionDrafts as SessionDrafts
+    from .drafting.session_drafts import SessionDrafts as SessionDrafts
     from .drafting.sibling_copy import SiblingCopy as SiblingCopy
     from .drafting.stats import DraftStats as DraftStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
@@ -59,7 +59,7 @@ _MODULES = {
     "drafting.contract": ["Drafter", "LookUp", "Observation", "PathDrafter"],
     "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
     "drafting.reference_copy": ["ReferenceCopy"],
-    "drafting.sessions.session_drafts": ["SessionDrafts"],
+    "drafting.session_drafts": ["SessionDrafts"],
     "drafting.sibling_copy": ["SiblingCopy"],
     "drafting.stats": ["DraftStats"],
     "drafting.token_recycling": ["TokenRecycling"],

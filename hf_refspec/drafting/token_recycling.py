@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..index.next_tokens import NextTokens
-from ..index.recycling import MOST_CONTEXT
-from ..index.recycling_tree import Pooling
+from ..index.recycling import MOST_CONTEXT, NextTokens, Pooling
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer
 from .contract import Call, LookUp, Observation, Sampling
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 # A row for each length of the longest known context, 0 to 3: the exponents of contexts of 1, 2 and
-# 3 tokens, of frequencies and of the last position, see `index.recycling_tree`. Fitted to 1,900
+# 3 tokens, of frequencies and of the last position, see `index.recycling`. Fitted to 1,900
 # positions of greedy texts of SmolLM2-135M-Instruct. Fits to samples there, at temperature 0.7 or
 # 1, differ from it by at most 0.12: one set serves all.
 _EXPONENTS = np.array(
@@ -50,6 +49,7 @@ _LOGITS = 1 << 26
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
+@lru_cache(maxsize=16)
 def _pooling(sampling: Sampling | None) -> Pooling:
     """The pooling of contexts for a call that samples so, or is greedy."""
     if sampling is None or sampling.top_k == 1:
@@ -65,7 +65,7 @@ class TokenRecycling(LookUp):
 
     Each forward pass yields the k best next tokens after every verified node, accepted or not. They
     are kept for the last 1 to n tokens, from call to call, and drafts grow out of them, so that no
-    text need repeat. See [`~index.recycling_tree.recycling_tree`].
+    text need repeat. See [`~index.recycling.recycling_tree`].
 
     Threads share it by `fork()`: all forks learn into one table. A copy has a table of its own, a
     pickle what was built, loaded or saved, and nothing that calls have added.
@@ -88,9 +88,7 @@ class TokenRecycling(LookUp):
     longest_match = MOST_CONTEXT
     kept_at_model = False  # true if calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
-    _sampling: Sampling | None = None  # by which `_pooling` estimates
-    _pooling = _GREEDY
-    _of_a_call = (*LookUp._of_a_call, "_runners_up", "_pooling")
+    _of_a_call = (*LookUp._of_a_call, "_runners_up")
 
     def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
         self._use(NextTokens(top_k, context, max_contexts))
@@ -137,12 +135,10 @@ class TokenRecycling(LookUp):
         table.vocab_size = vocab_size
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
-        if call.sampling != self._sampling:
-            self._sampling = call.sampling
-            self._pooling = _pooling(call.sampling)
         last_tokens, last_probs = _NOTHING if behind_path else self._runners_up
         chain = call.chain and not behind_path
-        tree = self._table.tree(context, last_tokens, last_probs, self._pooling, budget, chain)
+        pooling = _pooling(call.sampling)
+        tree = self._table.tree(context, last_tokens, last_probs, pooling, budget, chain)
         return DraftTree(*tree)
 
     def observe(self, observation: Observation) -> None:

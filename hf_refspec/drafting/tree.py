@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -156,7 +156,18 @@ class DraftTree:
                 vocabulary, a parent does not come before its child, two siblings have the same
                 token, or a probability is no number in [0, 1] or larger than the parent's.
         """
-        arrays = [_converted(name, getattr(self, name), dtype) for name, dtype in _DTYPES]
+        arrays = []
+        for name, dtype in _DTYPES:
+            array = np.asarray(getattr(self, name))
+            if not (array.dtype == dtype and array.ndim == 1 and array.flags.carray):
+                kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
+                if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+                    raise ValueError(
+                        f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the "
+                        f"shape {array.shape} and the dtype {array.dtype}"
+                    )
+                array = np.require(array, dtype, ["C", "W"])  # where that loses nothing
+            arrays.append(array)
         tree = DraftTree(*arrays)
         for name in ("parents", "probs"):
             count = len(getattr(tree, name))
@@ -202,20 +213,6 @@ _FAULTS = {
     RISING_PROB: "DraftTree.probs must be in [0, 1] and must not increase from parent to child",
 }
 _DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
-
-
-def _converted(name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
-    """Values as a contiguous, writable 1-D array, where that loses nothing."""
-    array = np.asarray(values)
-    if array.dtype == dtype and array.ndim == 1 and array.flags.carray:
-        return array
-    kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
-        raise ValueError(
-            f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the shape "
-            f"{array.shape} and the dtype {array.dtype}"
-        )
-    return np.require(array, dtype, ["C", "W"])
 
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)

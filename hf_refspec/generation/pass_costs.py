@@ -30,7 +30,7 @@ _GROWTH = {
     "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.06),
     "16 bits": (0.08, 0.05, 0.04, 0.10, 0.17, 0.25),
     "32 bits": (0.20, 0.20, 0.20, 0.15, 0.25, 0.35),
-    # With the kernel for narrow products, see `verification/narrow_products.py`.
+    # With the kernel for narrow products, see `kernels/eager_kernels.py`.
     "16 bits, narrow": (0.00, 0.00, 0.12, 0.27, 0.36, 0.35),
     "32 bits, narrow": (0.10, 0.08, 0.14, 0.28, 0.40, 0.35),
 }

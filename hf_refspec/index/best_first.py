@@ -2,7 +2,7 @@
 
 A *proposal* proposes the next token at a node: a place in a text that agrees with the path to the
 node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), an entry of a
-recycling table (recycling_tree.py), a node of another tree (drafting/tree.py). Each of these files
+recycling table (recycling.py), a node of another tree (drafting/tree.py). Each of these files
 has an `expand_...` function, which returns the children of a node: it divides the node's proposals
 among them, one child for each token. The most probable waiting child joins the tree, until the
 budget is used up. As probabilities do not rise from parent to child, these are the most probable

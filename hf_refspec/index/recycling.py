@@ -1,24 +1,32 @@
-"""The table of Token Recycling: the target model's best next tokens after the last 1 to n tokens.
+"""Token Recycling: a target model's best next tokens after the last 1 to n tokens, and the draft
+tree that grows out of them.
 
-An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
-their probabilities when it was last verified. Entries are found by open addressing, and keep their
-whole context and their age. A full table gives up an eighth of its entries, the oldest.
+An entry of the table is a context of at most `MOST_CONTEXT` tokens, with the target's k best next
+tokens and their probabilities when it was last verified. Entries are found by open addressing, and
+keep their whole context and their age. A full table gives up an eighth of its entries, the oldest.
 
 The hash has a random key, which is never stored: no table or text can be written whose contexts
 collide. The content of a table does not depend on it.
+
+In the tree, contexts of several lengths, the commonest tokens and the last position's runners-up
+are pooled log-linearly: each contributes a power of its probability.
 """
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
+import math
 import os
-from typing import NamedTuple
+import threading
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..check_count import check_count
 from ..kernels.kernel import kernel, kernel_type
-from .best_first import uncounted
+from .best_first import TREE_TYPE, TreeArrays, divide, grower, uncounted
 
 MOST_CONTEXT = 3
 # The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.
@@ -176,3 +184,400 @@ def count_tokens(counts, commonest, tokens):
             commonest[i] = commonest[i - 1]
             i -= 1
         commonest[i] = token
+
+
+# How many of a node's runners-up are proposed again after it.
+RUNNERS_UP = 8
+# A probability counts as its multiple of this one: much smaller ones count as nothing.
+LEAST_PROB = 0.003
+# A less probable child is dropped: it would hardly ever be among the best nodes.
+LEAST_CHILD = 1e-4
+
+
+class Pooling(NamedTuple):
+    """How a next token's probability is pooled, by the length of the longest known context.
+
+    Attributes:
+        exponents (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT, MOST_CONTEXT + 2)`): Of
+            contexts of 1, 2 and 3 tokens, of frequencies and of the last position.
+        misses (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT,)`): The score of all unknown
+            tokens.
+    """
+
+    exponents: np.ndarray
+    misses: np.ndarray
+
+    def flattened(self, power: float) -> Pooling:
+        """All scores raised to a power."""
+        return Pooling(power * self.exponents, self.misses**power)
+
+
+kernel_type("Pooling", Pooling, "float64[:, ::1], float64[::1]")
+
+
+class _Known(NamedTuple):
+    """The data that the tree grows out of: the arguments of `recycling_tree`, and its own notes."""
+
+    table: Table
+    longest: int
+    text: np.ndarray
+    commonest: np.ndarray
+    counts: np.ndarray
+    counted: float
+    pooling: Pooling
+    # The best at the position before the text's end, at the root and at each node.
+    best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
+    best_probs: np.ndarray  # float32
+    number: np.ndarray  # int64 of shape (1,), how many proposals there are so far
+    # The present node's last tokens, the last one first, and the entries of its contexts.
+    context: np.ndarray  # int32 of shape (MOST_CONTEXT,)
+    entries: np.ndarray  # int64
+
+
+@kernel(
+    f"{TREE_TYPE}(Table, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
+    "float32[::1], Pooling, int64, boolean)"
+)
+def recycling_tree(
+    table,
+    longest,
+    text,
+    commonest,
+    counts,
+    counted,
+    last_tokens,
+    last_probs,
+    pooling,
+    budget,
+    chain,
+):
+    """Grows a draft tree, best node first.
+
+    A token's score at a node is a product: of the probabilities that it had after the last 1, 2 and
+    3 tokens, of its frequency, and of the probability that it had one position earlier (a token
+    that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to the power of an
+    exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
+    all scores and of one that stands for all unknown tokens.
+
+    `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
+    `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
+    what the target expected in place of the last token."""
+    best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
+    best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
+    best_tokens[0], best_probs[0] = -1, 0.0
+    for i in range(min(RUNNERS_UP, len(last_tokens))):
+        best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
+    found = _Known(
+        table,
+        longest,
+        text,
+        commonest,
+        counts,
+        counted,
+        pooling,
+        best_tokens,
+        best_probs,
+        np.ones(1, np.int64),  # grow() needs a first proposal; it proposes nothing
+        np.empty(MOST_CONTEXT, np.int32),
+        np.empty(MOST_CONTEXT, np.int64),
+    )
+    per_node = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
+    return _grow_context(found, 1, 1 + (1 + budget) * per_node, per_node, budget, chain)
+
+
+@uncounted
+def expand_context(found, growth, first, node, depth, prob):
+    for i in range(RUNNERS_UP):
+        found.best_tokens[node + 2, i], found.best_probs[node + 2, i] = -1, 0.0
+    start, known = _propose(found, growth, node)
+    if found.number[0] == start:
+        return 0
+    count = divide(growth, start, node)
+    weights = growth.weights
+    children = growth.children
+    exponents, total = found.pooling.exponents[known], found.pooling.misses[known]
+    for child in children[:count]:
+        token = growth.proposed[child]
+        frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
+        score = weights[child] + exponents[MOST_CONTEXT] * _log_score(frequency)
+        weights[child] = math.exp(score)
+        total += weights[child]
+    kept = 0
+    for child in children[:count]:
+        weights[child] /= total
+        _note_best(found, node, growth.proposed[child], weights[child])
+        weights[child] *= prob
+        if weights[child] > LEAST_CHILD:
+            children[kept] = child
+            kept += 1
+    return kept
+
+
+_grow_context = grower(expand_context)
+
+
+@uncounted
+def _propose(found, growth, node):
+    """Proposes all tokens that are known at a node, weighted by the logarithms of their factors.
+
+    Returns:
+        The first proposal, and the length of the longest context that is known.
+    """
+    context = found.context
+    entries = found.entries
+    place = np.int64(node)
+    known = 0
+    for i in range(MOST_CONTEXT):
+        context[i] = entries[i] = -1
+    for i in range(found.longest):
+        context[i], place = _token_before(found, growth, place)
+        if context[i] < 0:
+            break
+        entries[i] = find(found.table, context)
+        known = i + 1 if entries[i] >= 0 else known
+    exponents = found.pooling.exponents[known]
+    start = found.number[0]
+    number = start
+    for i in range(MOST_CONTEXT):
+        if entries[i] >= 0:
+            tokens, probs = found.table.tokens[entries[i]], found.table.probs[entries[i]]
+            number = _add(growth, number, tokens, probs, exponents[i])
+    before = node + 1 if node < 0 else growth.parents[node] + 2
+    tokens, probs = found.best_tokens[before], found.best_probs[before]
+    number = _add(growth, number, tokens, probs, exponents[MOST_CONTEXT + 1])
+    for token in found.commonest:
+        if token >= 0:
+            growth.proposed[number], growth.weights[number] = token, 0.0
+            growth.following[number] = number + 1
+            number += 1
+    if number > start:
+        growth.following[number - 1] = -1
+    found.number[0] = number
+    return start, known
+
+
+@uncounted
+def _token_before(found, growth, place):
+    """The token at a place (-1 for none), and the place before it.
+
+    Places are the nodes, and below 0 those of the text, from its end.
+    """
+    if place >= 0:
+        return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
+    if len(found.text) + place < 0:
+        return np.int32(-1), np.int64(place)
+    return found.text[len(found.text) + place], np.int64(place - 1)
+
+
+@uncounted
+def _add(growth, number, tokens, probs, exponent):
+    """Adds the proposals of one source; returns how many there are now."""
+    for i in range(len(tokens)):
+        if tokens[i] >= 0:
+            growth.proposed[number] = tokens[i]
+            growth.weights[number] = exponent * _log_score(probs[i])
+            growth.following[number] = number + 1
+            number += 1
+    return number
+
+
+@uncounted
+def _log_score(prob):
+    return math.log(1.0 + prob / LEAST_PROB)
+
+
+@uncounted
+def _note_best(found, node, token, prob):
+    """Inserts a child among its node's best, the most probable first."""
+    tokens, probs = found.best_tokens[node + 2], found.best_probs[node + 2]
+    i = RUNNERS_UP - 1
+    if prob <= probs[i]:
+        return
+    while i > 0 and probs[i - 1] < prob:
+        tokens[i], probs[i] = tokens[i - 1], probs[i - 1]
+        i -= 1
+    tokens[i], probs[i] = token, prob
+
+
+# Where more tokens are counted, all counts are halved.
+_MOST_COUNTED = 1 << 14
+_ANY_VOCABULARY = 2**31 - 1
+# The counts of another table are scaled down to a total of this: the present text may differ.
+_ENTERED_COUNT = 256
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """The content of a [`Table`], the oldest entry first."""
+
+    contexts: np.ndarray
+    tokens: np.ndarray
+    probs: np.ndarray
+    counts: np.ndarray  # float32, (n,), how often each token below n came
+    vocab_size: int | None  # the target's; larger tokens are not learned
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+
+class NextTokens:
+    """A bounded table from the last 1 to n tokens to the target's k best next tokens.
+
+    Args:
+        top_k (`int`): k.
+        context (`int`): n, from 1 to 3.
+        max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
+            there.
+        content ([`TableContent`], *optional*): What it begins with, of that the newest
+            `max_contexts`. A pickle begins with it too, and has nothing that was learned since.
+
+    Attributes:
+        vocab_size (`int`, *optional*): The target's; larger tokens are not learned.
+    """
+
+    def __init__(
+        self, top_k: int, context: int, max_contexts: int, content: TableContent | None = None
+    ) -> None:
+        check_count("top_k", top_k, most=MOST_NEXT)
+        check_count("context", context, most=MOST_CONTEXT)
+        check_count("max_contexts", max_contexts, most=MOST_ENTRIES)
+        self.top_k = top_k
+        self.context = context
+        self.max_contexts = max_contexts
+        self.vocab_size: int | None = None
+        self._content: TableContent | None = None  # of pickles
+        self._table = new_table(max_contexts, top_k)
+        self._counts = np.zeros(0, dtype=np.float32)
+        self._counted = 1.0
+        self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
+        self._lock = threading.RLock()  # kernels run without Python's own
+        if content is not None:
+            self.enter(content)
+
+    def __len__(self) -> int:
+        return int(self._table.state[COUNT])
+
+    def learn(
+        self,
+        before: np.ndarray,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        best_tokens: np.ndarray,
+        best_probs: np.ndarray,
+    ) -> None:
+        """Enters the target's best next tokens after a text and each node of a tree below it, see
+        [`learn`]."""
+        entered = 0
+        contexts = self.context * (1 + len(tokens))
+        with self._lock:
+            while True:
+                entered = learn(
+                    self._table,
+                    self.context,
+                    self.vocab_size or _ANY_VOCABULARY,
+                    before,
+                    tokens,
+                    parents,
+                    best_tokens,
+                    best_probs,
+                    entered,
+                )
+                if entered == contexts:
+                    return
+                self._enter(self.entries(), self.max_contexts * 7 // 8)
+
+    def learn_text(
+        self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
+    ) -> None:
+        """Enters the target's best next tokens after the first `known` tokens of a text
+        (int64) and after each later one."""
+        before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
+        parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
+        best_tokens = np.ascontiguousarray(best_tokens)
+        best_probs = np.ascontiguousarray(best_probs)
+        self.learn(before, ids[known:], parents, best_tokens, best_probs)
+
+    def count(self, tokens: np.ndarray) -> None:
+        """Counts tokens (int64) that were emitted."""
+        with self._lock:
+            if len(tokens) and tokens.max() >= len(self._counts):
+                longer = np.zeros(1 << int(tokens.max()).bit_length(), dtype=np.float32)
+                longer[: len(self._counts)] = self._counts
+                self._counts = longer
+            count_tokens(self._counts, self._commonest, tokens)
+            self._counted += len(tokens)
+            if self._counted > _MOST_COUNTED:
+                self._counts *= 0.5
+                self._counted *= 0.5
+
+    def tree(
+        self,
+        text: np.ndarray,
+        last_tokens: np.ndarray,
+        last_probs: np.ndarray,
+        pooling: Pooling,
+        budget: int,
+        chain: bool,
+    ) -> TreeArrays:
+        """Grows a draft tree, see [`recycling_tree`]."""
+        with self._lock:
+            return recycling_tree(
+                self._table,
+                self.context,
+                text,
+                self._commonest,
+                self._counts,
+                self._counted,
+                last_tokens,
+                last_probs,
+                pooling,
+                budget,
+                chain,
+            )
+
+    def entries(self) -> TableContent:
+        """All entries, the oldest first."""
+        with self._lock:
+            table = self._table
+            order = np.argsort(table.ages[: len(self)])
+            contexts, tokens, probs = (each[order] for each in table[:3])
+            return TableContent(contexts, tokens, probs, self._counts.copy(), self.vocab_size)
+
+    def keep(self) -> None:
+        """Lets pickles begin with what it holds now."""
+        self._content = self.entries()
+
+    def _enter(self, entries: TableContent, count: int) -> None:
+        """Replaces all entries by the newest `count` of others."""
+        newest = slice(max(len(entries) - count, 0), None)
+        enter(
+            self._table,
+            np.ascontiguousarray(entries.contexts[newest]),
+            np.ascontiguousarray(entries.tokens[newest]),
+            np.ascontiguousarray(entries.probs[newest]),
+        )
+
+    def enter(self, content: TableContent) -> None:
+        """Begins with what another table held, its newest `max_contexts`."""
+        self._content = content
+        self.vocab_size = content.vocab_size
+        self._enter(content, self.max_contexts)
+        total = max(float(content.counts.sum()), 1.0)
+        self._counts = content.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
+        self._counted = 1.0 + float(self._counts.sum())
+        commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
+        self._commonest[:] = -1
+        self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NextTokens, (self.top_k, self.context, self.max_contexts, self._content)
+
+    def __deepcopy__(self, _: Any) -> NextTokens:
+        twin = NextTokens(self.top_k, self.context, self.max_contexts)
+        with self._lock:
+            content = self.entries()
+            twin._enter(content, self.max_contexts)
+            twin._counts, twin._counted = content.counts, self._counted
+            twin._commonest = self._commonest.copy()
+        twin.vocab_size, twin._content = content.vocab_size, self._content
+        return twin

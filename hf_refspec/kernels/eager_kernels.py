@@ -65,7 +65,9 @@ def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
     GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
     if model._compiled_call_impl is not None:
         return nullcontext()
-    return narrow_products() if model.device.type == "cpu" else _WITHOUT_PLANS
+    if model.device.type != "cpu":
+        return _WITHOUT_PLANS
+    return NarrowProducts() if _why_inactive() is None else nullcontext()
 
 
 def active_modes() -> list[type]:
@@ -74,11 +76,6 @@ def active_modes() -> list[type]:
     `torch.set_default_device`, which only place new tensors, are left out."""
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     return [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
-
-
-def narrow_products() -> AbstractContextManager[NarrowProducts | None]:
-    """Around a pass that is not compiled; does nothing where the kernel cannot be used."""
-    return NarrowProducts() if _why_inactive() is None else nullcontext()
 
 
 def why_unused(weight: Tensor) -> str | None:
@@ -117,7 +114,9 @@ class NarrowProducts(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is linear and not kwargs and not _is_recorded() and _is_narrow(*args):
+        # A compiler or tracer records operations, to run them later.
+        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if function is linear and not kwargs and not is_recorded and _is_narrow(*args):
             self.count += 1
             return self._product(*args)
         return function(*args, **kwargs) if kwargs else function(*args)
@@ -140,15 +139,18 @@ class NarrowProducts(TorchFunctionMode):
         return y
 
 
-def _is_recorded() -> bool:
-    """True if a compiler or tracer records operations, to run them later."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
 def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """True if the kernel computes this product, and faster than torch."""
+    """True if the kernel computes this product, and faster than torch: of contiguous numbers of one
+    type in this process's memory, on which nothing else (a subclass, a mode, a transform)
+    decides."""
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    keys = _dispatch_tls_local_include_set()
+    for operand in operands:
+        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
+            return False
+        keys |= _dispatch_keys(operand)
     return (
-        _are_plain([x, weight] if bias is None else [x, weight, bias])
+        (keys - _PLAIN_KEYS).highestPriorityTypeId() == DispatchKey.Undefined
         and x.dtype in DTYPES
         and weight.ndim == 2
         and weight.shape[1] % kernel.INNER_MULTIPLE == 0
@@ -156,30 +158,17 @@ def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         and x.shape[-1] == weight.shape[1]
         and 2 * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
         and (bias is None or bias.shape == weight.shape[:1])
+        and all(
+            operand.is_cpu
+            and operand.dtype == x.dtype
+            and operand.is_contiguous()
+            and operand.data_ptr() != 0  # where weights are offloaded
+            for operand in operands
+        )
+        and forward_ad._current_level < 0  # otherwise they may have tangents
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
-
-
-def _are_plain(operands: list[Tensor]) -> bool:
-    """True if these tensors are contiguous numbers of one type in this process's memory, and
-    nothing else (a subclass, a mode, a transform) decides on their product."""
-    keys = _dispatch_tls_local_include_set()
-    for operand in operands:
-        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
-            return False
-        keys |= _dispatch_keys(operand)
-    if (keys - _PLAIN_KEYS).highestPriorityTypeId() != DispatchKey.Undefined:
-        return False
-    for operand in operands:
-        if not (
-            operand.is_cpu
-            and operand.dtype == operands[0].dtype
-            and operand.is_contiguous()
-            and operand.data_ptr() != 0  # where weights are offloaded
-        ):
-            return False
-    return forward_ad._current_level < 0  # otherwise they may have tangents
 
 
 class _WithoutPlans:

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.next_tokens import NextTokens, TableContent
-from ..index.recycling import MOST_CONTEXT, MOST_NEXT
+from ..index.recycling import MOST_CONTEXT, MOST_NEXT, NextTokens, TableContent
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder

@@ -14,7 +14,8 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import hf_refspec as rs
 from hf_refspec import Blend
-from hf_refspec.drafting.candidates import AssistedDrafts, as_drafter
+from hf_refspec.drafting.calls import as_drafter
+from hf_refspec.drafting.candidates import AssistedDrafts
 
 PROMPTS = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7], [4, 8, 6, 3, 4, 8, 6, 3, 4]])
 OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
@@ -45,7 +46,6 @@ MAKERS = {
     "references": lambda *_: rs.ReferenceCopy([SEEN]),
     "LLMA": lambda *_: rs.ReferenceCopy([SEEN], published=True),
     "recycling": lambda *_: rs.TokenRecycling(),
-    "published": lambda *_: rs.TokenRecycling(published=True),
     "built": lambda model, tokenizer, _: taught(tokenizer, model),
     "siblings": lambda *_: rs.SiblingCopy(),
     "sessions": lambda *_: sessions(),

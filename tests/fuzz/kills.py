@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
+from hf_refspec.drafting.session_drafts import SessionDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.sessions import DATABASE

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Drafter
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
-from hf_refspec.drafting.sessions.session_drafts import SessionDrafts
+from hf_refspec.drafting.session_drafts import SessionDrafts
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.bm25 import SparseRetriever

@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import paths
 
-from hf_refspec.index.next_tokens import NextTokens, TableContent
-from hf_refspec.index.recycling import COMMONEST, KEY
-from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
+from hf_refspec.index.recycling import (
+    COMMONEST,
+    KEY,
+    LEAST_CHILD,
+    LEAST_PROB,
+    RUNNERS_UP,
+    NextTokens,
+    Pooling,
+    TableContent,
+)
 
 VOCAB_SIZE = 6
 TOP_K = 2

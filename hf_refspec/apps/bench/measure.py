@@ -24,7 +24,7 @@ from ...drafting.contract import Call, Drafter, Observation
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.draft_model import DraftModel
 from ...drafting.reference_copy import ReferenceCopy
-from ...drafting.sessions.session_drafts import SessionDrafts
+from ...drafting.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree

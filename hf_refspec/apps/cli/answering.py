@@ -21,7 +21,7 @@ from ...drafting.auto import default_sources
 from ...drafting.blend import Blend
 from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.sessions.session_drafts import SessionDrafts
+from ...drafting.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore

@@ -14,7 +14,7 @@ from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.drafting.sessions.memory import Memory
+from hf_refspec.drafting.session_drafts import Memory
 from hf_refspec.store.sessions import DATABASE, SessionDatabase
 
 

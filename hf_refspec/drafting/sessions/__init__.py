@@ -1,1 +1,0 @@
-"""Sessions: finished calls that are remembered and drafted from."""
