@@ -106,6 +106,13 @@ def test_the_best_next_tokens_are_there_if_a_drafter_asks_for_them(is_ready, mon
     assert top.tokens[0].tolist() == [[1, 7], [2, 7], [5, 7], [3, 7], [0, 7], [7, 6]]
 
 
+def test_after_the_first_tokens_the_kernels_are_loaded_whatever_drafters_ask_for(monkeypatch):
+    drafting_kernels.compile()
+    monkeypatch.setattr(drafting_kernels, "compiled", False)
+    accepted([row_of()], [NONE], choices_of(6))
+    assert drafting_kernels.compiled
+
+
 def test_its_time_goes_from_the_beginning_of_the_pass_until_the_tokens_are_known():
     with time_is(lambda: 7.0):
         taken = accepted([row_of()], [TREE], choices_of(1, 2, 5, 3, 0, 7), began=4.0)
