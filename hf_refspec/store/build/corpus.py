@@ -20,7 +20,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ...check_count import check_count
+from ...check_count import MOST_THREADS, check_count
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from ..document_names import DocumentNames, read_names, write_names
@@ -64,7 +64,7 @@ class BuildOptions:
         if self.max_tokens is not None:
             check_count("max_tokens", self.max_tokens, " or None")
         if self.num_proc is not None:
-            check_count("num_proc", self.num_proc, " or None")
+            check_count("num_proc", self.num_proc, " or None", most=MOST_THREADS)
 
 
 def build_store(
