@@ -23,6 +23,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..check_count import MOST_THREADS, check_count
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import (
     Document,
@@ -156,6 +157,8 @@ class BuildOptions:
         if not 1 <= self.shard_tokens <= LARGEST_SHARD:
             bounds = f"from 1 to {LARGEST_SHARD}"
             raise ValueError(f"shard_tokens must be {bounds}, but is {self.shard_tokens}")
+        if self.num_proc is not None:
+            check_count("num_proc", self.num_proc, " or None", most=MOST_THREADS)
 
 
 def build_store(

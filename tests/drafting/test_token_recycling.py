@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 import threading
 
 import numpy as np
@@ -125,9 +126,11 @@ def test_threads_may_learn_into_one_table():
     ("make", "error", "message"),
     [
         (lambda: TokenRecycling(top_k=0), ValueError, "top_k must be at least 1"),
+        (lambda: TokenRecycling(top_k=257), ValueError, "top_k must be at most 256"),
         (lambda: TokenRecycling(top_k=2.5), TypeError, "top_k must be an int"),
         (lambda: TokenRecycling(context=4), ValueError, "context must be at most 3"),
         (lambda: TokenRecycling(max_contexts=0), ValueError, "max_contexts must be at least 1"),
+        (lambda: TokenRecycling(max_contexts=1 << 25), ValueError, "max_contexts must be at most"),
         (lambda: TokenRecycling().begin(PROMPT, 5), ValueError, "top_k is 8, .* has only 5"),
         (lambda: taught().begin(PROMPT, 50), ValueError, "of 40 tokens, .* model's has 50"),
     ],
@@ -135,3 +138,12 @@ def test_threads_may_learn_into_one_table():
 def test_bad_arguments_and_vocabularies_are_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_nodes_that_are_allowed_and_not_drafted_take_no_memory():
+    """40 proposals a node, 1.2 GB for all that are allowed."""
+    drafter = taught()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
+        assert 0 < len(drafter.draft(1 << 20)) < 1000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 17  # KiB

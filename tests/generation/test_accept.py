@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.compilation import drafting_kernels
 from hf_refspec.generation.accept import Accepted, accept
 from hf_refspec.generation.column_noise import ColumnNoise
 from hf_refspec.generation.row import Row
+from hf_refspec.kernels.compilation import drafting_kernels
 from hf_refspec.verification.passes import PassResult
 
 VOCAB_SIZE = 8

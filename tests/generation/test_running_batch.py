@@ -310,6 +310,7 @@ def test_a_text_without_a_seed_follows_torchs(llama):
         ("prefill_tokens", 0, "prefill_tokens must be at least 1"),
         ("prefix_tokens", -1, "prefix_tokens must be at least 0"),
         ("max_draft_tokens", "many", "`max_draft_tokens` must be an int"),
+        ("max_draft_tokens", 1025, "`max_draft_tokens` must be at most 1024, but is 1025"),
     ],
 )
 def test_options_are_checked(llama, option, value, error):
