@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+MOST_THREADS = 1024  # of a pool, which starts as many as it is told
+
 
 def check_count(
     name: str, value: Any, otherwise: str = "", least: int = 1, most: int | None = None

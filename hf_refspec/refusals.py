@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +42,7 @@ from .transformers_names import (
     is_synced,
     mask_length,
 )
-from .verification.caches import find_cache, has_static_layers
+from .verification.caches import crosses_images, find_cache, has_static_layers
 from .verification.model_memo import memo_of
 from .verification.ranks import Ranks
 
@@ -61,6 +62,16 @@ _KNOWN = {
     *PREFILL_ARGUMENTS,
     *FURTHER_OUTPUTS,
 }
+
+
+_BY_ROW = (
+    "PEFT's hooks (`adapter_names`, `task_ids`, activated LoRA) know rows by their number, which "
+    "differs in passes over drafts: pass one prompt at a time"
+)
+_ACTIVATED = (
+    "activated LoRA is applied to as many of the last tokens of each pass as follow its invocation "
+    "in the prompt, and a draft may have more"
+)
 
 
 class RefusedCallError(ValueError):
@@ -194,7 +205,7 @@ def check_prepared(
 def _of_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> Iterator[str]:
     """Arguments of the forward pass that the probe lacks, if they are prepared by methods from
     outside transformers: they may differ from step to step. Transformers' own models pass them on
-    unchanged or fail the probe (Mllama, Idefics)."""
+    unchanged or decode plainly (Mllama, Idefics)."""
     method = foreign_step(model)
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
     if method and others:
@@ -352,7 +363,11 @@ def is_of_transformers(member: Any) -> bool:
 
 
 def why_unverifiable(
-    model: PreTrainedModel, verification: str, trusts_code: bool = False
+    model: PreTrainedModel,
+    rows: int,
+    model_kwargs: Mapping[str, Any],
+    verification: str,
+    trusts_code: bool = False,
 ) -> Reason | None:
     """Why nothing can be verified in the model's present state, which no probe shows; with
     `trusts_code` code of others is no reason."""
@@ -378,12 +393,32 @@ def why_unverifiable(
             "gradient checkpointing is at work, which drops the cache: call "
             "`model.gradient_checkpointing_disable()` or `model.eval()`",
         )
+    if crosses_images(text_config(model), model_kwargs):
+        text = "some of its layers attend to images alone, which probes do not have"
+        return Reason("model", text)
+    if (text_of_adapters := _of_adapters(model, rows)) is not None:
+        return Reason("model", text_of_adapters)
     if verification == REPRODUCIBLE and _routes_by_token(model):
         return Reason(
             "model",
             "drafts change how many tokens each of its experts runs over; load it with "
             '`experts_implementation="batched_mm"`',
         )
+    return None
+
+
+def _of_adapters(model: PreTrainedModel, rows: int) -> str | None:
+    """Why PEFT's hooks of this call do not let drafts be verified, if so."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            function = hook.func if isinstance(hook, partial) else hook
+            if not (getattr(function, "__module__", None) or "").startswith("peft."):
+                continue
+            if rows > 1:
+                return _BY_ROW
+            # No offset: the tokens that invoke it are not in the prompt.
+            if any(getattr(hook, "keywords", {}).get("alora_offsets") or ()):
+                return _ACTIVATED
     return None
 
 

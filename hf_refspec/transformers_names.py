@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -101,12 +102,18 @@ def next_kwargs(
 ) -> dict[str, Any]:
     """The keyword arguments after a forward pass, for this many tokens more."""
     return model._update_model_kwargs_for_generation(
-        outputs, model_kwargs, num_new_tokens=new_tokens
+        outputs,
+        model_kwargs,
+        is_encoder_decoder=model.config.is_encoder_decoder,
+        num_new_tokens=new_tokens,
     )
 
 
 def takes_usual_steps(model: PreTrainedModel) -> bool:
-    """Whether the model prepares the arguments of its steps as most models do."""
+    """Whether the model prepares the arguments of its steps, and takes a cache, as most models
+    do."""
+    if not any(name in signature(model.forward).parameters for name in CACHE_NAMES):
+        return False
     methods = ((getattr(model, name), getattr(GenerationMixin, name)) for name in _STEPS)
     return all(getattr(method, "__func__", None) is usual for method, usual in methods)
 

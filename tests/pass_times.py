@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from hf_refspec.generation import budget as budgets
-from hf_refspec.generation.loop import Loop
+from hf_refspec.generation import accept, loop, plan
 from hf_refspec.generation.pass_costs import PassCosts
+from hf_refspec.verification import verifier
+from hf_refspec.verification.verifier import Verifier
 
 
 class TimedPasses(PassCosts):
@@ -32,19 +33,26 @@ class TimedPasses(PassCosts):
 
 
 @contextmanager
+def time_is(clock: Callable[[], float]) -> Iterator[None]:
+    """The time of steps is that of this clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (accept, loop, plan, verifier):
+            patch.setattr(module, "perf_counter", clock)
+        yield
+
+
+@contextmanager
 def passes_take(seconds: Callable[[int], float]) -> Iterator[TimedPasses]:
     """Has a pass take as long as a formula of its tokens says, and all else no time."""
-    costs, forward, now = TimedPasses(), Loop._forward, 0.0
+    costs, forward, now = TimedPasses(), Verifier.forward, 0.0
 
-    def timed(loop, steps, records=False):
+    def timed(self, *args, **kwargs):
         nonlocal now
-        result = forward(loop, steps, records)
+        result = forward(self, *args, **kwargs)
         now += seconds(result.pass_tokens)
         return result
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_forward", timed)
-        # Each loop sets its clock, which this drops.
-        patch.setattr(Loop, "clock", property(lambda loop: lambda: now, lambda loop, clock: None))
-        patch.setattr(budgets, "pass_costs", lambda model, kind_of_pass: costs)
+    with time_is(lambda: now), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Verifier, "forward", timed)
+        patch.setattr(plan, "pass_costs", lambda model, kind_of_pass: costs)
         yield costs

@@ -195,6 +195,7 @@ def test_a_module_around_the_model_or_its_pipeline_will_do(byte_llama, tokenizer
         ({"model": "gpt2"}, TypeError, "has the type str"),
         ({"drafter": rs.ReferenceCopy}, TypeError, "pass an instance, not the class"),
         ({"max_draft_tokens": -1}, ValueError, "`max_draft_tokens` must be at least 0"),
+        ({"max_draft_tokens": 1025}, ValueError, "`max_draft_tokens` must be at most 1024"),
         ({"verification": "x"}, ValueError, "`verification` must be one of"),
     ],
 )

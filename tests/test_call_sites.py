@@ -6,7 +6,7 @@ import pytest
 import torch
 from calls import Forced, assert_lossless
 from drafters import Prophet
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LogitsProcessorList
 
 import hf_refspec as rs
@@ -49,18 +49,8 @@ def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer)
     assert drafted.tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize(
-    ("config", "least_mat"),
-    [
-        (LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]), 2),
-        (PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6), 0),
-    ],
-    ids=["lora", "prefix tuning"],
-)
-def test_a_peft_model(fresh_llama, config, least_mat):
+def test_a_peft_model(fresh_llama):
+    config = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
     torch.manual_seed(1)
     model = get_peft_model(fresh_llama, config).eval()
-    for name, weights in model.named_parameters():
-        if "prompt_encoder" in name:
-            torch.nn.init.normal_(weights)
-    assert assert_lossless(model, 0.9, max_new_tokens=40).mat > least_mat
+    assert assert_lossless(model, 0.9, max_new_tokens=40).mat > 2

@@ -43,6 +43,10 @@ class FromHiddenStates(CandidateGenerator):
 REFUSED = {
     "an unknown verification": ({"verification": "trees"}, "`verification`.*'trees'"),
     "a negative budget": ({"max_draft_tokens": -1}, "`max_draft_tokens`.*-1"),
+    "a huge budget": (
+        {"max_draft_tokens": 10**6},
+        "`max_draft_tokens` must be at most 1024, but is 1000000",
+    ),
     "beam search": ({"num_beams": 3}, "`num_beams=3`: beam search .*Pass `num_beams=1`"),
     "an offloaded static cache": (
         {"cache_implementation": "offloaded_static"},

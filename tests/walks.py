@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from hf_refspec.ralm.engine import generate_with_retrieval
+from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
 
 ENTRIES = 40

@@ -38,9 +38,8 @@ class Recorder(rs.Blend):
 
     def observe(self, observation):
         super().observe(observation)
-        if not observation.of_prompt:
-            self.steps.append((self.last, observation.verified, observation.tokens))
-            self.last = int(observation.tokens[-1])
+        self.steps.append((self.last, observation.verified, observation.tokens))
+        self.last = int(observation.tokens[-1])
 
 
 def record() -> tuple[list, rs.Drafter]:

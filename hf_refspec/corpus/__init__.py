@@ -1,1 +1,1 @@
-"""Building stores: sources, tokenising, shards, embeddings."""
+"""Corpora: documents, rows and chats that are read, tokenised, or cut into windows."""

@@ -179,7 +179,7 @@ def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
 
 
 def _is_visible(file: Path) -> bool:
-    """Whether no part of a path in a folder is hidden."""
+    """True if no part of a path in a folder is hidden."""
     return not any(part.startswith(".") for part in file.parts)
 
 

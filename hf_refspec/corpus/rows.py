@@ -132,8 +132,8 @@ def _json_lines(file: TextIO) -> Iterator[Any]:
 
 def _json_rows(path: Path, errors: str) -> Iterator[Any]:
     """The elements of an array, one value, or JSON lines, which some name .json. All of the file is
-    read first, by Python's own module: that of `datasets` makes dates out of texts, and JSON out of
-    those that are lists in another row."""
+    read first, by Python's own module: `datasets` makes dates of some texts, and JSON of a column
+    that has texts in one row and lists in another."""
     text = read_content(path).decode("utf-8-sig", errors)
     try:
         values = json.loads(text, object_pairs_hook=_object)
@@ -268,7 +268,7 @@ def row_documents(
 
 
 def messages_of(value: Any) -> list[dict[str, Any]] | None:
-    """A chat as messages with a role and a content, or `None` if the value is no chat. It may be a
+    """A chat as messages with a role and a content, `None` if the value is not a chat. It may be a
     list of such messages, of ShareGPT's `from` and `value`, or of turns of user and assistant."""
     value = _as_list(value)
     if not isinstance(value, list) or not value:

@@ -63,8 +63,8 @@ def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
     """Tokenises a batch of documents without special tokens, and puts `separator` after each that
-    is not empty. Where two pieces of a very long text meet, tokens can differ from those of the
-    whole text."""
+    is not empty. Where two pieces of a very long text meet, tokens can differ from the
+    whole text's."""
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
     end = np.array([separator], dtype)

@@ -56,7 +56,7 @@ def read_windows(
 
 
 def windows(texts: Iterable[np.ndarray], length: int, vocab_size: int) -> Iterator[Window]:
-    """Cuts texts into windows that overlap by a quarter; refuses ids that the model lacks."""
+    """Cuts texts (n,) into windows that overlap by a quarter; refuses ids that the model lacks."""
     overlap = length // 4
     for number, ids in enumerate(texts):
         if len(ids) and ids.max() >= vocab_size:

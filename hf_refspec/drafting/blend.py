@@ -58,7 +58,6 @@ class Blend(Drafter):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._sources = sources
         self.observed_top_k = max(source.observed_top_k for source in sources)
-        self.prompt_fraction = max(source.prompt_fraction for source in sources)
         costly = [isinstance(source, PathDrafter) and source.costly for source in sources]
         if any(costly):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.
@@ -116,11 +115,9 @@ class Blend(Drafter):
         return merged(estimates, budget)
 
     def observe(self, observation: Observation) -> None:
-        if not observation.of_prompt:
-            self._record(observation.tokens)
+        self._record(observation.tokens)
         for drafter in self.sources:
-            if not observation.of_prompt or drafter.prompt_fraction > 0:
-                drafter.observe(observation)
+            drafter.observe(observation)
 
     def _record(self, tokens: np.ndarray) -> None:
         """Counts which emitted tokens each source had drafted, and corrects its estimates."""

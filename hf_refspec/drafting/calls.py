@@ -89,7 +89,6 @@ class LateDrafter(Drafter):
         self.decides_length = drafter.decides_length
         self.calibration = drafter.calibration
         self.observed_top_k = drafter.observed_top_k
-        self.prompt_fraction = drafter.prompt_fraction
         self.begun = False
         self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
@@ -116,7 +115,7 @@ class LateDrafter(Drafter):
         is_complete = self.observed_top_k == 0 or observation.top_tokens is not None
         if self.begun or (is_complete and self.begin_if_ready()):
             self.drafter.observe(observation)
-        elif not observation.of_prompt:
+        else:
             self._missed.append(observation.tokens)
 
     def end(self) -> None:

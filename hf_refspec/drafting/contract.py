@@ -87,20 +87,18 @@ class Observation:
 
     Attributes:
         tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: the accepted draft tokens
-            and the one that the target chose after them. Of a prompt, its tokens.
+            and the one that the target chose after them.
         verified ([`DraftTree`]): The tree of the forward pass, T nodes: the draft, merged with
-            other drafters' drafts and trimmed. Empty after the prefill and of a prompt.
+            other drafters' drafts and trimmed. Empty after the prefill.
         logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw logits
             after the text so far and after each node of `verified`, accepted or not, on its device;
-            valid until the next pass. `None` of a prompt, and where drafts cannot be verified.
+            valid until the next pass. `None` where drafts cannot be verified.
         top_tokens (`np.ndarray`, int32 of shape `(1 + T, k)`, *optional*): The best next tokens
             after the text so far and after each node, the best first; k is at least the drafter's
             `observed_top_k`, or the size of the vocabulary. `None` where no drafter of the call
-            asked for any. Of a prompt, of shape `(m, k)`: after each of `tokens[-1 - m : -1]`.
+            asked for any.
         top_probs (`np.ndarray`, float32 of the same shape, *optional*): Their probabilities, about
             the softmax of the raw logits.
-        of_prompt (`bool`): True if it is of the prompt and not of emitted tokens. Drafters whose
-            `prompt_fraction` is above 0 receive one such, after the prefill.
     """
 
     tokens: np.ndarray
@@ -108,7 +106,6 @@ class Observation:
     logits: torch.Tensor | None = None
     top_tokens: np.ndarray | None = None
     top_probs: np.ndarray | None = None
-    of_prompt: bool = False
 
 
 class Drafter:
@@ -128,15 +125,12 @@ class Drafter:
             they are, and not only what pays.
         observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
             node; 0 if none.
-        prompt_fraction (`float`): The most that an observation of the prompt may cost, as a
-            fraction of the prefill; 0 if none is needed.
     """
 
     stats: DraftStats
     calibration: Calibration
     decides_length: bool = False
     observed_top_k: int = 0
-    prompt_fraction: float = 0.0
     # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
     _of_a_call: tuple[str, ...] = ("_in_use", "stats")
 
@@ -174,8 +168,7 @@ class Drafter:
 
         Args:
             observation ([`Observation`]): The emitted tokens, the verified tree and what the target
-                expected after each of its nodes; or, if `prompt_fraction` is above 0, what it
-                expected inside the prompt.
+                expected after each of its nodes.
         """
 
     def fork(self) -> Drafter:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
+from ..index.suffix_array import DEPTH
 from ..index.token_buffer import TokenBuffer
 from ..text_tokenizer import text_tokenizer
 from .contract import Call, LookUp, Observation
@@ -31,7 +32,8 @@ class ReferenceCopy(LookUp):
         include_prompt (`bool`, *optional*, defaults to `True`):
             True to copy from the prompt and the output so far, too.
         match_length (`int`, *optional*, defaults to 1):
-            n, the smallest number of last tokens that must occur in a text to copy from there.
+            n, the smallest number of last tokens that must occur in a text to copy from there, 128
+            at most.
         copy_length (`int`, *optional*):
             k, the longest path of a draft; by default the budget of draft nodes is the only limit.
         published (`bool`, *optional*, defaults to `False`):
@@ -43,7 +45,8 @@ class ReferenceCopy(LookUp):
 
     Raises:
         ValueError: If `references` is empty, or has an empty text, a negative id, or a string
-            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1. A
+            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1, or n
+            too large. A
             call raises it for ids outside of the target's vocabulary.
     """
 
@@ -59,7 +62,7 @@ class ReferenceCopy(LookUp):
         copy_length: int | None = None,
         published: bool = False,
     ) -> None:
-        check_count("match_length", match_length)
+        check_count("match_length", match_length, most=DEPTH)
         if copy_length is not None:
             check_count("copy_length", copy_length)
         if references is None and not include_prompt:

@@ -43,8 +43,6 @@ _GREEDY = Pooling(_EXPONENTS, _MISSES)
 # How much less sure sampled tokens are than the greedy choice, at temperature 1. Fitted to MAT at
 # temperatures 0.7 and 1, and 0.8 with top-p 0.8.
 _UNSURE = 0.5
-# The most that the prompt's logits may cost, as a fraction of the prefill.
-_PROMPT_FRACTION = 0.05
 # The tokens that `build` reads at once, and the logits: they bound its memory.
 _LONGEST = 1024
 _LOGITS = 1 << 26
@@ -88,7 +86,6 @@ class TokenRecycling(LookUp):
     """
 
     longest_match = MOST_CONTEXT
-    prompt_fraction = _PROMPT_FRACTION
     kept_at_model = False  # true if calls give it the table that "auto" has of their model
     _runners_up = _NOTHING  # what the target expected in place of the very last token
     _of_a_call = (*LookUp._of_a_call, "_runners_up")
@@ -149,11 +146,6 @@ class TokenRecycling(LookUp):
         verified = observation.verified
         best_tokens = observation.top_tokens
         best_probs = observation.top_probs
-        if observation.of_prompt:
-            assert best_tokens is not None and best_probs is not None
-            known = len(tokens) - len(best_tokens)
-            self._table.learn_text(tokens[:-1], known, best_tokens, best_probs)
-            return
         self._runners_up = _NOTHING
         if best_tokens is not None and best_probs is not None:
             self._table.learn(

@@ -124,7 +124,7 @@ def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: Pass
         tokens_of_row = row.tail(0 if path is None else len(path) + 1)
         taken.append(Taken(path, tokens_of_row, 0 if walk is None else len(walk.tree)))
     seconds = perf_counter() - result.began
-    if top is None and k > 0 and drafting_kernels.ready(in_call=logits.device.type == "cpu"):
+    if not is_ready and drafting_kernels.ready(in_call=logits.device.type == "cpu") and k > 0:
         top = top_tokens(logits[None], k)
     return Accepted(taken, result.pass_tokens, seconds, top)
 

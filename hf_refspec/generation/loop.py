@@ -17,17 +17,14 @@ is R = 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
-
-import torch
 
 from ..drafting.contract import Drafter, Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..verification.draft_limits import DraftLimits
 from ..verification.passes import FixedTokens, PassResult
-from ..verification.prompt_logits import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
@@ -44,10 +41,7 @@ class Loop:
     budget: Budget  # how many nodes are drafted, and which are verified
     limits: DraftLimits  # what drafts may be
     stats: DraftStats
-    reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     offered: bool = False  # whether any draft had a node, verified or not
-    # Inputs of the output layer in the prompts, see `PassResult.states`.
-    _states: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
     def over(
@@ -61,7 +55,6 @@ class Loop:
         chains: bool = False,
         is_probed: bool = True,  # whether the verifier was found exact; else it is probed first
         waits: bool = False,  # whether one call waits for all rows
-        reads_prompts: bool = True,
         ranks: Ranks | None = None,
     ) -> Loop:
         """The loop of a call whose passes this verifier runs. `drafter` is that of all rows, or a
@@ -71,7 +64,6 @@ class Loop:
             budget=make_budget(max_draft_tokens, drafter, verifier, waits),
             limits=DraftLimits(verifier, rows, chains, is_probed, ranks, stats),
             stats=stats,
-            reads_prompts=reads_prompts,
         )
 
     def step(self, rows: Sequence[Row], longest: int = 0) -> Accepted:
@@ -130,35 +122,20 @@ class Loop:
         """The first forward pass, over the prompts or what `read_ahead` has left of them. It yields
         a token for each row."""
         began = perf_counter()
-        fraction = self._prompt_fraction(rows) if self.reads_prompts else 0.0
         trees: list[DraftTree | None] = [DraftTree.empty()] * len(rows)
-        seen = [row.seen for row in rows]
-        result = self.verifier.forward(seen, trees, records=fraction > 0)
+        result = self.verifier.forward([row.seen for row in rows], trees)
         taken = self._agreed(rows, accept(rows, trees, result))
         self.verifier.keep(taken.paths)
-        states = [*self._states, *result.states]
-        self._states = []
-        has_top_tokens = self.limits.ranks.agree(taken.top is not None)
-        if states and has_top_tokens:
-            self._observe_prompts(rows, result, states, fraction)
         self._observe(rows, trees, result, taken)
         self.stats.record_seconds(prefill=perf_counter() - began)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
         """Runs the prompts up to this length; `prefill` runs the rest."""
         began = perf_counter()
-        records = self.reads_prompts and self._prompt_fraction(rows) > 0
         pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
-        result = self.verifier.forward(pieces, [DraftTree.empty()] * len(rows), records=records)
-        self._states = [*self._states, *result.states]
+        self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
         self.verifier.keep([[]] * len(rows))
         self.stats.record_seconds(prefill=perf_counter() - began)
-
-    def _prompt_fraction(self, rows: Sequence[Row]) -> float:
-        """The most that learning from the prompts may cost, as a part of the prefill."""
-        drafters = [row.drafter for row in rows]
-        fraction = max(d.prompt_fraction if d.observed_top_k else 0.0 for d in drafters)
-        return self.limits.ranks.agree(fraction)  # the output layer may be split
 
     def _agreed(self, rows: Sequence[Row], taken: Accepted) -> Accepted:
         """What the first of several ranks has taken, in the rows of all of them."""
@@ -170,36 +147,6 @@ class Loop:
         for row, own, agreed, end in zip(rows, taken.rows, first, first_ends, strict=True):
             row.replace(len(own.tokens), agreed.tokens.tolist(), end)
         return replace(taken, rows=first)
-
-    def _observe_prompts(
-        self,
-        rows: Sequence[Row],
-        result: PassResult,
-        states: list[torch.Tensor],
-        fraction: float,
-    ) -> None:
-        """Shows the drafters what the target expects inside the prompts; by now each row is one
-        token longer."""
-        k = max(row.drafter.observed_top_k for row in rows)
-        prompts = result.prompts or [*range(len(rows))]
-        first = torch.tensor([prompts.index(prompt) for prompt in range(max(prompts) + 1)])
-        last = result.logits[first.to(result.logits.device, non_blocking=True), None]
-        # All prompts together cost no more than one would: drafts of several rows pay less.
-        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
-        if top is None:
-            return
-        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            length = self.verifier.last_position(i, len(row.seen))  # of the prompt without padding
-            prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
-            count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0 and row.drafter.prompt_fraction > 0:
-                observation = Observation(
-                    prompt_ids,
-                    top_tokens=top.tokens[prompt, -count:],
-                    top_probs=top.probs[prompt, -count:],
-                    of_prompt=True,
-                )
-                row.drafter.observe(observation)
 
     def _observe(
         self,

@@ -129,7 +129,7 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
 
 @dataclass(frozen=True)
 class BudgetConstants:
-    """Numbers of [`~budget.AutoBudget`]."""
+    """Numbers of [`AutoBudget`]."""
 
     # The part of the time that drafts may lose, with the advance of `PassCosts` about three plain
     # steps of a call of 100 tokens. A call that ends early loses a larger part.

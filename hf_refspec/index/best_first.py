@@ -38,7 +38,7 @@ class Growth(NamedTuple):
     tokens: np.ndarray  # int64, the tree so far
     parents: np.ndarray  # int32
     probs: np.ndarray  # float32
-    following: np.ndarray  # int32, the next proposal of the same node, -1 behind the last
+    following: np.ndarray  # int32, the next proposal of the same node, -1 after the last
     proposed: np.ndarray  # int32, the token of each proposal, -1 for none
     weights: np.ndarray  # float64, of each proposal; of a node that waits, its probability
     parent_of: np.ndarray  # int32, of a node that waits
@@ -138,7 +138,7 @@ def _empty_growth(count, capacity, widest, budget):
 
 @njit
 def no_tree():
-    """The tree without nodes."""
+    """The tree without nodes: three arrays of shape `(0,)`."""
     return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
 
 
@@ -179,7 +179,7 @@ def divide(growth, first, node):
 
 @uncounted
 def heap_push(heap, size, keys, item):
-    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
+    """Adds `item` to a heap (C,) of `size` items with the largest `keys[item]` on top."""
     hole = size
     while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
         heap[hole] = heap[(hole - 1) // 2]
@@ -189,7 +189,7 @@ def heap_push(heap, size, keys, item):
 
 @uncounted
 def heap_pop(heap, size, keys):
-    """Removes the top of a heap of `size` items and returns it."""
+    """Removes the top of a heap (C,) of `size` items and returns it."""
     top = heap[0]
     moved = heap[size - 1]
     hole = 0

@@ -27,9 +27,9 @@ NODE_OCCURRENCES = 128
 # Nodes with room for matches to join: a bound on the memory of a huge draft.
 MATCHED_NODES = 256
 # The length of a match up to the last token but one, where the target may have replaced the last:
-# less than that of a single equal token, 1.
+# less than 1, the length of a single equal token.
 SKIP_LENGTH = 0.5
-# Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
+# Copying resumes near where it broke off: matches up to NEAR tokens after the last place that
 # agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much as others.
 ANCHOR_LENGTH = 6
 NEAR = 32
@@ -51,10 +51,10 @@ class _Matches(NamedTuple):
 
 @kernel(f"Tuple(({TREE_TYPE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
 def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
-    """Grows a draft tree from all places in a text that agree with the last tokens of a context,
-    best node first; returns it with the new anchor.
+    """Grows a draft tree from all places in a text that agree with the last tokens of a context
+    (n,), best node first; returns it with the new anchor.
 
-    A match is a place behind tokens that equal the last tokens of the path to a node; the token at
+    A match is a place after tokens that equal the last tokens of the path to a node; the token at
     that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
     anchor, the last place that was copied from for long, -1 for none). With L the longest match at
     a node, one of the children is accepted with probability L / (L + 1), after Laplace's rule of
@@ -90,7 +90,8 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
 
 @uncounted
 def _root_matches(text, context, skipped, match_length, positions, lengths, kept, count):
-    """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
+    """Appends the matches of a context (n,) without its last `skipped` (0 or 1) tokens, latest
+    first.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.
@@ -160,7 +161,7 @@ _grow_matches = grower(expand_matches)
 def _advance(found, growth, first, node):
     """Moves the matches of a new node past its token, and adds other occurrences of the token.
 
-    Those behind its parent's token are among its matches already.
+    Occurrences after its parent's token are among its matches already.
     """
     text = found.text
     positions = found.positions

@@ -26,8 +26,8 @@ from .suffix_array import DAMAGED, IndexedText
 
 # Suffixes that are held at a time: of all texts together, and of each at least.
 BLOCK, LEAST_BLOCK = 1 << 17, 1 << 12
-# Rows of suffixes are their tokens plus 1, padded: with 0 behind the text's last token, with
-# `_SEPARATOR` behind a document's. So they have the order of the suffix array.
+# Rows of suffixes are their tokens plus 1, padded: with 0 after the text's last token, with
+# `_SEPARATOR` after a document's. So they have the order of the suffix array.
 _SEPARATOR = 2**32 - 1
 
 # Different rows in order, each as the bytes of its big-endian numbers; and how often each occurs.
@@ -58,8 +58,8 @@ class _Order:
     begun: int = 0  # suffixes before the current run
 
     def add(self, rows: np.ndarray, places: np.ndarray, ends: np.ndarray) -> None:
-        """Adds the runs that end at some of the rows; `places` has how many suffixes there are up
-        to each."""
+        """Adds the runs that end at rows `ends` (m,) of `rows` (n, length); `places` (n,) has how
+        many suffixes there are up to each."""
         counts = np.diff(places[ends], prepend=self.begun)
         self.begun = int(places[ends[-1]]) if len(ends) else self.begun
         last = rows[ends, -1]
@@ -72,7 +72,7 @@ class _Order:
             self.ngrams, self.counts = self.ngrams[np.sort(order)], self.counts[np.sort(order)]
 
     def commonest(self) -> np.ndarray:
-        """The indices of the wanted ones, the commonest first."""
+        """The indices (m,) of the wanted ones, the commonest first."""
         return np.argsort(-self.counts, kind="stable")[: self.wanted]
 
 
@@ -141,8 +141,9 @@ _COUNTS = "int64({0}[::1], int32[::1], int64, uint32[:, ::1], int64[::1])"
 
 @kernel(_COUNTS.format("uint16"), _COUNTS.format("uint32"), drafts=False)
 def count_runs(tokens, suffixes, vocab_size, rows, counts):
-    """Writes the first tokens of suffixes into `rows` and how many in a row have the same into
-    `counts`; returns how many rows there are. Tokens from `vocab_size` on separate documents."""
+    """Writes the first tokens of suffixes (n,) into `rows` (n, longest) and how many in a row have
+    the same into `counts` (n,); returns how many rows there are. Tokens from `vocab_size` on
+    separate documents."""
     number = 0
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])
@@ -176,8 +177,8 @@ def best_nodes(
     max_bytes: int,
 ) -> np.ndarray:
     """Chooses how many nodes of each tree, the most probable first, to keep: int64 of shape
-    `(entries,)`, 0 where the n-gram is left out. `ngrams` are those of each order from 1 on, int32
-    of shape `(count, n)`, `counts` how often each occurs.
+    `(entries,)`, 0 where the n-gram is left out. `ngrams` has the n-grams of each order from 1 on,
+    int32 of shape `(count, n)`, `counts` (entries,) how often each occurs.
 
     Every byte has one price in accepted tokens. A node is kept if it is worth its bytes, and an
     n-gram if its nodes are worth theirs and its own. The price is the lowest at which `bytes_of`
@@ -214,7 +215,7 @@ def best_nodes(
 @kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)
 def replaced_nodes(starts, tokens, parents, shorter):
     """For each node the index of the node with the same path in the tree of the shorter n-gram, -1
-    if there is none."""
+    if there is none, int32 of shape `(nodes,)`."""
     replaced = np.full(len(tokens), -1, dtype=np.int32)
     for entry in range(len(shorter)):
         other = shorter[entry]
@@ -240,7 +241,8 @@ _WORTH = (
 
 @kernel(_WORTH, drafts=False)
 def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_price):
-    """How many nodes of each tree are worth their price and, together, that of their n-gram."""
+    """How many nodes of each tree, int64 of shape `(entries,)`, are worth their price and,
+    together, the price of their n-gram."""
     sizes = np.zeros(len(counts), dtype=np.int64)
     for entry in range(len(counts)):  # the shorter n-grams come first
         other = shorter[entry]
@@ -277,7 +279,7 @@ class NgramTable(NamedTuple):
     vocab_size: int  # all tokens are below it
 
     def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
-        """Looks up the draft tree of the longest n-gram that a context (int32) ends with."""
+        """Looks up the draft tree of the longest n-gram that a context (int32, (n,)) ends with."""
         return look_up(self, context, min_match, min(budget, LARGEST_TREE))
 
 
@@ -352,7 +354,7 @@ def _hash(ngram):
     "void(uint16[::1], int64, uint32[::1])", "void(uint32[::1], int64, uint32[::1])", drafts=False
 )
 def fill_slots(keys, max_ngram, slots):
-    """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""
+    """Enters all n-grams of `keys`, of the shapes of an `NgramTable`, into free `slots`."""
     filler = np.iinfo(keys.dtype).max
     for entry in range(len(keys) // max_ngram):
         key = keys[entry * max_ngram : (entry + 1) * max_ngram]
@@ -367,7 +369,7 @@ def fill_slots(keys, max_ngram, slots):
 
 @njit
 def _find(table, ngram):
-    """The index of an n-gram, -1 if it is not there."""
+    """The index of an n-gram (n,), -1 if it is not there."""
     keys = table.keys
     slots = table.slots
     filler = np.iinfo(keys.dtype).max
@@ -396,7 +398,7 @@ _LOOK_UP = TREE_TYPE + "(NgramTable_{}, int32[::1], int64, int64)"
 
 @kernel(_LOOK_UP.format("uint16"), _LOOK_UP.format("uint32"))
 def look_up(table, context, min_match, budget):
-    """The tree of the longest n-gram that `context` ends with, see `NgramTable.tree`."""
+    """The tree of the longest n-gram that `context` (n,) ends with, see `NgramTable.tree`."""
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     probs = np.empty(budget, dtype=np.float32)

@@ -14,9 +14,9 @@ from .token_buffer import common_suffix, latest_of
 
 @kernel("Tuple((int64, int32[:]))(LinkedText, int32[::1], int64, int64)")
 def llma_span(text, context, match_length, copy_length):
-    """Copies up to `copy_length` tokens behind the first place of the longest suffix of a context,
-    of `match_length` tokens or more, in the references of a text, each with a boundary behind it;
-    the span ends with its reference. Returns where it begins, and the span."""
+    """Copies up to `copy_length` tokens after the first place of the longest suffix of a context
+    (n,), of `match_length` tokens or more, in the references of a text, which end with boundaries.
+    The span (k,) ends with its reference. Returns where it begins, and the span."""
     tokens = text.tokens
     start = len(tokens)
     longest = match_length

@@ -1,4 +1,4 @@
-"""Merges suffix arrays of texts that follow each other into that of the whole, block by block.
+"""Merges the suffix arrays of consecutive texts into one of the whole, block by block.
 
 The suffixes of a part keep their order in the whole, but for the last ones, whose first tokens
 reach into the next part. These are sorted anew, as one more run to merge. Suffixes at even
@@ -8,7 +8,7 @@ time.
 Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones keep the
 order of their parts: a text that repeats itself (a document twice in the corpus, a million spaces)
 would otherwise be compared over all of its length again and again. A part need only be in order as
-far as its documents reach, since matches end there: others may have been cut out behind them.
+far as its documents reach, since matches end there: others may have been cut out after them.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -52,7 +52,7 @@ class Run:
     settled: int  # suffixes that begin here or later in the part are left to another run
 
     def read(self, low: int, high: int) -> np.ndarray:
-        """The run's suffixes from `low` to `high`, as positions in the whole."""
+        """The run's settled suffixes (n,) from `low` to `high`, as positions in the whole."""
         suffixes = self.suffixes()[low:high]
         if len(suffixes) and not 0 <= suffixes.min() <= suffixes.max() < self.end - self.start:
             raise ValueError(DAMAGED)
@@ -63,8 +63,8 @@ def merge_suffixes(
     tokens: np.ndarray, parts: Sequence[Part], threads: int = 1
 ) -> Iterator[np.ndarray]:
     """Merges the suffix arrays of the parts of a text (uint16 or uint32, shorter than 2**31),
-    perhaps mapped from unchecked files, in several threads; yields that of the whole, int32, block
-    by block."""
+    perhaps mapped from unchecked files, in several threads; yields the suffix array of the whole,
+    int32 of shape `(n,)`, block by block."""
     runs = _runs(tokens, parts)
     bounds = _bounds(tokens, runs)
 
@@ -84,7 +84,7 @@ def merge_suffixes(
 
 
 def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
-    """One run of each part, and one of all that is not settled in them."""
+    """One run of each part of `tokens` (n,), and one of all suffixes not settled in them."""
     runs = []
     late = []
     start = 0
@@ -100,7 +100,7 @@ def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
 
 
 def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
-    """Where the blocks begin in each run, and where the last one ends."""
+    """Where the blocks of `tokens` (n,) begin in each run, and where the last one ends."""
     big_endian = tokens.dtype.newbyteorder(">")
     separator = np.iinfo(tokens.dtype).max
     arrays = [run.suffixes() for run in runs]
@@ -144,7 +144,7 @@ def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
 
 @njit
 def _first_tokens(tokens, position):
-    """The first tokens of a suffix in 64 bits, which sort as they do; 0 behind the text."""
+    """The first of `tokens` (n,) of a suffix in 64 bits, which sort as they do; 0 after its end."""
     key = np.uint64(0)
     for i in range(position, position + 8 // tokens.itemsize):
         token = np.uint64(tokens[i]) if i < len(tokens) else np.uint64(0)
@@ -154,12 +154,12 @@ def _first_tokens(tokens, position):
 
 @njit
 def _precedes(tokens, later, earlier, depth):
-    """Whether a suffix of a later run stands before one of an earlier run."""
+    """True if a suffix of `tokens` (n,) in a later run comes before one in an earlier run."""
     end = min(depth, len(tokens) - max(later, earlier))
     for i in range(end):
         if tokens[later + i] != tokens[earlier + i]:
             return tokens[later + i] < tokens[earlier + i]
-    return end < depth and later > earlier  # a prefix of another suffix stands before it
+    return end < depth and later > earlier  # a prefix of another suffix comes before it
 
 
 @kernel(
@@ -168,8 +168,9 @@ def _precedes(tokens, later, earlier, depth):
     drafts=False,
 )
 def merge_runs(tokens, runs, ends, depth):
-    """Merges sorted runs of suffixes, which end at `ends`, two neighbours at a time; of suffixes
-    that are equal in the first `depth` tokens, 8 or more, that of the earlier run stands first."""
+    """Merges sorted runs (m,) of suffixes, which end at `ends` (r,), two neighbours at a time; of
+    suffixes that are equal in the first `depth` tokens, 8 or more, the earlier run's comes
+    first."""
     positions = runs.copy()
     new_positions = np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)

@@ -44,7 +44,7 @@ KEY = 2
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    A context has its last token first, the next tokens are best first; -1 is no token.
+    A context has its last token first, the next tokens are best first; -1 marks a missing token.
     """
 
     contexts: np.ndarray  # int32, (C, MOST_CONTEXT)
@@ -76,7 +76,7 @@ def new_table(capacity: int, top_k: int) -> Table:
 
 @uncounted
 def find(table, context):
-    """The entry of a context, -1 if there is none.
+    """The entry of a context (MOST_CONTEXT,), -1 if there is none.
 
     The context has its last token first, and -1 for each token that it lacks.
     """
@@ -136,7 +136,7 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
 
 @uncounted
 def _write(table, context, best_tokens, best_probs, vocab_size):
-    """Writes an entry, which becomes the newest; returns whether there was room for it."""
+    """Writes an entry of next tokens (k,), which becomes the newest; returns False if full."""
     entry = find(table, context)
     if entry < 0:
         entry = table.state[COUNT]
@@ -172,7 +172,7 @@ def enter(table, contexts, tokens, probs):
 
 @kernel("void(float32[::1], int32[::1], int64[::1])")
 def count_tokens(counts, commonest, tokens):
-    """Counts tokens, and keeps the commonest in order, -1 for none."""
+    """Counts tokens (n,) in `counts` (V,), and keeps the commonest (c,) in order, -1 for none."""
     for token in tokens:
         counts[token] += 1
         i = 0

@@ -45,8 +45,8 @@ class Match:
 
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """Finds the suffixes of a context (int32), of `min_match` tokens or more, that occur in any of
-    the texts, the longest first."""
+    """Finds the suffixes of a context (int32, (n,)), of `min_match` tokens or more, that occur in
+    any of the texts, the longest first."""
     found = [find_suffixes(text, context, min_match) for text in texts]
     ranges = np.zeros((max(map(len, found), default=0), len(texts), 2), dtype=np.int64)
     for i, of_text in enumerate(found):
@@ -63,8 +63,8 @@ def rest_tree(
     max_continuations: int,
     continuation_length: int,
 ) -> TreeArrays:
-    """REST's draft tree, as its authors' code has it: of the trie of the longest match's
-    continuations the `budget` most frequent nodes, which [`cut_to_choices`] then thins out.
+    """REST's draft tree of a context (n,), as its authors' code has it: of the trie of the longest
+    match's continuations the `budget` most frequent nodes, which [`cut_to_choices`] then thins out.
 
     Of each text, the first `max_continuations` in the order of the suffix array are read,
     `continuation_length` tokens each. See [`all_matches`]."""
@@ -80,8 +80,8 @@ def rest_tree(
 
 @kernel(f"{TREE_TYPE}(int64[::1], int32[::1], float32[::1], int64)")
 def cut_to_choices(tokens, parents, probs, choices):
-    """Drops the nodes whose paths have the most distinct tokens, of these the least frequent first,
-    until the distinct tokens of all paths add up to at most `choices`."""
+    """Drops the nodes (T,) whose paths have the most distinct tokens, of these the least frequent
+    first, until the distinct tokens of all paths add up to at most `choices`."""
     distinct = np.empty(len(tokens), dtype=np.int64)
     total = 0
     for node in range(len(tokens)):
@@ -112,7 +112,8 @@ def mixed_tree(
     max_continuations: int,
     continuation_length: int,
 ) -> TreeArrays:
-    """Grows a draft tree out of what followed matches of several lengths, see [`grow_trie`].
+    """Grows a draft tree of what followed matches of several lengths of a context (n,), see
+    [`grow_trie`].
 
     It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
     times as far as `continuation_length`.
@@ -130,7 +131,7 @@ def mixed_tree(
 
 
 def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """The longest match and the shorter ones that count beside it, the longest first."""
+    """The longest match of a context (n,) and the shorter ones that count, the longest first."""
     matches: list[Match] = []
     left = 1.0
     for match in all_matches(texts, context, min_match):

@@ -2,7 +2,7 @@
 
 For sessions as references (LLMA, arXiv 2304.04487, section 2.3). The set of tokens finds the same
 sessions as the mean of the model's input embeddings or a sentence encoder, and needs neither, nor
-any memory beside the documents.
+any memory but the documents.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -24,9 +24,9 @@ def similar_prompts(
     vocab_size: int,
 ) -> list[int]:
     """Finds up to `count` documents whose prompts' sets of tokens have the largest cosines with
-    that of a prompt, the most similar one last; of equal ones the newer is later.
+    the set of `prompt` (m,), the most similar one last; of equal ones the newer is later.
 
-    `tokens` (n,) are the documents, below `vocab_size`, each with a boundary behind it at one of
+    `tokens` (n,) are the documents, below `vocab_size`, each followed by a boundary at one of
     `ends` (d,). The first `prompt_lengths` (d,) tokens of each are its prompt. The first `skipped`
     documents are left out."""
     asked = np.zeros(vocab_size, dtype=bool)
@@ -37,7 +37,7 @@ def similar_prompts(
 @kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, boolean[::1], int64)")
 def search_prompts(tokens, ends, prompt_lengths, skipped, asked, count):
     """The numbers of the documents with the most similar prompts, see `similar_prompts`; `asked`
-    is true for each token of the prompt."""
+    (vocab_size,) is true for each token of the prompt."""
     seen = np.full(len(asked), -1, dtype=np.int32)  # the last document with each token
     best, scores = np.full(count, -1), np.full(count, -1.0)  # the best one last
     begin = ends[skipped - 1] + 1 if skipped else 0

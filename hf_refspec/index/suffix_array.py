@@ -51,7 +51,7 @@ class IndexedText(NamedTuple):
 
     @property
     def separator(self) -> int:
-        """The token behind each document."""
+        """The token after each document."""
         return int(np.iinfo(self.tokens.dtype).max)
 
     @property
@@ -101,8 +101,8 @@ TOGETHER = 4
 
 @njit
 def _compare(tokens, position, context, begin):
-    """Negative if the text at `position` sorts before all texts that begin with `context[begin:]`,
-    0 if it begins with that, positive if it sorts after them."""
+    """Negative if the text at `position` sorts before all texts that begin with `context[begin:]`
+    (n,), 0 if it begins with that, positive if it sorts after them."""
     for i in range(len(context) - begin):
         if position + i >= len(tokens):
             return -1
@@ -117,8 +117,8 @@ _FIND = "int64[:, ::1](IndexedText_{}, int32[::1], int64)"
 
 @kernel(_FIND.format("uint16"), _FIND.format("uint32"))
 def find_suffixes(text, context, min_match):
-    """Finds all places of the last tokens of a context in a text, for all lengths: of each length
-    that occurs in the text, the range in `suffixes`, its end exclusive, the shortest first.
+    """Finds all places of the last tokens of a context (n,) in a text, for all lengths: of each
+    length that occurs, the range in `suffixes`, its end exclusive, the shortest first: (m, 2).
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
     tokens. Several searches that take their steps together wait for them at the same time."""

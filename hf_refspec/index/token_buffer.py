@@ -46,7 +46,7 @@ class TokenBuffer:
 
     @property
     def tokens(self) -> np.ndarray:
-        """All tokens, a view that `extend` makes stale."""
+        """All tokens, int32 of shape `(n,)`, a view that `extend` makes stale."""
         return self._tokens[: self._length]
 
     @property
@@ -78,7 +78,7 @@ class TokenBuffer:
         link_tokens(self.tokens, start, self._previous, self._latest)
 
     def add_text(self, tokens: np.ndarray) -> None:
-        """Appends `tokens` and a boundary."""
+        """Appends `tokens` (n,) and a boundary."""
         self.extend(np.append(tokens, -1))
 
     def truncate(self, length: int) -> None:
@@ -88,7 +88,7 @@ class TokenBuffer:
 
 
 class JoinedTexts:
-    """A [`LinkedText`] of several texts, each in a place of its own with a boundary behind it: what
+    """A [`LinkedText`] of several texts, each in a row of its own that ends with a boundary: what
     one of them gets is found from all others at once.
 
     Where a text outgrows its place, or a text is added, all are laid out anew with twice the room:
@@ -97,7 +97,7 @@ class JoinedTexts:
 
     def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
-        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, -1 behind it
+        self._tokens = np.empty((0, room), dtype=np.int32)  # a row for each text, filled up with -1
         self._previous = self._latest = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
 
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")
 def link_tokens(tokens, start, previous, latest):
-    """Links the tokens from `start` on."""
+    """Links the tokens (n,) from `start` on."""
     for position in range(start, len(tokens)):
         token = tokens[position]
         if token < 0:
@@ -163,7 +163,7 @@ def link_tokens(tokens, start, previous, latest):
 
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")
 def unlink_tokens(tokens, length, previous, latest):
-    """Removes the links of the tokens from `length` on, the last one first."""
+    """Removes the links of the tokens (n,) from `length` on, the last one first."""
     for position in range(len(tokens) - 1, length - 1, -1):
         if tokens[position] >= 0:
             latest[tokens[position]] = previous[position]
@@ -177,7 +177,7 @@ def latest_of(text, token):
 
 @njit
 def common_suffix(tokens, position, context, skipped):
-    """How many tokens up to `tokens[position]` equal those of `context` before its last
+    """How many `tokens` (n,) up to a position equal the ones of `context` (m,) before its last
     `skipped`."""
     last = len(context) - 1 - skipped
     length = 0

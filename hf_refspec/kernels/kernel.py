@@ -68,7 +68,7 @@ class Kernel:
 
     @property
     def address(self) -> int | None:
-        """The address of the compiled C function, for a library that calls it; `None` before."""
+        """Address of the compiled C function, `None` until compiled."""
         if self._compiled is None:
             return None
         (result,) = self._compiled.overloads.values()

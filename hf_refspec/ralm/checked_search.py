@@ -1,4 +1,4 @@
-"""Searches in other threads, and checks every answer of a retriever."""
+"""Searches in other threads; every answer of a retriever is checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..check_count import check_count
 from ..retrieval.retriever import Retrieved, Retriever
 
 
@@ -36,19 +35,19 @@ def call(retriever: Retriever, method: str, *args: Any) -> Any:
 
 @dataclass(slots=True)
 class RunningSearch:
-    """A search in another thread, for the `count` best passages of each query."""
+    """A search in another thread for the `count` best passages of each query."""
 
     queries: Sequence[Any]
     count: int
     began: float
-    answer: Future[tuple[Any, float]]  # the retriever's, with the seconds that it took
+    answer: Future[tuple[Any, float]]  # what the retriever returned, and its seconds
 
 
 class CheckedRetriever:
     """Searches in threads of its own, and checks every answer.
 
-    The threads end with `close`, or when the retriever returns. An answer may have fewer than the
-    `k` passages that a step needs only if there are no more.
+    The threads end with `close`, or when the retriever returns. An answer with fewer than the `k`
+    passages that a step needs is valid only if there are no more.
     """
 
     def __init__(
@@ -58,9 +57,8 @@ class CheckedRetriever:
         self._name = type(retriever).__name__
         self._k = k
         self._clock = clock
-        self._most_known = 0  # passages that it certainly has
+        self._most_found = 0  # by one search: the retriever has at least this number of passages
         self.concurrent_searches: int = getattr(retriever, "concurrent_searches", 1)
-        check_count(f"{self._name}.concurrent_searches", self.concurrent_searches)
         self._threads = ThreadPoolExecutor(self.concurrent_searches, "retrieval")
         self._running: list[Future[tuple[Any, float]]] = []
 
@@ -69,7 +67,7 @@ class CheckedRetriever:
 
     @property
     def idle(self) -> int:
-        """How many searches may begin beside those that run, of which some may be forgotten."""
+        """The number of further searches that may begin now; abandoned ones may still run."""
         self._running = [answer for answer in self._running if not answer.done()]
         return max(self.concurrent_searches - len(self._running), 0)
 
@@ -97,12 +95,12 @@ class CheckedRetriever:
                 f"{returned}. It must return a list with one Retrieved for each."
             )
         checked = [self._checked_answer(answer, search.count) for answer in answers]
-        self._most_known = max(self._most_known, *map(len, checked))
+        self._most_found = max(self._most_found, *map(len, checked))
         for answer in checked:
-            if len(answer) < min(self._k, self._most_known):
+            if len(answer) < min(self._k, self._most_found):
                 raise RalmError(
                     f"{self._name}.search returned {len(answer)} of the {self._k} passages that a "
-                    f"step needs, though there are {self._most_known} or more."
+                    f"step needs, though there are {self._most_found} or more."
                 )
         return checked, seconds
 
@@ -131,8 +129,8 @@ class CheckedRetriever:
         elif len(ids) == 0:
             problem = "found no passage for a query. Is its knowledge base empty?"
         elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-            problem = f"returned ids that are no passage's: {ids[:5]} (dtype {ids.dtype}). They "
-            problem += "must be integers of at least 0."
+            problem = f"returned ids {ids[:5]} of dtype {ids.dtype}; they must be integers of at "
+            problem += "least 0."
         elif len(np.unique(ids)) < len(ids):
             problem = f"returned the same passage twice: {ids[:20]}"
         if problem:

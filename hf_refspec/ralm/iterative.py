@@ -1,16 +1,25 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
-The passage stands before the prompt, and the next one takes its place. With speculation passages
-come from the request cache, see `engine.py`; `iterative_text.py` has the text.
+The model's input is a passage, the prompt and the output; the next passage replaces the earlier
+one. The last few passages keep their caches, so that a passage that comes back costs no prefill;
+for one that was read in an earlier call only prompt and output run, see `passage_entries.py`. The
+model computes the same with speculation and without: a passage is always a pass of its own, the
+rest follows in passes that depend only on the earlier passages, and undoing a step restores every
+cache.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import (
+    Cache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
@@ -22,21 +31,36 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from ..check_count import check_count
 from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
-from ..generation.row import Row
+from ..generation.loop import Loop
+from ..generation.row import Row, RowMark
 from ..kernels.compilation import drafting_kernels
 from ..refusals import FURTHER_OUTPUTS
-from ..retrieval.retriever import Retriever
-from ..text_config import context_length, text_config
+from ..retrieval.knowledge_base import KnowledgeBase
+from ..retrieval.retriever import Retrieved, Retriever
+from ..text_config import context_length, length_dependent_rope, text_config
 from ..text_tokenizer import text_tokenizer
-from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
-from ..verification.caches import find_cache
+from ..transformers_names import (
+    CACHE_NAME,
+    CACHE_NAMES,
+    belongs_to_caller,
+    cache_name,
+    decoder_output,
+    prefill,
+)
+from ..verification.caches import find_cache, fresh_kwargs
+from ..verification.choice import select_verifier
+from ..verification.draft_limits import DraftLimits
 from ..verification.model_memo import memo_of
-from .engine import check_ralm_call, exact_speculation, generate_row
-from .iterative_text import IterativeText, Passages
+from ..verification.passes import FixedTokens
+from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
+from .checked_search import RalmError, call
 from .options import RalmSpeculation
-from .passage_contexts import PassageContexts
+from .passage_entries import PassageEntries
+from .run import check_ralm_call, exact_speculation, generate_row
 from .stats import RalmStats
 
+# Passages whose caches are kept: more of them save prefills, and take memory.
+_PASSAGES = 8
 # Arguments that `generate` prepares, and that are prepared anew for each passage.
 _PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _PREPARED |= {*CACHE_NAMES, *FURTHER_OUTPUTS}
@@ -63,11 +87,12 @@ def iterative_ralm(
     """Retrieval-augmented generation for
     `model.generate(..., custom_generate=hf_refspec.iterative_ralm, retriever=retriever)`.
 
-    Every few tokens, the last tokens of prompt and output retrieve the best passage, which takes
-    the place of the earlier one before the prompt (behind its BOS token). The ids are the same with
-    every `speculation`, and only verified tokens are streamed. Keys and values of passages stay at
-    the model for later calls, up to a quarter of the weights' bytes or 512 MiB, whichever is more,
-    and on a GPU no more than a quarter of the free memory.
+    Every few tokens, the last tokens of prompt and output retrieve the best passage, which replaces
+    the earlier one before the prompt (after its BOS token). The ids are the same with every
+    `speculation`, and only verified tokens are streamed. Keys and values of passages stay at the
+    model for later calls, up to a quarter of the weights' bytes or 512 MiB, whichever is more, and
+    on a GPU no more than a quarter of the free memory. Logits processors and stopping criteria must
+    depend on the ids alone: they are asked again about text that was rolled back.
     `generate` prepares all arguments but these:
 
     Args:
@@ -87,42 +112,41 @@ def iterative_ralm(
         The output of `generate`, without any passage: ids `(1, length)`, or a
         `GenerateDecoderOnlyOutput` that has no cache.
 
-    Logits processors and stopping criteria must depend on the ids alone: they are asked again about
-    text that was rolled back.
-
     Raises:
-        TypeError: If an option has the wrong type.
         ValueError: If an argument is invalid or not supported, or there is no room for a passage.
         RalmError: If the retriever fails, with the text so far.
     """
     speculation = exact_speculation(model, speculation)
-    _check_options(retriever, generation_stride, query_length, drafter)
+    check_count("generation_stride", generation_stride)
+    check_count("query_length", query_length)
     drafts = drafter is not None and drafting_kernels.ready()
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
     drafter = as_drafter(drafter, "`drafter`")
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "iterative_ralm")
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, "iterative_ralm")
     _check_prepared(model_kwargs)
-    row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     vocab_size = text_config(model).vocab_size
-    passages = Passages(retriever, _room_for_passages(model, row), vocab_size)
+    base = getattr(retriever, "knowledge_base", None)
+    if isinstance(base, KnowledgeBase):
+        base.check(vocab_size)
     prompt = input_ids[0].numpy(force=True).astype(np.int64)
     mask = model_kwargs.get("attention_mask")
     if mask is not None:
         prompt = prompt[mask[0].numpy(force=True) != 0]  # without padding
     names_bos = generation_config if tokenizer is None else text_tokenizer(tokenizer)
     bos = names_bos.bos_token_id
-    begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
-    contexts = PassageContexts(
-        model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
-    )
+    row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
+    row.drafter = drafter
     text = IterativeText(
         row=row,
-        contexts=contexts,
-        passages=passages,
-        drafter=drafter,
-        max_draft_tokens="auto" if drafts and contexts.kind.takes_several_tokens else 0,
+        model=model,
+        generation_config=generation_config,
+        model_kwargs=model_kwargs,
+        retriever=retriever,
+        passage_room=_room_for_passages(model, row),
         prompt=prompt,
+        has_bos=len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)),
+        drafts=drafts,
         stride=generation_stride,
         query_length=query_length,
         streamer=streamer,
@@ -154,30 +178,214 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
     return room
 
 
-def _check_options(retriever: Any, generation_stride: Any, query_length: Any, drafter: Any) -> None:
-    if not isinstance(retriever, Retriever) or isinstance(retriever, type):
-        raise TypeError(
-            "`retriever` must have the methods of `hf_refspec.Retriever` (encode, search, score, "
-            f"passage), as `hf_refspec.DenseRetriever(...)` does, but is {retriever!r}."
-        )
-    check_count("generation_stride", generation_stride)
-    check_count("query_length", query_length)
-    if drafter is not None and not isinstance(drafter, Drafter):
-        raise TypeError(
-            "`drafter` must be a drafter of hf_refspec, `hf_refspec.ReferenceCopy()` for example, "
-            f"or None, but is {drafter!r}."
-        )
-
-
 def _check_prepared(model_kwargs: dict[str, Any]) -> None:
+    """Refuses arguments that describe the prompt alone."""
     if belongs_to_caller(find_cache(model_kwargs)):
         raise ValueError(
-            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: each passage stands before "
+            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: each passage comes before "
             "the prompt and needs a cache of its own. Leave it out."
         )
     for name, value in model_kwargs.items():
         if value is not None and name not in _PREPARED:
             raise ValueError(
                 f"`{name}` cannot be combined with `iterative_ralm`: it describes the prompt "
-                "alone, and passages stand before it. Leave it out."
+                "alone, and passages come before it. Leave it out."
             )
+
+
+@dataclass(eq=False)
+class Context:
+    """The model's input in place of the row, see [`Row.seen`]: a passage, the prompt and the row's
+    output. The verifier's cache holds it."""
+
+    prefix: torch.Tensor  # passage and prompt, (1, p)
+    verifier: Verifier
+    limits: DraftLimits
+    _row: Row
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """All tokens, int64 of shape `(1, length)`."""
+        prompt_length = len(self._row) - len(self._row.output)
+        return torch.cat([self.prefix, self._row.ids[:, prompt_length:]], dim=-1)
+
+    def tail(self, count: int) -> np.ndarray:
+        """The last `count` tokens on the host, int64 of shape `(count,)`."""
+        if count <= len(self._row.output):
+            return self._row.tail(count)
+        return FixedTokens(self.ids).tail(count)
+
+    def __len__(self) -> int:
+        return self.prefix.shape[1] + len(self._row.output)
+
+
+@dataclass(slots=True, eq=False)
+class IterativeStep:
+    """The tokens that follow one passage, and what it takes to undo them."""
+
+    passage: np.ndarray  # int64, (n,)
+    end: int  # the length of the text after it
+    before: RowMark
+    contexts: OrderedDict[bytes, Context]  # kept before it
+    restore: Callable[[], None] | None  # restores the cache of its context, if that was among them
+
+
+@dataclass
+class IterativeText:
+    """The text of one call, see [`~algorithm.Text`], with drafts from the passage, the prompt and
+    the output, and a context for each of the last few passages."""
+
+    row: Row
+    model: PreTrainedModel
+    generation_config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    retriever: Retriever
+    passage_room: int | None  # tokens, no limit if `None`
+    prompt: np.ndarray  # int64, (n,), without padding
+    has_bos: bool  # whether passages come after the prompt's first token
+    drafts: bool
+    stride: int
+    query_length: int
+    streamer: BaseStreamer | None  # receives each token once it is verified
+    _kind: Kind = field(init=False, default=PLAIN)  # of all contexts' verifiers
+    _loop: Loop | None = field(init=False, default=None)  # the first context's
+    _contexts: OrderedDict[bytes, Context] = field(init=False, default_factory=OrderedDict)
+    _passages: dict[int, np.ndarray] = field(init=False, default_factory=dict)  # by id
+    _unverified: list[IterativeStep] = field(init=False, default_factory=list)
+    # The context that the drafter has observed, and the text's length by then. It begins anew after
+    # another passage, and where the text was rolled back.
+    _observed: tuple[Context, int] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._entries = PassageEntries.for_model(self.model)
+        config = text_config(self.model)
+        if find_cache(self.model_kwargs) is not None and not length_dependent_rope(config):
+            verifier = select_verifier(
+                self.model, "auto", 1, self.generation_config, self.model_kwargs
+            ).verifier
+            self._kind = PLAIN if verifier is None else verifier.kind
+
+    @property
+    def finished(self) -> bool:
+        """True if the last step has ended the text."""
+        return self.row.finished
+
+    def query(self) -> Any:
+        """The retriever's query for the last tokens of prompt and output."""
+        last = self.row.tail(min(self.query_length, len(self.row.output)))
+        ids = np.concatenate([self.prompt, last])[-self.query_length :]
+        return call(self.retriever, "encode", ids)
+
+    def step(self, found: Retrieved) -> IterativeStep:
+        """Generates `stride` tokens after the best passage."""
+        row = self.row
+        passage = self._passage(int(found.ids[0]))
+        end = len(row) + self.stride
+        before = row.mark()
+        earlier = self._contexts.copy()
+        context = self._contexts.pop(passage.tobytes(), None)
+        restore = None if context is None else context.verifier.mark()
+        if context is None:
+            context = self._new_context(passage)
+        self._contexts[passage.tobytes()] = context
+        if len(self._contexts) > _PASSAGES:
+            self._contexts.popitem(last=False)
+        step = IterativeStep(passage, end, before, earlier, restore)
+        self._unverified.append(step)
+        row.seen = context
+        row.draft_end = end if row.max_length is None else min(end, row.max_length)
+        self._generate(context, end)
+        step.end = len(row)
+        self._observed = (context, step.end)
+        return step
+
+    def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
+        """True if the best passage is the step's; two passages may be the same text."""
+        return np.array_equal(step.passage, self._passage(int(truth.ids[0])))
+
+    def roll_back(self, step: IterativeStep) -> None:
+        """Undoes a step and all later ones."""
+        while step in self._unverified:
+            last = self._unverified.pop()
+            self._contexts = last.contexts.copy()
+            if last.restore is not None:
+                last.restore()
+            self.row.roll_back(last.before)
+        self._observed = None
+
+    def commit(self, steps: Sequence[IterativeStep]) -> None:
+        """Streams verified steps."""
+        del self._unverified[: len(steps)]
+        if self.streamer is not None and steps:
+            for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
+                self.streamer.put(token[None])
+
+    def _generate(self, context: Context, end: int) -> None:
+        """Generates up to a length of the text in the context of a passage."""
+        row = self.row
+        verifier = context.verifier
+        drafter = row.drafter
+        if self._observed != (context, len(row)):
+            ids = context.ids[0].numpy(force=True).astype(np.int64)
+            drafter.begin(ids, text_config(self.model).vocab_size)
+        if self._loop is None:
+            nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
+            self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
+        # What it has learned of costs stays.
+        loop = replace(self._loop, verifier=verifier, limits=context.limits)
+        while not row.finished and len(row) < end:
+            if verifier.cached:
+                loop.step([row])
+            else:
+                loop.prefill([row])
+
+    def _passage(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage, int64 of shape `(n,)`, as far as there is room for them."""
+        if passage_id in self._passages:
+            return self._passages[passage_id]
+        tokens = np.asarray(call(self.retriever, "passage", passage_id))
+        name = f"{type(self.retriever).__name__}.passage({passage_id})"
+        if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
+            raise RalmError(
+                f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
+                f"{tokens.shape} and the dtype {tokens.dtype}."
+            )
+        vocab_size = text_config(self.model).vocab_size
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise RalmError(
+                f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "
+                f"has {vocab_size} tokens. Was the knowledge base built with another tokenizer?"
+            )
+        self._passages[passage_id] = tokens[: self.passage_room].astype(np.int64)
+        return self._passages[passage_id]
+
+    def _new_context(self, passage: np.ndarray) -> Context:
+        """The context of a passage, int64 of shape `(n,)`; what was kept of it is cached."""
+        before, after = np.split(self.prompt, [int(self.has_bos)])
+        prefix = torch.from_numpy(np.concatenate([before, passage, after]))[None]
+        prefix = prefix.to(self.row.ids.device)
+        kwargs = self.model_kwargs
+        if find_cache(kwargs) is not None:
+            total = prefix.shape[1] + len(self.row.output)
+            mask = prefix.new_ones((1, total))
+            kwargs = fresh_kwargs(self.model, kwargs, mask)
+            # The prefill needs a token after the passage.
+            length = min(len(before) + len(passage), total - 1)
+            if length and self._kind in (TREE, CHAIN):
+                kwargs[cache_name(kwargs)] = self._read(prefix[:, :length])
+                # Its length shows that the ids include the cached ones.
+                kwargs["attention_mask"] = mask
+        verifier = Verifier(self._kind, self.model, self.generation_config, kwargs)
+        return Context(prefix, verifier, DraftLimits(verifier), self.row)
+
+    def _read(self, ids: torch.Tensor) -> Cache:
+        """A cache that holds the ids `(1, n)` of a passage, which run unless they are kept."""
+        key = ids.numpy(force=True).tobytes()
+        cache = self._entries.get(key)
+        if cache is None:
+            kwargs = fresh_kwargs(self.model, self.model_kwargs, torch.ones_like(ids))
+            outputs = prefill(self.model, ids, self.generation_config, kwargs)
+            cache = find_cache({**kwargs, **outputs})  # some models return none
+            assert cache is not None
+            self._entries.add(key, cache)
+        return deepcopy(cache)

@@ -1,7 +1,7 @@
 """kNN-LM: a language model that looks up the tokens that followed similar contexts.
 
 Khandelwal et al. 2020, with speculative look-ups (RaLMSpec, section 5.3 and appendix). The next
-query needs only the next token, which the entries behind those found last nearly always predict, so
+query needs only the next token, which the entries after those found last nearly always predict, so
 verification compares tokens, not neighbours.
 """
 
@@ -25,20 +25,16 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.contract import Drafter
-from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
-from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
-from ..verification.passes import PassResult, TokenSequence
 from ..verification.verifier import PLAIN, Verifier
-from .engine import check_ralm_call, exact_speculation, generate_row
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .options import RalmSpeculation
+from .run import check_ralm_call, exact_speculation, generate_row
 from .stats import RalmStats
 
 DEFAULT_K = 1024
@@ -56,8 +52,9 @@ def knn_lm(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    knn_datastore: KnnDatastore | None = None,
-    k: int | None = None,
+    *,
+    knn_datastore: KnnDatastore,
+    k: int = DEFAULT_K,
     lambda_: float = DEFAULT_LAMBDA,
     temperature: float = DEFAULT_TEMPERATURE,
     speculation: str | RalmSpeculation | None = "psa",
@@ -68,15 +65,15 @@ def knn_lm(
     """A kNN-LM for `model.generate(..., custom_generate=hf_refspec.knn_lm, knn_datastore=store)`.
 
     Every token comes from `lambda_ * p_knn + (1 - lambda_) * p_lm`. Logits processors get the
-    logarithm of that, and greedy search or sampling goes on as usual. The text is the same with
+    logarithm of that, then greedy search or sampling chooses as usual. The text is the same with
     every `speculation`, provided that logits processors and stopping criteria depend on nothing but
     their arguments: they are asked about speculated tokens as well. `generate` prepares all
     arguments but these:
 
     Args:
         knn_datastore ([`KnnDatastore`]): Built with this model.
-        k (`int`, *optional*): How many neighbours are looked up; by default 1,024, or all if there
-            are fewer.
+        k (`int`, *optional*, defaults to 1024): How many neighbours are looked up; all entries if
+            there are fewer.
         lambda_ (`float`, *optional*, defaults to 0.25): How much the neighbours count, 0 to 1.
         temperature (`float`, *optional*, defaults to 1.0): Of `p_knn`: squared distances are
             divided by it. The temperature of sampling can be set in a `generation_config`.
@@ -88,25 +85,22 @@ def knn_lm(
         The output of `generate`: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
 
     Raises:
-        TypeError: If an option has the wrong type.
         ValueError: If an option is invalid, the datastore was built with another model, or an
             argument of `generate` cannot be combined with this.
         RalmError: If the datastore fails; it carries the text so far.
     """
     speculation = exact_speculation(model, speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, ralm_stats, "knn_lm")
+    check_ralm_call(model, input_ids, generation_config, model_kwargs, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
-    store = mixture.datastore
-    store.check_model(model)
+    knn_datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
-    retriever = cast(Retriever, store)  # the engine only searches and scores
+    retriever = cast(Retriever, knn_datastore)  # it only searches and scores
     few = mixture.k <= _FEW_NEIGHBOURS or (speculation and speculation.max_gamma is not None)
-    neighbours = store.next_entries if few else None
-    with recorded(model, store.config.layer) as hidden:
-        verifier = MixingVerifier(model, generation_config, model_kwargs, hidden, mixture)
-        loop = Loop.over(verifier, Drafter(), DraftStats(), max_draft_tokens=0)
-        text = KnnText(row, verifier, loop, streamer)
+    neighbours = knn_datastore.next_entries if few else None
+    with recorded(model, knn_datastore.config.layer) as hidden:
+        verifier = Verifier(PLAIN, model, generation_config, model_kwargs)
+        text = KnnText(row, verifier, hidden, mixture, streamer)
         generate_row(text, row, retriever, speculation, mixture.k, ralm_stats, streamer, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
@@ -117,26 +111,15 @@ class Mixture:
     """The distribution of the next token: the model's and the neighbours' (Khandelwal et al. 2020,
     equation 3). Arguments as of [`knn_lm`]."""
 
-    def __init__(self, datastore: Any, k: int | None, lambda_: float, temperature: float) -> None:
-        if not isinstance(datastore, KnnDatastore):
-            raise TypeError(
-                f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
-                "KnnDatastore.build(documents, tokenizer, model, path)"
-            )
-        if k is None:
-            k = min(DEFAULT_K, len(datastore))
+    def __init__(self, datastore: KnnDatastore, k: int, lambda_: float, temperature: float) -> None:
         check_count("k", k)
-        if k > len(datastore):
-            raise ValueError(
-                f"k must be at most {len(datastore)}, the number of entries, but is {k}"
-            )
         if not 0 <= lambda_ <= 1:
             raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 and finite, but is {temperature}")
-        self.datastore = datastore
-        self.k = int(k)
-        self._temperature = float(temperature)
+        self.k = min(k, len(datastore))
+        self._datastore = datastore
+        self._temperature = temperature
         self._log_knn = math.log(lambda_) if lambda_ > 0 else -math.inf
         self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
 
@@ -144,7 +127,7 @@ class Mixture:
         """Log-probabilities of the next token, float32 of shape `(vocab_size,)`, given the model's
         logits and the neighbours of its hidden state."""
         log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
-        tokens, probs = self.datastore.next_tokens(found, self._temperature)
+        tokens, probs = self._datastore.next_tokens(found, self._temperature)
         with np.errstate(divide="ignore"):  # a far neighbour may have probability 0
             log_knn = (np.log(probs) + self._log_knn).astype(np.float32)
         # Each token once: a GPU's sum over neighbours would depend on their order.
@@ -155,95 +138,69 @@ class Mixture:
 
 @dataclass(frozen=True)
 class KnnStep:
-    """A token, and a snapshot for `roll_back`."""
+    """A token, and what it takes to undo it."""
 
     token: int
     found: Retrieved
-    logits: torch.Tensor
-    query: np.ndarray
+    logits: torch.Tensor  # (vocab_size,), before it
+    query: np.ndarray  # float32, (dimension,)
     before: RowMark
     restore_cache: Callable[[], None]
 
 
-class MixingVerifier(Verifier):
-    """Plain decoding by the mixture of the model's logits and the neighbours in `found`."""
-
-    found: Retrieved
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        hidden: HiddenStates,  # of the last pass: the query
-        mixture: Mixture,
-    ) -> None:
-        super().__init__(PLAIN, model, generation_config, model_kwargs)
-        self._hidden = hidden
-        self.mixture = mixture
-        # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
-        self.after: tuple[torch.Tensor, np.ndarray] | None = None
-
-    def run(self, row: TokenSequence) -> tuple[torch.Tensor, np.ndarray]:
-        """The logits and the query after the row, which a search needs before they are mixed."""
-        if self.after is None:
-            result = super().forward([row], [DraftTree.empty()])
-            super().keep([[]])
-            self.after = (result.logits[-1], self._hidden.last())
-        return self.after
-
-    def forward(
-        self,
-        rows: Sequence[TokenSequence],
-        drafts: Sequence[DraftTree | None],
-        width: int | None = None,
-        records: bool = False,
-    ) -> PassResult:
-        logits, _ = self.run(rows[0])
-        self.after = None
-        return PassResult(self.mixture.log_probs(logits, self.found)[None], [0], 1)
-
-    def keep(self, paths: Sequence[list[int] | None]) -> None:
-        """`run` has kept the tokens already."""
-
-
 @dataclass
 class KnnText:
-    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token."""
+    """The text of one call, see [`~algorithm.Text`]: a step is a token."""
 
     row: Row
-    verifier: MixingVerifier
-    loop: Loop
+    verifier: Verifier
+    hidden: HiddenStates  # of the verifier's last pass
+    mixture: Mixture
     streamer: BaseStreamer | None  # receives each token once it is verified
+    # The logits and the query after the text, once the model was run.
+    _next: tuple[torch.Tensor, np.ndarray] | None = None
 
     @property
     def finished(self) -> bool:
+        """True if the last token has ended the text."""
         return self.row.finished
 
     def query(self) -> np.ndarray:
-        return self.verifier.run(self.row)[1]
+        """The hidden state after the text, float32 of shape `(dimension,)`."""
+        return self._run()[1]
+
+    def _run(self) -> tuple[torch.Tensor, np.ndarray]:
+        """The target's logits `(vocab_size,)` and the query after the text."""
+        if self._next is None:
+            result = self.verifier.forward([self.row], [DraftTree.empty()])
+            self.verifier.keep([[]])
+            self._next = result.logits[-1], self.hidden.last()
+        return self._next
 
     def step(self, found: Retrieved) -> KnnStep:
-        logits, query = self.verifier.run(self.row)
+        """Chooses a token by the target's logits and these neighbours."""
+        logits, query = self._run()
         before = self.row.mark()
-        restore_cache = self.verifier.mark()
-        self.verifier.found = found
-        self.loop.step([self.row])
-        return KnnStep(self.row.output[-1], found, logits, query, before, restore_cache)
+        token = self.row.choose(self.mixture.log_probs(logits, found))
+        self.row.append(token)
+        self._next = None
+        return KnnStep(token, found, logits, query, before, self.verifier.mark())
 
     def agrees(self, step: KnnStep, truth: Retrieved) -> bool:
-        """Whether these neighbours give the same token, by the same random number."""
+        """True if these neighbours give the same token, by the same random number."""
         if np.array_equal(step.found.ids, truth.ids):
             return True
-        log_probs = self.verifier.mixture.log_probs(step.logits, truth)
+        log_probs = self.mixture.log_probs(step.logits, truth)
         return self.row.choose_at(step.before, log_probs) == step.token
 
     def roll_back(self, step: KnnStep) -> None:
+        """Undoes a token and all later ones."""
         self.row.roll_back(step.before)
         step.restore_cache()
-        self.verifier.after = (step.logits, step.query)
+        self._next = step.logits, step.query
 
     def commit(self, steps: Sequence[KnnStep]) -> None:
+        """Streams verified tokens."""
         if self.streamer is not None:
             for step in steps:
                 self.streamer.put(torch.tensor([step.token]))
@@ -256,6 +213,7 @@ def _check_request(
     model_kwargs: dict[str, Any],
     speculation: RalmSpeculation | None,
 ) -> None:
+    """Refuses what a kNN-LM alone cannot do."""
     if find_cache(model_kwargs) is None:
         raise ValueError(
             f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "

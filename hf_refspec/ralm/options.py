@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..check_count import check_count
-
 # The paper's settings, with prefetching or the scheduler on and off.
 _PREFETCH, _NO_PREFETCH = 20, 1
 _FIXED_STRIDE = 3
@@ -38,10 +36,6 @@ class RalmSpeculation:
             verification, and the next call of a retriever begins with these estimates and the ids
             retrieved last, so that it may guess its first search; a kNN-LM then takes the next
             entries with at most 128 neighbours.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
     """
 
     prefetch: int = _PREFETCH
@@ -49,21 +43,6 @@ class RalmSpeculation:
     asynchronous: bool = True
     max_gamma: float | None = None
     prefetch_searches: Literal["all", "first"] = "all"
-
-    def __post_init__(self) -> None:
-        check_count("prefetch", self.prefetch)
-        if self.stride != "os3":
-            check_count("stride", self.stride, ' or "os3"')
-        if not isinstance(self.asynchronous, bool):
-            raise TypeError(f"asynchronous must be a bool, but is {self.asynchronous!r}")
-        if self.max_gamma is not None and not 0 < self.max_gamma < 1:
-            raise ValueError(
-                f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
-            )
-        if self.prefetch_searches not in ("all", "first"):
-            raise ValueError(
-                f'prefetch_searches must be "all" or "first", but is {self.prefetch_searches!r}'
-            )
 
     @classmethod
     def parse(cls, text: str | RalmSpeculation | None) -> RalmSpeculation | None:
@@ -76,7 +55,6 @@ class RalmSpeculation:
                 not speculate.
 
         Raises:
-            TypeError: If `text` is something else.
             ValueError: If it has other letters, or one twice.
         """
         return text if text is None or isinstance(text, RalmSpeculation) else cls(**_switched(text))
@@ -90,15 +68,12 @@ class RalmSpeculation:
 
         Three things differ: a verification takes `b0 + b1 * stride`, passages keep their keys and
         values (for the baseline as well), and asynchronous verification runs in real time instead
-        of being computed. Arguments and exceptions are those of [`RalmSpeculation.parse`]."""
+        of being computed. Arguments and exceptions are as in [`RalmSpeculation.parse`]."""
         return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, prefetch_searches="first")
 
 
 def _switched(text: str) -> dict[str, Any]:
-    if not isinstance(text, str):
-        raise TypeError(
-            f'speculation must be a string like "psa", a RalmSpeculation, or None, but is {text!r}'
-        )
+    """The arguments of a `RalmSpeculation` by the letters of what is on."""
     if not set(text) <= set("psa") or len(set(text)) < len(text):
         raise ValueError(
             'speculation must be of the letters "p" (prefetching), "s" (stride scheduler) and "a" '

@@ -15,9 +15,31 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .constants import CONSTANTS
-
-_STRIDES = np.arange(1, CONSTANTS.longest_stride + 1)
+LONGEST_STRIDE = 32  # steps that one search verifies
+_STRIDES = np.arange(1, LONGEST_STRIDE + 1)
+_PUBLISHED_WINDOW = 5  # verifications that the paper's gamma is estimated from (w)
+# Our gamma: pseudo-counts of right and wrong steps, the factor by which each verification reduces
+# earlier counts, and by how many deviations gamma is taken lower where a wrong guess costs time.
+_PRIOR_RIGHT = 3.0
+_PRIOR_WRONG = 0.3
+_PRIOR_WRONG_FIRST = 3.0  # earlier requests may say nothing about a first guess
+_FADING = 0.95
+_DEVIATIONS = 3.0
+# Costs are estimated from the last searches and the last steps.
+_SEARCH_SAMPLES = 24
+_STEP_SAMPLES = 16
+# The time that each further query adds, in searches for one query, until batches of two sizes were
+# measured. An exact search reads its vectors for several queries at once.
+_PER_QUERY = 0.75
+_PER_QUERY_EXACT = 0.25
+# Steps with and without a concurrent search before contention is estimated. Single steps differ too
+# much, since some begin with another passage.
+_CONTENTION_SAMPLES = 3
+_MOST_CONTENTION = 4.0  # from 2 on, a step during a search saves nothing
+# The next request begins with this part of what was measured beyond the expected contention. Other
+# work may have caused it, but each new try costs several slow steps.
+_CONTENTION_KEPT = 0.9
+_LEARNING_COST = 0.01  # of a step, for a guess from which no step is generated
 # Each has a gamma: usual guesses, the first guess of a request from the ids of earlier ones, and
 # those after it while all have been right.
 _USUAL = 0
@@ -29,7 +51,7 @@ class PublishedGamma:
     """The paper's gamma: maximum likelihood over the last verifications, at most `limit`."""
 
     def __init__(self, limit: float) -> None:
-        self._window: deque[tuple[int, int]] = deque(maxlen=CONSTANTS.published_window)
+        self._window: deque[tuple[int, int]] = deque(maxlen=_PUBLISHED_WINDOW)
         self._limit = limit
 
     def record(self, right: int, wrong: bool) -> None:
@@ -47,25 +69,25 @@ class PublishedGamma:
 class Gamma:
     """Our gamma, from all verifications of a retriever; the last ones count most."""
 
-    def __init__(self, prior_wrong: float = CONSTANTS.prior_wrong) -> None:
+    def __init__(self, prior_wrong: float = _PRIOR_WRONG) -> None:
         self._right = 0.0
         self._steps = 0.0
-        self._prior_steps = CONSTANTS.prior_right + prior_wrong
+        self._prior_steps = _PRIOR_RIGHT + prior_wrong
 
     def record(self, right: int, wrong: bool) -> None:
-        self._right = CONSTANTS.fading * self._right + right
-        self._steps = CONSTANTS.fading * self._steps + right + wrong
+        self._right = _FADING * self._right + right
+        self._steps = _FADING * self._steps + right + wrong
 
     @property
     def likely(self) -> float:
-        return (self._right + CONSTANTS.prior_right) / (self._steps + self._prior_steps)
+        return (self._right + _PRIOR_RIGHT) / (self._steps + self._prior_steps)
 
     @property
     def at_least(self) -> float:
         """A cautious `likely`: several standard deviations lower."""
         steps = self._steps + self._prior_steps + 1
         deviation = (self.likely * (1 - self.likely) / steps) ** 0.5
-        return max(self.likely - CONSTANTS.deviations * deviation, 0.0)
+        return max(self.likely - _DEVIATIONS * deviation, 0.0)
 
 
 def expected_rates(
@@ -92,7 +114,7 @@ class SearchSeconds:
     """
 
     def __init__(self, per_query: float = 0.0) -> None:
-        self._samples: deque[tuple[int, float]] = deque(maxlen=CONSTANTS.search_samples)
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
         self._fraction = per_query
         self.fixed = 0.0
         self.per_query = 0.0
@@ -120,12 +142,12 @@ class Measured:
 
     def __init__(self, per_query: float = 0.0, most_contention: float = 1.0) -> None:
         self.search = SearchSeconds(per_query)
-        self.guesses: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self.guesses: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # Seconds of verifications, without searches and the steps meanwhile.
-        self.overheads: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self.overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # Seconds of steps without and with a concurrent search.
-        self._alone: deque[float] = deque(maxlen=CONSTANTS.step_samples)
-        self._meanwhile: deque[float] = deque(maxlen=CONSTANTS.step_samples)
+        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._meanwhile: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._most_contention = most_contention
         self._expected_contention = 1.0
         self._unexpected_contention = 0.0
@@ -137,7 +159,7 @@ class Measured:
         self._meanwhile.clear()
         self.overheads.clear()
         self._expected_contention = expected_contention
-        self._unexpected_contention *= CONSTANTS.contention_kept
+        self._unexpected_contention *= _CONTENTION_KEPT
 
     @property
     def contention(self) -> float:
@@ -166,7 +188,7 @@ class Measured:
             self._with_prompt = seconds / (self.contention if meanwhile else 1.0)
             return
         (self._meanwhile if meanwhile else self._alone).append(seconds)
-        if min(len(self._alone), len(self._meanwhile)) >= CONSTANTS.contention_samples:
+        if min(len(self._alone), len(self._meanwhile)) >= _CONTENTION_SAMPLES:
             # A ratio of medians, since a step that begins with another passage takes far longer.
             slower = max(median(self._meanwhile) / median(self._alone), 1.0)
             self._unexpected_contention = slower - self._expected_contention
@@ -220,11 +242,11 @@ class WaitingScheduler:
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        first = Gamma(prior_wrong=CONSTANTS.prior_wrong_first)
+        first = Gamma(prior_wrong=_PRIOR_WRONG_FIRST)
         self._gammas = {_USUAL: Gamma(), _FIRST: first, _ALL_RIGHT: Gamma()}
         self._kind = _USUAL
-        per_query = CONSTANTS.per_query_exact if exact else CONSTANTS.per_query
-        self.measured = Measured(per_query, CONSTANTS.most_contention)
+        per_query = _PER_QUERY_EXACT if exact else _PER_QUERY
+        self.measured = Measured(per_query, _MOST_CONTENTION)
         self._asynchronous = asynchronous
 
     def begin_request(self, warm: bool, expected_contention: float) -> None:
@@ -245,7 +267,7 @@ class WaitingScheduler:
     def learning_pays(self) -> bool:
         """Whether to guess for a step that waits for the truth, to learn gamma."""
         measured = self.measured
-        return measured.guess <= max(CONSTANTS.learning_cost * measured.step, measured.search(1))
+        return measured.guess <= max(_LEARNING_COST * measured.step, measured.search(1))
 
     def stride(self, speculated: int) -> int:
         """The queries of the next search, given how many steps await verification; it may leave
@@ -280,7 +302,7 @@ class WaitingScheduler:
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """As in [`StrideScheduler`]. If all steps are right, one more saves waiting time; if one
         that is being verified is wrong, it delays the correction."""
-        if not self._asynchronous or unverified - batch >= CONSTANTS.longest_stride:
+        if not self._asynchronous or unverified - batch >= LONGEST_STRIDE:
             return False
         measured = self.measured
         step = measured.step * measured.contention

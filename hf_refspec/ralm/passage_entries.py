@@ -1,6 +1,6 @@
 """Keys and values of passages, kept across steps, calls and threads.
 
-A passage stands first in the model's input, so that its keys and values depend on nothing else.
+A passage comes first in the model's input, so that its keys and values depend on nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from transformers import Cache, PreTrainedModel
 
 from ..generation.prefixes import state_of
 from ..verification.model_memo import memo_of
-from .constants import CONSTANTS
+
+# The size of all passages: a quarter of the weights' bytes, but no less than that of 43 passages of
+# 256 tokens with a model of 135M parameters in float32; on a GPU at most a quarter of its free
+# memory.
+FRACTION = 0.25
+LEAST_BYTES = 1 << 29
 
 
 class PassageEntries:
-    """The caches of passages that one state of a model has read, up to `max_bytes`; those not used
-    for the longest time are dropped first.
+    """The caches of passages that one state of a model has read, up to `max_bytes`; the least
+    recently used ones are dropped first.
 
     Attributes:
         bytes (`int`): The size of all keys and values that are kept.
@@ -33,17 +38,17 @@ class PassageEntries:
         self._lock = Lock()
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> PassageEntries:
-        """Those of the model as it is now; they live as long as the model and this state of it."""
+    def for_model(cls, model: PreTrainedModel) -> PassageEntries:
+        """What is kept at `model`; dropped when its weights or its hooks change."""
         memo = memo_of(model)
         state = state_of(model)
         entries = memo.get(cls)
         if entries is None or entries._model_state != state:
             weights = sum(parameter.nbytes for parameter in model.parameters())
-            max_bytes = max(CONSTANTS.passage_bytes, int(CONSTANTS.passage_fraction * weights))
+            max_bytes = max(LEAST_BYTES, int(FRACTION * weights))
             if model.device.type == "cuda":
                 free_bytes = torch.cuda.mem_get_info(model.device)[0]
-                max_bytes = min(max_bytes, int(CONSTANTS.passage_fraction * free_bytes))
+                max_bytes = min(max_bytes, int(FRACTION * free_bytes))
             entries = memo[cls] = cls(state, max_bytes)
         return entries
 

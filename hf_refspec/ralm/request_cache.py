@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .constants import CONSTANTS
 from .options import RalmSpeculation
 from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
 
+# Ids that a request cache holds: scoring more takes longer than the search that a guess saves.
+MOST_CACHED = 1 << 14
+# The part of a search and of a step that scoring the ids of earlier requests may take.
+EARLIER_COST = 0.05
 # The entry of a retriever's `__dict__` that keeps what was learned of it.
 LEARNED = "_learned_by_speculation"
 NO_IDS = np.empty(0, dtype=np.int64)
@@ -21,7 +24,7 @@ class RequestCache:
     retrieved, and `earlier` ones. Beyond `limit` the oldest are dropped, but none of those added
     last."""
 
-    def __init__(self, limit: int = CONSTANTS.most_cached, earlier: np.ndarray = NO_IDS) -> None:
+    def __init__(self, limit: int = MOST_CACHED, earlier: np.ndarray = NO_IDS) -> None:
         self._limit = limit
         self.newest_first = earlier
         self.ids = np.sort(earlier)
@@ -45,8 +48,9 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
         return Learned, ()
 
     @classmethod
-    def of(cls, retriever: Any, speculation: RalmSpeculation) -> Learned:
-        """The retriever's; as published, or if it can keep nothing, that of one request."""
+    def for_retriever(cls, retriever: Any, speculation: RalmSpeculation) -> Learned:
+        """What the retriever keeps; an empty one, for this request alone, as published or if the
+        retriever cannot keep it."""
         if speculation.max_gamma is not None or not hasattr(retriever, "__dict__"):
             return cls()
         learned: Learned = vars(retriever).setdefault(LEARNED, cls())
@@ -67,9 +71,9 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
         _, now = self.get(setting, (None, NO_IDS))
         others = now[~(np.isin(now, earlier) | np.isin(now, retrieved))]
         measured = scheduler.measured
-        seconds = CONSTANTS.earlier_cost * min(measured.search(1), measured.step)
+        seconds = EARLIER_COST * min(measured.search(1), measured.step)
         scored_in_time = int(len(retrieved) * seconds / max(measured.guess, 1e-9))
-        limit = min(CONSTANTS.most_cached, scored_in_time)
+        limit = min(MOST_CACHED, scored_in_time)
         self[setting] = scheduler, np.concatenate([retrieved, others])[:limit]
 
 

@@ -29,7 +29,7 @@ class RalmStats:
         model_seconds (`float`): Generating.
         query_seconds (`float`): Encoding queries.
         cache_seconds (`float`): Guessing the result of searches, and filling the request cache.
-        verification_seconds (`float`): Searching, also while the model was generating.
+        search_seconds (`float`): Searching, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
         contention (`float`): The factor by which a step takes longer while a search runs, measured
             or expected by the number of threads. From 2 on, no step is generated meanwhile.
@@ -47,7 +47,7 @@ class RalmStats:
     model_seconds: float = 0.0
     query_seconds: float = 0.0
     cache_seconds: float = 0.0
-    verification_seconds: float = 0.0
+    search_seconds: float = 0.0
     waiting_seconds: float = 0.0
     contention: float = 1.0
 
@@ -87,5 +87,5 @@ class RalmStats:
             "queries": self.query_seconds,
             "cache": self.cache_seconds,
         }
-        searching = f"{self.verification_seconds:.1f} s in searches"
+        searching = f"{self.search_seconds:.1f} s in searches"
         return f"{line}, {shares(seconds)}; {searching}, contention {self.contention:.2f}"

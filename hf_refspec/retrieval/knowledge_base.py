@@ -195,7 +195,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             RuntimeError: If the encoder fails.
             OSError: If the folder cannot be written.
         """
-        check_count("chunk_length", chunk_length)
+        check_count("chunk_length", chunk_length, most=2**31 - 1)
         texts = None if encoder is None else TextEncoder(encoder)
         places: list[str] = []
         tokenizer = text_tokenizer(tokenizer)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numba import njit
 
-from ..check_count import check_count
+from ..check_count import MOST_THREADS, check_count
 from ..extras import require
 from ..kernels.kernel import kernel
 from .retriever import Retrieved
@@ -143,4 +143,4 @@ def check_index(index: object, threads: Any) -> None:
     if index not in get_args(Index):
         raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
     if threads is not None:
-        check_count("threads", threads, " or None")
+        check_count("threads", threads, " or None", most=MOST_THREADS)

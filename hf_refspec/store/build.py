@@ -23,7 +23,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..check_count import check_count
+from ..check_count import MOST_THREADS, check_count
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import (
     Document,
@@ -70,7 +70,7 @@ class Engine(NamedTuple):
     width: int  # batches at a time
 
     def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order, and the pieces of a long text beside each other."""
+        """Tokenises documents in order, and the pieces of a long text in parallel."""
         begun: deque[list[Future[TokenBatch]]] = deque()
         for batch in batches(documents):
             parts: list[list[Document]] = [batch]
@@ -84,7 +84,7 @@ class Engine(NamedTuple):
 
 
 def _joined(parts: list[TokenBatch]) -> TokenBatch:
-    """The tokens of one document from those of its pieces, each of which has a separator."""
+    """Joins the tokens of a document's pieces, each of which has a separator."""
     filled = [tokens for _, tokens in parts if len(tokens)]
     if len(parts) == 1 or not filled:
         return parts[0]
@@ -154,13 +154,11 @@ class BuildOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        tokens = self.shard_tokens
-        if not isinstance(tokens, int) or not 1 <= tokens <= LARGEST_SHARD:
-            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {tokens!r}")
-        if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens, " or None")
+        if not 1 <= self.shard_tokens <= LARGEST_SHARD:
+            bounds = f"from 1 to {LARGEST_SHARD}"
+            raise ValueError(f"shard_tokens must be {bounds}, but is {self.shard_tokens}")
         if self.num_proc is not None:
-            check_count("num_proc", self.num_proc, " or None")
+            check_count("num_proc", self.num_proc, " or None", most=MOST_THREADS)
 
 
 def build_store(
@@ -309,7 +307,7 @@ def write_names(folder: Path, names: DocumentNames) -> FileEntry | None:
 def _named(
     documents: Iterable[np.ndarray], labels: Iterable[str], names: DocumentNames, number: int
 ) -> Iterator[np.ndarray]:
-    """Enters documents into `names`, the first with this number; yields those that are new."""
+    """Enters documents (n,) into `names`, the first with this number; yields the new ones."""
     for name, document in zip(labels, documents, strict=False):
         digest = _digest(document[:-1]).hex()
         if len(document) == 0:
@@ -323,7 +321,7 @@ def _named(
 def _documents(
     token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens of documents, without those whose digests are in `known`, which grows."""
+    """Yields documents (n,) whose digests are not in `known`, which grows."""
     left = math.inf if max_tokens is None else max_tokens
     for lengths, tokens in token_batches:
         for document in np.split(tokens, np.cumsum(lengths)[:-1]):
@@ -342,7 +340,7 @@ def _documents(
 def _packed(
     documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields the tokens of each shard, and the number of documents that end in it."""
+    """Yields the tokens (n,) of each shard, and the number of documents that end in it."""
     shard = np.empty(shard_tokens, dtype)
     filled = 0
     ended = 0
@@ -364,7 +362,7 @@ def _packed(
 
 
 def _digest(document: np.ndarray) -> bytes:
-    """A checksum of a document's tokens."""
+    """A checksum of a document's tokens (n,)."""
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
 
 
@@ -373,7 +371,8 @@ def _write_shards(
     packed: Iterable[tuple[np.ndarray, int]],
     sort: Callable[[np.ndarray], np.ndarray],
 ) -> list[ShardEntry]:
-    """Writes each shard while the next one is filled; `sort` returns a suffix array."""
+    """Writes each shard while the next one is filled; `sort` returns the suffix array (n,) of
+    tokens (n,)."""
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:

@@ -1,4 +1,4 @@
-"""The card of a stored folder on the Hub: a template beside this file, filled from config.json."""
+"""The card of a stored folder on the Hub: a template, which is filled from config.json."""
 
 from __future__ import annotations
 

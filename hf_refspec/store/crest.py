@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..check_count import check_count
 from ..index.best_first import TreeArrays
 from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, table_bytes
 from ..index.rest_trie import mixed_tree, rest_tree
@@ -27,6 +26,7 @@ PLACES_READ = {True: 5000, False: 1000}
 # The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
+LEAST_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,8 @@ class CompactOptions:
         if not 1 <= self.max_ngram <= LONGEST_NGRAM:
             bounds = f"from 1 to {LONGEST_NGRAM}"
             raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
-        if self.ngrams_per_order is not None:
-            check_count("ngrams_per_order", self.ngrams_per_order, " or None")
-        if self.max_bytes is not None:
-            check_count("max_bytes", self.max_bytes, " or None", 4096)
+        if self.max_bytes is not None and self.max_bytes < LEAST_BYTES:
+            raise ValueError(f"max_bytes must be at least {LEAST_BYTES}, but is {self.max_bytes}")
 
 
 def build_ngram_table(

@@ -78,7 +78,7 @@ class Datastore(StoredFolder[StoreConfig]):
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        self._written = _when_written(path)
+        self._written = _version_of(path)
         super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
@@ -163,17 +163,12 @@ class Datastore(StoredFolder[StoreConfig]):
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
-            TypeError: If `tokenizer` is no tokenizer, or `path` no path.
             ValueError: If the documents have no token, one is invalid, or an option is out of its
                 bounds or for the other form.
             FileExistsError: If there is something at `path`.
             DatastoreError, OSError: If another process is building it, or it cannot be written.
         """
         tokenizer = text_tokenizer(tokenizer)
-        is_path = isinstance(path, str | os.PathLike)
-        if not is_path or not isinstance(tokenizer, PreTrainedTokenizerBase):
-            kinds = ", ".join(type(value).__name__ for value in (documents, tokenizer, path))
-            raise TypeError(f"build takes (documents, tokenizer, path), but was given ({kinds})")
         check_form(form)
         if form == "full" and max_bytes is not None:
             raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
@@ -215,7 +210,7 @@ class Datastore(StoredFolder[StoreConfig]):
                 `engine` and `progress`, as in [`~Datastore.build`].
 
         Raises:
-            ValueError: If there is nothing to add, one of them is no document, or none is left.
+            ValueError: If there is nothing to add, one is neither a text nor ids, or none is left.
             DatastoreError: If it is damaged, for another tokenizer, only compact, or being written.
             OSError: If it cannot be written.
         """
@@ -228,7 +223,7 @@ class Datastore(StoredFolder[StoreConfig]):
     def refresh(self) -> None:
         """Reloads the folder if it has changed, as calls that draft from it do when they begin. It
         changes nothing if the folder cannot be opened or is for another tokenizer."""
-        if _when_written(self.path) in (None, self._written):
+        if _version_of(self.path) in (None, self._written):
             return
         with suppress(DatastoreError, OSError):
             opened = Datastore(self.path, self.form)
@@ -245,17 +240,19 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def names(self) -> list[str]:
         """Reads the names of the documents that have one, sorted, from the disk."""
-        return sorted(self._read_steadily(lambda config: read_names(self.path, config.names_file)))
+        return sorted(
+            self._read_with_retry(lambda config: read_names(self.path, config.names_file))
+        )
 
     def __deepcopy__(self, _: Any) -> Datastore:
         return self  # forks of a drafter draft from what is added
 
-    def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
+    def merge(self, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens, and opens
-        them. A single shard is searched the fastest, but all tokens are written again. Arguments
-        and errors are those of [`~Datastore.build`] and [`~Datastore.add`]."""
+        them. A single shard is searched the fastest, but all tokens are written again. Raises as
+        [`~Datastore.add`]."""
         with self.naming_damage():
-            merge_store(self.path, BuildOptions(num_proc=num_proc, progress=progress))
+            merge_store(self.path, BuildOptions(progress=progress))
         return Datastore(self.path)
 
     def retokenize(
@@ -311,7 +308,7 @@ class Datastore(StoredFolder[StoreConfig]):
             return max(shard.largest_id for shard in self.shards)
 
     def iter_documents(self) -> Iterator[np.ndarray]:
-        """Yields the documents of the full form in order, each an array of token ids."""
+        """Yields the documents of the full form in order, each as its ids (n,)."""
         return split_documents((shard.tokens for shard in self.shards), self.config.separator)
 
     def compact(
@@ -330,7 +327,7 @@ class Datastore(StoredFolder[StoreConfig]):
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
                 form; by default it is added to this one and replaces an older one.
-            published (`bool`, *optional*, defaults to `False`): Whether the trees grow by REST's
+            published (`bool`, *optional*, defaults to `False`): Grow the trees by REST's
                 algorithm, see [`DatastoreDrafts`]; with `ngrams_per_order` the form is CREST's.
             max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
             ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest
@@ -407,9 +404,9 @@ class Datastore(StoredFolder[StoreConfig]):
         return tokenizer
 
 
-def _when_written(path: str | os.PathLike) -> tuple[int, int] | None:
-    """What changes when a config.json is replaced; `None` if there is none."""
-    with suppress(OSError, TypeError, ValueError):  # opening it refuses what is no path
+def _version_of(path: str | os.PathLike) -> tuple[int, int] | None:
+    """The (mtime_ns, inode) of a folder's config.json; `None` if there is none."""
+    with suppress(OSError):
         found = os.stat(Path(path) / "config.json")
         return found.st_mtime_ns, found.st_ino
     return None

@@ -73,10 +73,11 @@ class Blocks:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileEntry:
-    """Writes arrays into a safetensors file, flattened, or replaces the file atomically.
+    """Writes arrays of any shape into a safetensors file, flattened to (n,), or replaces the file
+    atomically.
 
     The format is the length of a header (uint64), the header in JSON, and the arrays in a row. The
-    library's own writer is not used: a kill leaves its temporary file behind, and it copies all
+    library's own writer is not used: a killed process leaves its temporary file, and it copies all
     arrays into memory."""
     parts = {
         name: array if isinstance(array, Blocks) else Blocks(array.dtype, array.size, [array])

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -28,16 +27,10 @@ _PATIENCE = 0.05
 _PAUSE = 0.005
 
 
-def check_path(name: str, value: Any) -> None:
-    """Refuses an argument that is not a path, whatever else its name may stand for."""
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a str or a path, but is {value!r}")
-
-
 @contextmanager
 def new_folder(place: str | os.PathLike) -> Iterator[Path]:
-    """Yields a folder beside a path that is moved there at the end; first deletes a killed one."""
-    check_path("path", place)
+    """Yields a temporary sibling of `place`, and renames it to `place` on success. Removes the one
+    that a killed process has left."""
     path = Path(place)
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +86,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
     os.lstat(path.parent)  # filelock would create the folder that another process has removed
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise DatastoreError(f"{path} is not a file, but should be that of a lock; delete it")
+            raise DatastoreError(f"{path} is in the place of a lock's file; delete it")
     # Only a lock of the system is released when the process is killed.
     lock = FileLock(path, _PATIENCE, thread_local=False, fallback_to_soft=False)
     try:

@@ -88,7 +88,7 @@ class FolderConfig:
         """Raises a ValueError if the fields, each valid by itself, do not fit together."""
 
     def files(self) -> list[FileEntry]:
-        """All files that the folder consists of, beside config.json."""
+        """All files of the folder but config.json."""
         return _entries_in(self)
 
     def check_files(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class FolderConfig:
             check_file(folder, entry)
 
     def card_texts(self) -> dict[str, str]:
-        """Texts for the card's template, beside the fields and the entries of `source`."""
+        """Further texts for the card's template, after the fields and the entries of `source`."""
         return {}
 
     @classmethod
@@ -146,7 +146,7 @@ class FolderConfig:
         header = {key: content[key] for key in expected if key in content}
         if repr(header) != repr(expected):  # True equals 1
             raise DatastoreError(
-                f"{path} is not that of a {cls.NOUN} which this hf_refspec reads: it has "
+                f"{path} does not describe a {cls.NOUN} that this hf_refspec reads: it has "
                 f"{short(header)}, not {expected}; install the hf_refspec that it was made with, "
                 "or build it again"
             )
@@ -227,14 +227,14 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         fits = value in get_args(hint)
     else:
-        fits = type(value) is (get_origin(hint) or hint)  # True is no int
+        fits = type(value) is (get_origin(hint) or hint)  # True is not an int
     if not fits or (allowed is not None and value not in allowed):
         raise ValueError(f"{name} is {short(value)}")
     return value
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and dicts are nested in more levels."""
+    """True if lists and dicts are nested in more levels."""
     if not isinstance(value, dict | list):
         return False
     children = value.values() if isinstance(value, dict) else value

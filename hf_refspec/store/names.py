@@ -41,8 +41,8 @@ _EXTENSION = re.compile(
 
 
 def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
-    """Whether a name is an existing path or may be a repo on the Hub (perhaps only one with an
-    owner, since models alone can lack one); refuses any other name."""
+    """True if a name is an existing path, False if it may be a repo on the Hub (perhaps only one
+    with an owner, since models alone can lack one); refuses any other name."""
     if os.path.exists(name):
         return True
     name = os.fspath(name)
@@ -102,11 +102,12 @@ def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str
 
 
 def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
-    """Whether a model must be read from the cache, where it must be, as the Hub is silent."""
+    """True if a model must be read from the cache, because the Hub does not answer; raises an
+    OSError if it is not there."""
     silent = ask_hub(repo_id, noun, files[-1])
     if silent is not None and not _any_cached(repo_id, files):
         raise OSError(
-            f"{repo_id!r} is no folder here and not in the Hub's cache, and the Hub cannot be "
+            f"{repo_id!r} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
             f"reached: {silent}"
         )
     return silent is not None

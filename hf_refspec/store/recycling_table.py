@@ -6,7 +6,7 @@ table.safetensors  contexts  uint16 or uint32, the tokens of each context, the l
                    probs     float16, their probabilities
                    counts    float32, how often each token was the best next one
 
-Rows are ordered from the oldest to the newest. The size of the vocabulary stands for no token.
+Rows are ordered from the oldest to the newest. The size of the vocabulary marks a missing token.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return NextTokens(config.top_k, config.context, max_contexts, content)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
-        """Stored tokens as int32, -1 for none."""
+        """Stored tokens as int32 of the same shape, -1 for none."""
         largest = stored.max()
         size = self.config.vocab_size
         self._check(

@@ -77,7 +77,7 @@ class SessionDatabase:
         self._is_checked = False
         if folder.exists() and not folder.is_dir():
             raise DatastoreError(
-                f"{folder} is a file; name a retrieval cache's folder, or a new one"
+                f"{folder} is a file; name the folder of a session store, or a new one"
             )
         folder.mkdir(parents=True, exist_ok=True)
         with self.opened() as connection:
@@ -91,7 +91,7 @@ class SessionDatabase:
         check_tokenizer(folder, tokenizer, "choose a new path", *known)
 
     def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
-        """Adds a session, and deletes those whose ids are below `oldest`."""
+        """Adds a session of a prompt (p,) and an output (n,), and deletes ids below `oldest`."""
         tokens = np.concatenate((prompt, output)).astype(_TOKENS).tobytes()
         values = "INSERT INTO session (prompt_length, tokens) VALUES (?, ?)"
         with self.opened() as connection, connection:
@@ -111,7 +111,7 @@ class SessionDatabase:
                 )
             for row in connection.execute(_READ, (after, self._largest)):
                 if row[2] is None:
-                    raise DatastoreError(f"{self.file} is damaged: row {row[0]} is no session")
+                    raise DatastoreError(f"{self.file} is damaged: row {row[0]} is not a session")
                 batch.append(row)
                 size += len(row[2]) // _TOKENS.itemsize + _ROW
                 if size >= batch_tokens:
@@ -166,7 +166,7 @@ class SessionDatabase:
                 found = _identity(connection)
             if found not in (_EMPTY, _OURS):
                 raise DatastoreError(
-                    f"{self.file} is not a retrieval cache that this hf_refspec can read "
+                    f"{self.file} is not a session store that this hf_refspec can read "
                     f"(application id {found[0]:#x}, format {found[1]}); choose a new path"
                 )
             # In this mode readers and a writer do not wait for each other. Setting it fails while
@@ -197,7 +197,7 @@ class SessionDatabase:
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise DatastoreError(
                     f"{self.file.parent / name} is not a file, or a link to one (hard or symbolic),"
-                    " which a retrieval cache does not have; move it elsewhere"
+                    " which a session store does not have; move it elsewhere"
                 )
             size += found.st_size
         if not os.access(self.file.parent, os.W_OK):

@@ -36,7 +36,7 @@ def next_number(folder: Path) -> int:
 
 
 def write_part(folder: Path, name: str, number: int, array: np.ndarray | Blocks) -> FileEntry:
-    """Writes the "tokens" or the "suffixes" of a shard; raises as [`write_arrays`]."""
+    """Writes the "tokens" (n,) or "suffixes" (n,) of a shard; raises as [`write_arrays`]."""
     return write_arrays(folder / f"{name}-{number:05d}.safetensors", {name: array})
 
 
@@ -61,7 +61,7 @@ def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedTe
 def split_documents(
     texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
 ) -> Iterator[np.ndarray]:
-    """Yields documents without their separators; one can continue in the next text."""
+    """Yields the documents (d,) of texts (n,) without separators; one can continue in the next."""
     begun: list[np.ndarray] = []
     for text in texts:
         for begin in range(0, len(text), block):
@@ -131,8 +131,9 @@ def without_documents(
 def _cut(
     folder: Path, config: StoreConfig, shard: ShardEntry, pieces: np.ndarray
 ) -> ShardEntry | None:
-    """Writes a shard without some of its documents, the first and the last of which may be parts of
-    documents. The suffixes keep their order, which is right as far as a document reaches."""
+    """Writes a shard without some of its documents, whose numbers are `pieces` (p,). The first and
+    the last one may be parts of documents. The suffixes keep their order, which is right as far as
+    a document reaches."""
     tokens = map_tokens(folder, config, shard)
     suffixes = map_suffixes(folder, shard)
     whole_ends = np.flatnonzero(tokens == config.separator) + 1

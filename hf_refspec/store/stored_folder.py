@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from . import hub
 from .files import DatastoreError, FileEntry, copy_file, reading
-from .folder import check_path, new_folder
+from .folder import new_folder
 from .folder_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class StoredFolder(Generic[C]):
     config: C
 
     def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
-        check_path("path", path)
         self.path = Path(path)
         self._arguments = arguments
 
@@ -54,12 +53,12 @@ class StoredFolder(Generic[C]):
             with reading(self.path):
                 self._open(config)
 
-        self._read_steadily(opened)
+        self._read_with_retry(opened)
 
     def _open(self, config: C) -> None:
         """Opens the files that a config names."""
 
-    def _read_steadily(self, read: Callable[[C], T]) -> T:
+    def _read_with_retry(self, read: Callable[[C], T]) -> T:
         """Reads config.json and, by `read`, files that it names; does so again if that fails
         because another process has replaced config.json and deleted files meanwhile."""
         config = self.config_type.read(self.path)
@@ -98,11 +97,9 @@ class StoredFolder(Generic[C]):
             args, options: The other arguments of the class, such as the tokenizer.
 
         Raises:
-            TypeError: If `repo_or_path` is neither a name nor a path.
-            OSError: If there is no such folder or repo, or it cannot be reached.
+            OSError: If the folder or repo is missing or cannot be reached.
             DatastoreError: As the class.
         """
-        check_path("repo_or_path", repo_or_path)
         folder = hub.fetch(
             repo_or_path,
             cls.config_type,
@@ -149,13 +146,13 @@ class StoredFolder(Generic[C]):
         Args:
             repo_id (`str`): Such as `"org/store"`; the repo is created if there is none. Without an
                 owner it is yours.
-            private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
-                the account has set it.
+            private (`bool`, *optional*): Makes a new repo private; by default as the owner of the
+                account has set it.
             token (`str` or `bool`, *optional*): As in `huggingface_hub`.
             commit_message (`str`, *optional*): The first line of the commit's message.
             revision (`str`, *optional*): A branch; it is created if there is none.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request
-                instead of changing the branch.
+            create_pr (`bool`, *optional*, defaults to `False`): Open a pull request instead of
+                changing the branch.
 
         Raises:
             ValueError: If `repo_id` is not a name for a repo.

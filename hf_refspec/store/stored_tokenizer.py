@@ -34,7 +34,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     Names, chat templates, padding and the like do not count, nor does how the text is cut before
     it is merged: tokens that were cut in another way mean the same, and only draft a little worse.
     """
-    if not getattr(tokenizer, "is_fast", False):
+    if not tokenizer.is_fast:
         raise ValueError(
             f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
             f"but has the type {type(tokenizer).__name__}"
@@ -52,8 +52,6 @@ def _fingerprint(content: str) -> str:
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """The smallest number above all of a tokenizer's ids."""
-    if not hasattr(tokenizer, "get_vocab"):
-        raise TypeError(f"tokenizer must be the tokenizer itself, but is {tokenizer!r}")
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -74,7 +72,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel | str) -> 
 def check_tokenizer(
     path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str, fingerprint: str, name: str
 ) -> None:
-    """Refuses a tokenizer whose fingerprint differs from that of the folder's, called `name`."""
+    """Refuses a tokenizer whose fingerprint is not the folder's, which is called `name`."""
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:
         raise DatastoreError(
@@ -102,4 +100,4 @@ def read_tokenizer(
                 backend.decode(backend.encode("a text to read").ids)
             return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)
     except Exception as error:
-        raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
+        raise DatastoreError(f"{path} is not a tokenizer: {one_line(error):.200}") from None

@@ -99,10 +99,11 @@ def keeps_every_position(cache: Cache) -> bool:
     )
 
 
-def caches_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether some layers keep images, not the text, and must not be cropped (Mllama): in a call
-    that has images, or goes on from a cache that may have."""
-    if not getattr(config, "cross_attention_layers", None):
+def crosses_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether some layers attend to images alone (Mllama, Idefics): in a call that has images, or
+    goes on from a cache that may have."""
+    names = ("cross_attention_layers", "cross_layer_interval")
+    if not any(getattr(config, name, None) for name in names):
         return False
     has_images = any(model_kwargs.get(name) is not None for name in _IMAGES)
     return has_images or belongs_to_caller(find_cache(model_kwargs))
@@ -175,7 +176,6 @@ def can_be_cropped(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool
         and not has_static_layers(cache)
         and not holds_running_state(cache)
         and not keeps_state_in_modules(model)
-        and not caches_images(text_config(model), model_kwargs)
     )
 
 
@@ -187,17 +187,17 @@ def may_hold_state(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool
 
 def take_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether passes of a model can be given masks and positions: it needs position ids, an
-    attention kernel that takes masks, layers that attend to the text or a sliding window, no images
-    in the cache, and rotary frequencies that do not depend on the length of the text."""
+    attention kernel that takes masks, layers that attend to the text or a sliding window, rotary
+    frequencies that do not depend on the length of the text, and no virtual tokens."""
     config = text_config(model)
     mask = model_kwargs.get("attention_mask")
     return (
         model_kwargs.get("position_ids") is not None
         and (mask is None or mask.ndim == 2)
         and attention_implementation(model) in ("sdpa", "eager")
-        and not caches_images(config, model_kwargs)
         and not length_dependent_rope(config)
         and attention_windows(config) is not None
+        and not adds_tokens(model)
     )
 
 
@@ -207,3 +207,11 @@ def attends_packed(model: PreTrainedModel) -> bool:
     return attention_implementation(model) == "sdpa" and type(model).forward.__module__.startswith(
         "transformers."
     )
+
+
+def adds_tokens(model: PreTrainedModel) -> bool:
+    """Whether PEFT puts virtual tokens before the text (prompt, prefix and P-tuning, CPT): it then
+    prepares the arguments of a pass itself, and takes masks `(R, length)` alone."""
+    owner = getattr(model.prepare_inputs_for_generation, "__self__", None)
+    config = getattr(owner, "active_peft_config", None)
+    return bool(getattr(config, "is_prompt_learning", False))

@@ -55,7 +55,7 @@ def select_verifier(
             decodes plainly.
     """
     trusts_code = named and requested != REPRODUCIBLE.name
-    reason = why_unverifiable(model, requested, trusts_code)
+    reason = why_unverifiable(model, rows, model_kwargs, requested, trusts_code)
     if reason is not None:
         if named:
             raise RefusedCallError(f"`verification={requested!r}` is impossible: {reason.text}.")
@@ -67,14 +67,17 @@ def select_verifier(
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if kind.is_reproducible else None
         call = ProbedCall(kind, model, rows, model_kwargs, config=config)
-        takes_plain_steps = rows == 1 and not kind.widths and not has_padding(model_kwargs)
+        takes_plain_steps = (
+            rows == 1
+            and not kind.widths
+            and not has_padding(model_kwargs)
+            and takes_usual_steps(model)
+        )
         can_wait = (
             probes_later
             and kind is TREE
             and model_kwargs.keys() <= USUAL_ARGUMENTS
-            and takes_usual_steps(model)
-            # A model may apply windows in its own manner (Dory): chains are then tried in this
-            # call.
+            # Its windows are probed at once, lest chains are tried in the next call only.
             and not attends_locally(text_config(model))
             and _key(call) not in memo_of_state(model)
         )

@@ -35,7 +35,7 @@ from transformers import Cache, DynamicLayer, GenerationConfig, PreTrainedModel
 from ..transformers_names import USUAL_ARGUMENTS, SlidingLayer, belongs_to_caller
 from .caches import KeysAndValues, attends_packed, find_cache, keeps_every_position, new_cache
 from .model_memo import memo_of
-from .passes import Pass, Prefill, uploaded
+from .passes import Pass, Prefill, UnverifiableError, uploaded
 
 # The slots of a row in the shortest block; each block is half as long again as the one before.
 _SHORTEST = 256
@@ -441,6 +441,11 @@ class InPlaceEntries(Entries):
         length = int(self.cache.get_seq_length())
         self.prior_length = length - prefill.prompt_length
         self._layers = self.cache.layers
+        if any(layer.keys is None for layer in self._layers):
+            raise UnverifiableError("it writes nothing into its cache")
+        # A model that runs some layers again may have added to them (Dory).
+        further = self._layers[len(self.window_of_layer) :]
+        self.window_of_layer += [getattr(layer, "sliding_window", None) for layer in further]
         self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
         placed = list(zip(self.rows, prefill.prompts, strict=True))
         if self.packs:  # rows of like length then stand together, and attend in one call

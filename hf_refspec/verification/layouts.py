@@ -38,7 +38,7 @@ from ..kernels.eager_kernels import eager_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .entries import CachedRow, Entries, InPlaceEntries, block_size
-from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, run_model, uploaded
+from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, prepared, run_model, uploaded
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
 # row. The call itself takes as long as `_CALL` products of a query and a key.
@@ -100,7 +100,7 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    logits, states = run_model(model, model_inputs, pass_.records)
+    logits = run_model(model, model_inputs)
     attention.check()
     entries.confirm_packing()
     return PassResult(
@@ -108,7 +108,6 @@ def packed(
         roots=[root - skipped for root in roots],
         pass_tokens=pass_tokens,
         is_step=pass_.is_step,
-        states=states,
     )
 
 
@@ -134,13 +133,12 @@ def side_by_side(
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
-    logits, states = run_model(model, model_inputs, pass_.records)
+    logits = run_model(model, model_inputs)
     return PassResult(
         logits=logits[:, -kept:].flatten(0, 1),
         roots=pass_.roots(kept),
         pass_tokens=size * len(rows),
         is_step=pass_.is_step,
-        states=states,
     )
 
 
@@ -202,10 +200,7 @@ class OrderedInputs(Inputs):
 
     def of_pass(self, input_ids: torch.Tensor, size: int) -> dict[str, Any]:
         """The arguments of a forward pass over the last `size` tokens of a text `(1, length)`."""
-        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=size, **self._kwargs_for(input_ids.shape[1])
-        )
-        return model_inputs
+        return prepared(self.model, input_ids, size, **self._kwargs_for(input_ids.shape[1]))
 
     def go_on_with(self, name: str, cache: Any) -> None:
         """Replaces the cache."""

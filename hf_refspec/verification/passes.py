@@ -22,11 +22,14 @@ from ..kernels.eager_kernels import eager_kernels
 from ..text_config import attention_windows, text_config
 from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
 from .caches import find_cache, holds_running_state
-from .prompt_logits import last_token, records_prompt
 
 # Arrays of one copy begin at multiples of this number of bytes, as compiled kernels expect.
 _ALIGNMENT = 64
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class UnverifiableError(ValueError):
+    """Says why a model's passes over several tokens cannot be verified."""
 
 
 class TokenSequence(Protocol):
@@ -82,8 +85,6 @@ class Pass:
             in the pass, whose last token must not run: the model may have no position for it.
         cached (`list[int]`): How many tokens of each row the cache holds.
         width (`int`, *optional*): The tokens to which a pass of packed rows is padded.
-        records (`bool`): Whether the inputs of the output layer are returned, see
-            [`PassResult.states`].
 
     Attributes:
         pending (`list[int]`): How many tokens of each row come before its draft.
@@ -102,13 +103,11 @@ class Pass:
         drafts: Sequence[DraftTree | None],
         cached: list[int],
         width: int | None = None,
-        records: bool = False,
     ) -> None:
         self.rows: list[TokenSequence] = []
         self.drafts: list[DraftTree] = []
         self.cached = cached
         self.width = width
-        self.records = records
         self.pending: list[int] = []
         self.sizes: list[int] = []
         self.tokens: list[np.ndarray] = []
@@ -192,8 +191,6 @@ class PassResult:
         began (`float`): When it began, by `time.perf_counter`.
         prompts (`list[int]`): After a prefill, for each row the index of its prompt among those
             that ran: rows may share one.
-        states (`list[torch.Tensor]`): Inputs of the output layer, `(R, n, hidden_size)`, if the
-            pass records them.
     """
 
     logits: torch.Tensor
@@ -202,7 +199,6 @@ class PassResult:
     is_step: bool = False
     began: float = 0.0
     prompts: list[int] = field(default_factory=list)
-    states: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -319,9 +315,10 @@ class MaskedInputs(Inputs):
         rows, size = tokens.shape
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         by_type = isinstance(mask, dict)
-        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+        model_inputs = prepared(
+            self.model,
             tokens,
-            next_sequence_length=size,
+            size,
             attention_mask=next(iter(mask.values())) if by_type else mask,
             position_ids=positions,
             **types,
@@ -334,16 +331,31 @@ class MaskedInputs(Inputs):
         return model_inputs
 
 
-def run_model(
-    model: PreTrainedModel, model_inputs: dict[str, Any], records: bool
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The logits of a forward pass and, if it `records`, the inputs of the output layer."""
-    states: list[torch.Tensor] = []
-    if records and records_prompt(model, model_inputs):
-        model_inputs["logits_to_keep"] = last_token(states)
+def prepared(
+    model: PreTrainedModel, input_ids: torch.Tensor, size: int, **model_kwargs: Any
+) -> dict[str, Any]:
+    """The arguments of a forward pass over the last `size` tokens of texts `(R, length)`, as
+    `generate` has the model prepare them.
+
+    Raises:
+        UnverifiableError: If it leaves out some of several tokens, or adds others.
+    """
+    prepare = model.prepare_inputs_for_generation
+    model_inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=size, **model_kwargs)
+    tokens = model_inputs.get("input_ids")
+    sizes = (size, input_ids.shape[1])  # some run the whole text in each pass
+    if size > 1 and (tokens is None or tokens.shape[1] not in sizes):
+        raise UnverifiableError(
+            f"`{prepare.__qualname__}` cuts the tokens of a pass, or adds others to them"
+        )
+    return model_inputs
+
+
+def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> torch.Tensor:
+    """The logits of a forward pass, `(R, S, vocab_size)`."""
     with eager_kernels(model):
-        logits = model(**model_inputs, return_dict=True).logits
-    return logits, states
+        logits: torch.Tensor = model(**model_inputs, return_dict=True).logits
+    return logits
 
 
 def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any, torch.Tensor]:

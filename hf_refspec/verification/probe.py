@@ -24,7 +24,7 @@ from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
 from .caches import call_device, fresh_kwargs, has_padding
 from .model_memo import probing
-from .passes import FixedTokens
+from .passes import FixedTokens, UnverifiableError, prepared
 from .random_state import random_state, set_random_state
 from .ranks import Ranks
 from .verifier import Kind, Verifier
@@ -110,6 +110,8 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
         with probing(call.model):
             texts = _Texts(call, device, seed)
             finding = texts.finding(call.kind)
+    except UnverifiableError as error:
+        finding = Finding(False, failure=str(error))
     except Exception as error:  # models raise anything at inputs that they cannot take
         lacked_memory = isinstance(error, torch.OutOfMemoryError)
         failure = f"a probe of it raised {_error_line(error)}"
@@ -228,9 +230,7 @@ class _Texts:
         steps = []
         for length in range(self.prompt, self.prompt + _PATH + 1):
             kwargs = next_kwargs(self.model, outputs, kwargs)
-            model_inputs = self.model.prepare_inputs_for_generation(
-                self.text[:, :length], next_sequence_length=1, **kwargs
-            )
+            model_inputs = prepared(self.model, self.text[:, :length], 1, **kwargs)
             outputs = self.model(**model_inputs, return_dict=True)
             self.passes += 1
             steps.append(outputs.logits[:, -1])

@@ -43,7 +43,6 @@ from .caches import (
 from .entries import CroppedEntries, Entries, InPlaceEntries, RunningState
 from .layouts import OrderedInputs, causal_pass, tree_pass
 from .passes import FixedTokens, Inputs, MaskedInputs, Pass, PassResult, Prefill, TokenSequence
-from .prompt_logits import last_token, records_prompt
 from .slots import WIDTHS, SlottedEntries, fixed_width_pass
 
 # A pass of this width costs up to 1.3 plain steps in bfloat16 on a CPU, and 1.06 on an H100; wider
@@ -151,7 +150,6 @@ class Verifier:
         rows: Sequence[TokenSequence],
         drafts: Sequence[DraftTree | None],
         width: int | None = None,
-        records: bool = False,
     ) -> PassResult:
         """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
         The first pass, the prefill, has no drafts, and later ones have its rows, but for those that
@@ -163,8 +161,8 @@ class Verifier:
         if not self.kind.takes_several_tokens and self.cached and len(rows[0]) - self.cached[0] > 1:
             self.begin_again(rows[0])
         if not self.cached:
-            return replace(self._prefill(rows, records), began=began)
-        pass_ = Pass(rows, drafts, self.cached, width, records)
+            return replace(self._prefill(rows), began=began)
+        pass_ = Pass(rows, drafts, self.cached, width)
         self.entries.before(pass_)
         try:
             result = self.kind.layout(self.model, pass_, self.entries, self.inputs)
@@ -262,14 +260,11 @@ class Verifier:
             self.entries = kind.entries(self.model, config, self.model_kwargs, kind.widths)
             self.cached = []
 
-    def _prefill(self, rows: Sequence[TokenSequence], records: bool) -> PassResult:
+    def _prefill(self, rows: Sequence[TokenSequence]) -> PassResult:
         """Runs the prompts through the model as `generate` does."""
         input_ids = torch.cat([row.ids for row in rows])  # (R, n)
         count, length = input_ids.shape
         kwargs = self.model_kwargs
-        states: list[torch.Tensor] = []
-        if records and records_prompt(self.model, kwargs):
-            kwargs = {**kwargs, "logits_to_keep": last_token(states)}
         self.entries.before_prefill(count)
         of_row = torch.arange(count)  # the prompt of each row
         shared = None
@@ -295,7 +290,7 @@ class Verifier:
         if shared is not None:
             logits = logits[of_row.to(logits.device)]
         roots = [*range(count)]
-        return PassResult(logits, roots, input_ids.numel(), prompts=prompts, states=states)
+        return PassResult(logits, roots, input_ids.numel())
 
 
 def _shared_prompts(

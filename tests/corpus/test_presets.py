@@ -65,5 +65,3 @@ def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
     for most, count in ((1, 1), (5, 1), (6, 2), (9, 2), (10, 3), (100, 4)):
         store = Datastore.build(rows, tokenizer, tmp_path / str(most), max_tokens=most)
         assert store.documents == count
-    with pytest.raises(ValueError, match="max_tokens"):
-        Datastore.build(rows, tokenizer, tmp_path / "0", max_tokens=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from architectures import CHAIN, PLAIN, small
+from architectures import CHAIN, MODEL_TYPES, PLAIN, small
 from calls import GREEDY, RANDOM_PROMPT, Call
 from drafters import Prophet
 from transformers import GenerationMixin, StaticCache
@@ -21,12 +21,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 
 def names(begin: str) -> str:
     """The part of the page that begins so, without what model types are written without."""
-    return re.sub(r"[-\s]", "", PAGE[PAGE.index(begin) :].split("\n- **")[0]).lower()
+    return re.sub(r"[-_\s]", "", re.split(r"\n(?=\S|    - )", PAGE[PAGE.index(begin) :])[0]).lower()
 
 
-def test_it_names_every_type_that_decodes_plainly():
-    part = names("**Decoded plainly**")
-    assert [each for each in PLAIN if each.replace("_", "") not in part] == []
+@pytest.mark.parametrize("reason", sorted({*PLAIN.values()}))
+def test_it_names_the_types_that_decode_plainly_for_a_reason_and_no_others(reason):
+    words = {*re.split("[,;:.()]", names(f"*{reason}*"))}
+    types = {each: each.replace("_", "").replace("-", "") for each in MODEL_TYPES}
+    named = {each for each, written in types.items() if written in words}
+    assert named == {each for each in PLAIN if PLAIN[each] == reason}
 
 
 def test_its_examples_of_chains_are_verified_so():

@@ -131,7 +131,7 @@ def test_ids_are_those_of_plain_decoding(llama, name, options, tmp_path):
     torch.manual_seed(0)
     text = llama.generate(PROMPT, max_new_tokens=40, eos_token_id=None, **options)[0].tolist()
     drafter, accepted = made(name, tmp_path, [*text, *text]), 0
-    for verification, nodes in (("tree", 1), ("tree", 40), ("chain", 8)):
+    for verification, nodes in (("tree", 1), ("tree", 40), ("tree", 1024), ("chain", 8)):
         stats = assert_lossless(llama, drafter, PROMPT, verification, nodes, **options)
         accepted += stats.accepted
     assert accepted > 5

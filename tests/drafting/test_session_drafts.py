@@ -102,6 +102,7 @@ def test_add_refuses_what_is_no_call(arguments, error, message):
         ({"max_tokens": 1.5}, TypeError),
         ({"max_tokens": 2**29 + 1}, ValueError),
         ({"top_k": -1}, ValueError),
+        ({"top_k": 257}, ValueError),
         ({"top_k": True}, TypeError),
     ],
 )

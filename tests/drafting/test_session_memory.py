@@ -159,7 +159,7 @@ def test_a_database_that_is_damaged_meanwhile_ends_no_call(tmp_path, caplog):
         memory.add(*call(i))
         assert numbers(memory) == list(range(i + 1))
     (record,) = caplog.records
-    assert f"{tmp_path / DATABASE} is damaged: row 2 is no session" in record.getMessage()
+    assert f"{tmp_path / DATABASE} is damaged: row 2 is not a session" in record.getMessage()
 
 
 def in_a_fork(function) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 import threading
 
 import numpy as np
@@ -19,13 +20,13 @@ PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40
 
 
-def observed(tokens, drafted=(), expected=(), of_prompt=False) -> Observation:
+def observed(tokens, drafted=(), expected=()) -> Observation:
     """A verified chain; after its root and each node the target expected one sure token."""
     rows = np.array([[token, *range(7)] for token in expected], np.int32)
     probs = np.array([[0.9, *[0.01] * 7] for _ in expected], np.float32)
     verified = drafted if isinstance(drafted, DraftTree) else DraftTree.chain(drafted)
     top = (rows, probs) if len(rows) else ()
-    return Observation(np.array(tokens), verified, None, *top, of_prompt=of_prompt)
+    return Observation(np.array(tokens), verified, None, *top)
 
 
 def taught(**options) -> TokenRecycling:
@@ -85,17 +86,6 @@ def test_a_rejected_node_teaches_what_comes_after_it():
         assert drafter.draft(4, Call()).tokens[0] == 21
 
 
-def test_the_prompt_teaches_what_comes_after_its_tokens():
-    drafter = TokenRecycling()
-    with drafter_call(drafter, [np.array([5, 6, 7, 30])], VOCAB_SIZE):
-        # After 6 and after 7.
-        drafter.observe(observed([5, 6, 7, 30], (), [11, 12], of_prompt=True))
-        drafter.observe(observed([6]))
-        assert drafter.draft(1, Call()).tokens.tolist() == [11]
-        drafter.observe(observed([7]))
-        assert drafter.draft(1, Call()).tokens.tolist() == [12]
-
-
 def test_forks_share_the_table_and_copies_do_not():
     drafter = taught()
     fork, known = drafter.fork(), len(drafter)
@@ -136,9 +126,11 @@ def test_threads_may_learn_into_one_table():
     ("make", "error", "message"),
     [
         (lambda: TokenRecycling(top_k=0), ValueError, "top_k must be at least 1"),
+        (lambda: TokenRecycling(top_k=257), ValueError, "top_k must be at most 256"),
         (lambda: TokenRecycling(top_k=2.5), TypeError, "top_k must be an int"),
         (lambda: TokenRecycling(context=4), ValueError, "context must be at most 3"),
         (lambda: TokenRecycling(max_contexts=0), ValueError, "max_contexts must be at least 1"),
+        (lambda: TokenRecycling(max_contexts=1 << 25), ValueError, "max_contexts must be at most"),
         (lambda: TokenRecycling().begin(PROMPT, 5), ValueError, "top_k is 8, .* has only 5"),
         (lambda: taught().begin(PROMPT, 50), ValueError, "of 40 tokens, .* model's has 50"),
     ],
@@ -146,3 +138,12 @@ def test_threads_may_learn_into_one_table():
 def test_bad_arguments_and_vocabularies_are_refused_by_name(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_nodes_that_are_allowed_and_not_drafted_take_no_memory():
+    """40 proposals a node, 1.2 GB for all that are allowed."""
+    drafter = taught()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
+        assert 0 < len(drafter.draft(1 << 20)) < 1000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 17  # KiB

@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
+from pass_times import time_is
 from transformers.cache_utils import Cache, DynamicLayer
 
-from hf_refspec.generation import speculate as speculation
-from hf_refspec.generation.loop import Loop
 from hf_refspec.transformers_names import CACHE_NAME
 from hf_refspec.warm_up import warmup
 
@@ -68,16 +66,8 @@ class Case:
         # The number determines the seconds on which the budget, and so the drafts, depend.
         seconds = iter(random.Random(self.number).random, None)
         clock = itertools.accumulate(seconds).__next__
-
-        class Timed(Loop):
-            @classmethod
-            def over(cls, *args: Any, **options: Any) -> Loop:
-                loop = super().over(*args, **options)
-                loop.clock = clock
-                return loop
-
         try:
-            with mock.patch.object(speculation, "Loop", Timed):
+            with time_is(clock):
                 while len(outcomes) < self.calls:
                     outcomes.append(self.step())
                     if outcomes[-1].name not in (EQUAL, REFUSED):

@@ -330,6 +330,6 @@ KINDS = [
     datastore(),
     Kind("knowledge base", build_knowledge_base, knowledge_base_uses()),
     Kind("kNN datastore", build_knn_datastore, knn_uses()),
-    Kind("retrieval cache", build_cache, {}, {"opened, used and opened again": used_cache}),
+    Kind("session store", build_cache, {}, {"opened, used and opened again": used_cache}),
     Kind("recycling table", build_recycling_table, recycling_uses()),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -49,6 +50,11 @@ def generated_plainly(model_type: str, rows: int, **kwargs):
         pytest.skip(f"cannot be built or decoded plainly: {error!r}")
 
 
+def names_an_error_of_ours(reason: str | None) -> bool:
+    """Whether a model could not be called, rather than computes something else."""
+    return re.search("(Type|Key|Index|Attribute)Error", reason or "") is not None
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_one_row_equals_plain_decoding(model_type):
     model, plain = generated_plainly(model_type, 1, **LOGITS)
@@ -77,6 +83,8 @@ def test_one_row_equals_plain_decoding(model_type):
     if RECORDED:
         expected = "plain" if model_type in PLAIN else "chain" if model_type in CHAIN else "tree"
         assert verification == expected
+        assert PLAIN.get(model_type, "") in (drafter.stats.reason or "")
+    assert not names_an_error_of_ours(drafter.stats.reason)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -86,6 +94,7 @@ def test_two_padded_rows_equal_plain_decoding(model_type):
     drafter = Prophets(prompts(2), plain, (0.9, 0.5))
     drafted = model.generate(**options, candidate_generator=drafter)
     assert drafted.tolist() == plain.tolist()
+    assert not names_an_error_of_ours(drafter.stats.reason)
     if RECORDED:
         plainly = model_type in {*PLAIN, *CHAIN, *ONE_ROW}
         assert (drafter.stats.drafted == 0) == plainly

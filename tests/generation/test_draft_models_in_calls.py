@@ -44,6 +44,17 @@ def test_several_rows(llama, blend, options, max_draft_tokens):
     assert stats.mat > 2 or max_draft_tokens == "auto"
 
 
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_an_assistant_drafts_no_further_than_the_text_goes(llama, verification):
+    assistant, passes = copy.deepcopy(llama), []
+    assistant.register_forward_hook(lambda *_: passes.append(1))
+    drafter = rs.DraftModel(assistant)
+    for new_tokens in (40, 40, 8):  # it learns that it is always right
+        passes.clear()
+        assert_lossless(llama, drafter, PROMPT, verification, 1024, max_new_tokens=new_tokens)
+    assert 0 < len(passes) < 8
+
+
 SAMPLED = {
     "temperature": {"temperature": 1.7},
     "top-k": {"top_k": 5},

@@ -13,7 +13,7 @@ from pass_times import passes_take
 from trees import paths
 
 import hf_refspec as rs
-from hf_refspec.generation import budget as budgets
+from hf_refspec.generation import plan
 from hf_refspec.generation.pass_costs import PassCosts
 
 ACCURACIES = [0.9, 0.4, 0.7]
@@ -54,7 +54,7 @@ def costs():
     costs.record(1, 1.0)
     with (
         passes_take(lambda tokens: 1 + 0.05 * tokens),
-        mock.patch.object(budgets, "pass_costs", lambda model, kind_of_pass: costs),
+        mock.patch.object(plan, "pass_costs", lambda model, kind_of_pass: costs),
     ):
         yield
 

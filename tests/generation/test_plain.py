@@ -188,16 +188,6 @@ def test_the_first_call_of_a_compiled_model_has_the_ids_of_plain_decoding(
     assert 0 < len(graphs) <= most
 
 
-def test_prompt_tuning_has_the_ids_of_plain_decoding_in_each_call(fresh_llama):
-    peft = pytest.importorskip("peft")
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    model = peft.get_peft_model(fresh_llama, config).eval()
-    inputs = {"input_ids": torch.arange(8, 20)[None], "max_new_tokens": 12, "do_sample": False}
-    plain = model.generate(**inputs)
-    for _ in range(2):
-        assert model.generate(**inputs, candidate_generator=rs.ReferenceCopy()).equal(plain)
-
-
 class Biased(LogitsProcessor):
     """Knows its rows by their number."""
 

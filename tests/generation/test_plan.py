@@ -8,12 +8,6 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import torch
-from hf_refspec.generation.budget import (
-    AutoBudget,
-    Budget,
-    make_budget,
-)
-from hf_refspec.generation.step import Step
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -22,7 +16,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
 from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.generation.accept import Accepted, Taken
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
+from hf_refspec.generation.plan import AutoBudget, Budget, Drafts, make_budget
 from hf_refspec.generation.row import Row
 
 MOST_NODES = PASS_TOKENS[-1] - 1
@@ -59,28 +55,49 @@ class Copier(Drafter):
 CONFIG = GenerationConfig()
 
 
-def step_of(drafter: Drafter, draft: DraftTree, length: int = 10, is_idle: bool = False) -> Step:
-    """A step of a text of this length, which verifies all that is drafted."""
+def row_of(drafter: Drafter, length: int = 10) -> Row:
+    """A text of this length."""
     ids = torch.zeros((1, length), dtype=torch.int64)
     row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), CONFIG)
     row.drafter = drafter
-    return Step(row, is_idle, draft, verified=draft)
+    return row
 
 
-def steps_of(drafters: Iterable[Drafter], drafts: Iterable[DraftTree]) -> list[Step]:
-    return [step_of(drafter, draft) for drafter, draft in zip(drafters, drafts, strict=True)]
+def rows_of(drafters: Iterable[Drafter]) -> list[Row]:
+    return [row_of(drafter) for drafter in drafters]
 
 
-def emit(step: Step, tokens: Iterable[int]) -> None:
-    """As if the target had chosen these tokens: a path of the draft, and one more."""
-    for token in tokens:
-        step.row.append(int(token))
-    step.path = list(range(len(step.row.output) - 1))
+def drafts_of(
+    drafted: Iterable[DraftTree | None],
+    trees: Iterable[DraftTree | None] | None = None,
+    seconds: float = 0.0,
+) -> Drafts:
+    """What rows have drafted, in these seconds, and the `trees` that are verified, by default all;
+    `None` for a row that takes no part."""
+    drafted = [*drafted]
+    return Drafts(drafted if trees is None else [*trees], drafted, seconds)
 
 
-def trimmed(budget: Budget, steps: list[Step], drafting_seconds: float = 0.0) -> list[DraftTree]:
-    budget.nodes(steps)
-    return budget.trim(steps, drafting_seconds)
+def emitted(drafts: Drafts, *tokens: Iterable[int] | None, seconds: float = 1.0) -> Accepted:
+    """As if the target had chosen these tokens for each row, a path of the draft and one more, in a
+    pass that took these seconds."""
+    rows = [
+        Taken(None, np.empty(0, dtype=np.int64), 0)
+        if tree is None or chosen is None
+        else Taken([*range(len(path := [*chosen]) - 1)], np.array(path), len(tree))
+        for tree, chosen in zip(drafts.trees, tokens, strict=True)
+    ]
+    pass_tokens = sum(1 + len(tree) for tree in drafts.trees if tree is not None)
+    return Accepted(rows, pass_tokens, seconds, None)
+
+
+def trimmed(budget: Budget, rows: list[Row], drafts: Drafts) -> list[DraftTree | None]:
+    budget.nodes(rows, [tree is not None for tree in drafts.drafted])
+    return budget.trim(rows, drafts)
+
+
+def sizes(trees: Iterable[DraftTree | None]) -> list[int]:
+    return [0 if tree is None else len(tree) for tree in trees]
 
 
 def rich(costs: PassCosts, **options) -> AutoBudget:
@@ -99,18 +116,18 @@ class OneRow:
 
     @property
     def nodes(self) -> int:
-        return self.budget.nodes([step_of(self.drafter, self.drafted)])
+        return self.budget.nodes([row_of(self.drafter)], [True])
 
     def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
-        [kept] = trimmed(self.budget, [step_of(self.drafter, draft)], drafting_seconds)
+        drafts = drafts_of([draft], seconds=drafting_seconds)
+        [kept] = trimmed(self.budget, [row_of(self.drafter)], drafts)
         self.drafted = draft
         return kept
 
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        step = step_of(self.drafter, self.drafted)
-        step.verified = kept
-        emit(step, tokens)
-        self.budget.record([step], 1 + len(kept), seconds)
+        drafts = drafts_of([self.drafted], [kept])
+        accepted = emitted(drafts, tokens, seconds=seconds)
+        self.budget.record([row_of(self.drafter)], drafts, accepted)
 
 
 def budget_at(formula) -> OneRow:
@@ -173,10 +190,10 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
         return (1 + believed[list(nodes)].sum(dtype=float)) / cost
 
     every = range(len(tree))
-    sizes = {0, len(tree), *(tokens - 1 for tokens in PASS_TOKENS if tokens <= len(tree))}
+    counts = {0, len(tree), *(tokens - 1 for tokens in PASS_TOKENS if tokens <= len(tree))}
     closed = (
         nodes
-        for nodes in chain.from_iterable(combinations(every, size) for size in sizes)
+        for nodes in chain.from_iterable(combinations(every, count) for count in counts)
         if all(tree.parents[node] in (-1, *nodes) for node in nodes)
     )
     best = max(map(speed, closed))
@@ -188,12 +205,12 @@ def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_r
     """A node costs half a plain step."""
     budget = OneRow(costs := MadeUp(lambda tokens: 0.5 + 0.5 * tokens), AutoBudget(costs))
     tree = DraftTree.chain(range(MOST_NODES), [1.0] * MOST_NODES)
-    sizes = []
+    staked = []
     for _ in range(12):
         kept = budget.trim(tree)
-        sizes.append(len(kept))
+        staked.append(len(kept))
         budget.record(kept, range(1 + len(kept)), 1 + 0.5 * len(kept))
-    assert sizes[0] == 1 and sizes == sorted(sizes) and sizes[-1] == MOST_NODES
+    assert staked[0] == 1 and staked == sorted(staked) and staked[-1] == MOST_NODES
 
 
 def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
@@ -203,18 +220,14 @@ def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right:
     budget = OneRow(costs)
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
     for number in range(-right, tokens):
-        step = step_of(budget.drafter, tree)
-        step.draft = tree if budget.budget.nodes([step]) else DraftTree.empty()
+        budget.drafted = tree if budget.nodes else DraftTree.empty()
         budget.drafter.calibration = Calibration()  # estimates that nothing corrects
-        [step.verified] = budget.budget.trim([step], 0.0)
+        [kept] = budget.budget.trim([row_of(budget.drafter)], drafts_of([budget.drafted]))
         slower = 1.0 if number < 10 * doubles else 2.0
-        taken = slower * np.interp(1 + len(step.verified), [1, 2, 64], [1.0, dear, 3 * dear])
-        if number < 0:
-            emit(step, range(1 + len(step.verified)))
-        else:
-            emit(step, [99])
+        taken = slower * np.interp(1 + len(kept), [1, 2, 64], [1.0, dear, 3 * dear])
+        if number >= 0:
             seconds, plain = seconds + taken, plain + slower
-        budget.budget.record([step], 1 + len(step.verified), taken)
+        budget.record(kept, range(1 + len(kept)) if number < 0 else [99], taken)
     return seconds - 1.015 * plain
 
 
@@ -261,7 +274,9 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
         """Whether it drafted."""
         drafts = budget.nodes > 0
         budget.drafted = draft if drafts else DraftTree.empty()
-        [kept] = budget.budget.trim([step_of(budget.drafter, budget.drafted)], 0.05)
+        [kept] = budget.budget.trim(
+            [row_of(budget.drafter)], drafts_of([budget.drafted], seconds=0.05)
+        )
         budget.record(kept, [4, 5, 6][: 1 + len(kept)], 1.0)
         return drafts
 
@@ -284,7 +299,7 @@ def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
     def kept(drafts) -> list[int]:
         rows = len(drafts)
         costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > rows))
-        return list(map(len, trimmed(rich(costs), steps_of(drafters[:rows], drafts))))
+        return sizes(trimmed(rich(costs), rows_of(drafters[:rows]), drafts_of(drafts)))
 
     nothing = DraftTree.empty()
     assert kept([tree]) == [2]
@@ -298,9 +313,9 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
     draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
     nodes = []
     for count in (8, 4, 1):
-        steps = steps_of([Copier() for _ in range(count)], [draft] * count)
-        kept = trimmed(rich(costs, packs=True), steps)
-        nodes.append(max(map(len, kept)))
+        rows = rows_of(Copier() for _ in range(count))
+        kept = trimmed(rich(costs, packs=True), rows, drafts_of([draft] * count))
+        nodes.append(max(sizes(kept)))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 7
 
@@ -312,8 +327,9 @@ def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
 
     def kept(waits: bool, *lengths: int) -> list[int]:
         drafter = Copier()
-        steps = [step_of(drafter, draft, length) for length in lengths]
-        return list(map(len, trimmed(rich(costs, packs=True, waits=waits), steps)))
+        rows = [row_of(drafter, length) for length in lengths]
+        drafts = drafts_of([draft] * len(rows))
+        return sizes(trimmed(rich(costs, packs=True, waits=waits), rows, drafts))
 
     assert kept(True, 10, 60, 60) == [3, 0, 0]
     assert kept(True, 60, 60, 10) == [0, 0, 3]
@@ -326,12 +342,9 @@ def test_each_row_learns_from_its_own_text():
     drafters = [Copier() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
-        steps = steps_of(drafters[:2], [tree] * 2)
-        steps.append(step_of(drafters[2], tree, is_idle=True))
-        trimmed(budget, steps)
-        emit(steps[0], [4])
-        emit(steps[1], [9])
-        budget.record(steps, 1, 1.0)
+        rows, drafts = rows_of(drafters), drafts_of([tree, tree, None])
+        trimmed(budget, rows, drafts)
+        budget.record(rows, drafts, emitted(drafts, [4], [9], None))
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Copier().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
@@ -347,13 +360,12 @@ def test_a_given_number_of_nodes_never_changes():
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
             assert type(budget) is Budget and budget.speed is None
-            step = step_of(drafter, tree)
-            assert budget.nodes([step]) == nodes
-            [kept] = budget.trim([step], 1.0)
+            rows, drafts = [row_of(drafter)], drafts_of([tree], seconds=1.0)
+            assert budget.nodes(rows, [True]) == nodes
+            [kept] = budget.trim(rows, drafts)
             assert kept is tree
-            emit(step, [1])
-            budget.record([step], 1 + len(tree), 1.0)
-            assert budget.nodes([step]) == nodes
+            budget.record(rows, drafts, emitted(drafts, [1]))
+            assert budget.nodes(rows, [True]) == nodes
 
 
 # --- what drafting may cost
@@ -364,7 +376,7 @@ def test_a_given_number_of_nodes_never_changes():
 def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     """A pass over more than two tokens a row takes twice as long as one over two."""
     budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
-    budget.nodes(steps_of([Copier()] * rows, [DraftTree.empty()] * rows))
+    budget.nodes(rows_of([Copier()] * rows), [True] * rows)
     none = np.empty(0, dtype=np.float32)
     assert budget.speed(none, 0.0) == pytest.approx(1.05)
     assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)

@@ -12,12 +12,12 @@ import torch
 from architectures import VOCAB_SIZE, small
 from calls import Alternating, ListStreamer, StopAtCall
 from drafters import Prophet
-from hf_refspec.generation.budget import AutoBudget
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
+from hf_refspec.generation.plan import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME
@@ -126,7 +126,7 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
 @given(seed=st.integers(0, 2**32))
 def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoBudget, "padded_size", lambda self, tokens: tokens + tokens % 4)
+        patch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 
 
@@ -310,6 +310,7 @@ def test_a_text_without_a_seed_follows_torchs(llama):
         ("prefill_tokens", 0, "prefill_tokens must be at least 1"),
         ("prefix_tokens", -1, "prefix_tokens must be at least 0"),
         ("max_draft_tokens", "many", "`max_draft_tokens` must be an int"),
+        ("max_draft_tokens", 1025, "`max_draft_tokens` must be at most 1024, but is 1025"),
     ],
 )
 def test_options_are_checked(llama, option, value, error):

@@ -128,6 +128,13 @@ def test_the_default_drafter_changes_no_text(drafted_as_plain, prompts, max_draf
         drafted_as_plain(text, "auto", max_draft_tokens=max_draft_tokens)
 
 
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_the_largest_budget_changes_no_text(drafted_as_plain, verification):
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+    options = {"max_draft_tokens": 1024, "verification": verification}
+    assert drafted_as_plain("edit", drafter, **options).mat > 1.5
+
+
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
     short, prompt = deepcopy(model).to(torch.bfloat16), prompts["chat"]
     drafter = rs.ReferenceCopy() | rs.TokenRecycling()

@@ -169,6 +169,16 @@ def test_the_cache_goes_on_with_its_image(family):
     assert texts[0] == texts[1]
 
 
+def test_mllama_without_an_image_is_drafted():
+    model, inputs, _ = built("mllama", 1)
+    text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    plain = model.generate(**text, **OPTIONS)
+    drafter = Prophet(plain, 1.0)
+    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
+    assert model.generate(**text, **options).tolist() == plain.tolist()
+    assert drafter.stats.mat > 3
+
+
 @pytest.mark.parametrize("family", PLAIN)
 def test_models_that_the_probe_cannot_ask_are_decoded_plainly(family, caplog):
     model, inputs, plain = built(family, 1)

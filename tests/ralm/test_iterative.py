@@ -245,13 +245,9 @@ def test_tokens_outside_of_the_vocabulary_are_named(llama):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"retriever": None}, TypeError, "`retriever` must have the methods"),
-        ({"retriever": BagOfTokens}, TypeError, "`retriever` must have the methods"),
         ({"generation_stride": 0}, ValueError, "generation_stride must be at least 1"),
         ({"query_length": 2.5}, TypeError, "query_length must be an int"),
         ({"speculation": "xyz"}, ValueError, "speculation must be of the letters"),
-        ({"drafter": "copy"}, TypeError, "`drafter` must be a drafter"),
-        ({"ralm_stats": {}}, TypeError, "`ralm_stats` must be a"),
         ({"num_beams": 2}, ValueError, "`iterative_ralm` cannot be combined with `num_beams=2`"),
         ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
         ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),

@@ -19,21 +19,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
     assert RalmSpeculation.parse(full) is full
 
 
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: RalmSpeculation.parse("pqs"), ValueError),
-        (lambda: RalmSpeculation.parse("pp"), ValueError),
-        (lambda: RalmSpeculation.parse(True), TypeError),
-        (lambda: RalmSpeculation(prefetch=0), ValueError),
-        (lambda: RalmSpeculation(prefetch="auto"), TypeError),
-        (lambda: RalmSpeculation(stride=0), ValueError),
-        (lambda: RalmSpeculation(stride=2.5), TypeError),
-        (lambda: RalmSpeculation(asynchronous="yes"), TypeError),
-        (lambda: RalmSpeculation(max_gamma=1.0), ValueError),
-        (lambda: RalmSpeculation(prefetch_searches="last"), ValueError),
-    ],
-)
-def test_bad_options_are_refused(make, error):
-    with pytest.raises(error):
-        make()
+@pytest.mark.parametrize("letters", ["pqs", "pp"])
+def test_other_letters_are_refused(letters):
+    with pytest.raises(ValueError, match="speculation must be of the letters"):
+        RalmSpeculation.parse(letters)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.ralm.constants import CONSTANTS
 from hf_refspec.ralm.os3 import (
+    LONGEST_STRIDE,
     Gamma,
     PublishedGamma,
     SearchSeconds,
@@ -19,7 +19,7 @@ from hf_refspec.ralm.os3 import (
 
 seconds = st.floats(1e-4, 10)
 gammas = st.floats(0, 0.99)
-STRIDES = np.arange(1, CONSTANTS.longest_stride + 1)
+STRIDES = np.arange(1, LONGEST_STRIDE + 1)
 
 
 def verified(gamma: float, stride: int) -> float:

@@ -10,7 +10,7 @@ import torch
 from bag_of_tokens import BagOfTokens
 from iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
 
-from hf_refspec.ralm.constants import RalmConstants
+from hf_refspec.ralm import passage_entries
 from hf_refspec.ralm.passage_entries import PassageEntries
 
 OTHER_PROMPT = torch.tensor([[BOS, 8, 44, 61, 8, 44]])
@@ -73,7 +73,7 @@ def test_kept_passages_change_no_ids(models_by_type, retriever, model_type, spec
     for prompt in (PROMPT, PROMPT, OTHER_PROMPT):
         expected = by_definition(model, retriever, prompt, NEW_TOKENS)
         assert answer(model, retriever, prompt, speculation=speculation) == expected
-    assert len(PassageEntries.of(model)) > 1
+    assert len(PassageEntries.for_model(model)) > 1
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "mamba", "rwkv"])
@@ -82,7 +82,7 @@ def test_passages_of_running_states_are_not_kept(models_by_type, retriever, mode
     expected = by_definition(model, retriever, PROMPT, NEW_TOKENS)
     for _ in range(2):
         assert answer(model, retriever) == expected
-    assert len(PassageEntries.of(model)) == 0
+    assert len(PassageEntries.for_model(model)) == 0
 
 
 def test_a_passage_is_read_once_whatever_prompt_follows(fresh_llama, retriever):
@@ -139,18 +139,18 @@ def test_another_number_format_reads_its_passages_again(fresh_llama, retriever):
 
 def test_the_passage_used_longest_ago_makes_room(fresh_llama, retriever, monkeypatch):
     answer(fresh_llama, retriever)
-    one = PassageEntries.of(fresh_llama).bytes // len(PassageEntries.of(fresh_llama))
+    one = PassageEntries.for_model(fresh_llama).bytes // len(PassageEntries.for_model(fresh_llama))
     fresh_llama = copy.deepcopy(fresh_llama)
     weights = sum(parameter.nbytes for parameter in fresh_llama.parameters())
     room = 4 * one
-    constants = RalmConstants(passage_bytes=0, passage_fraction=room / weights)
-    monkeypatch.setattr("hf_refspec.ralm.passage_entries.CONSTANTS", constants)
+    monkeypatch.setattr(passage_entries, "LEAST_BYTES", 0)
+    monkeypatch.setattr(passage_entries, "FRACTION", room / weights)
     retriever = BagOfTokens(passages=60)
     options = {"generation_stride": 1, "query_length": 2, "max_new_tokens": 40}
     expected = answer(copy.deepcopy(fresh_llama), retriever, **options)
     with ReadPassages(fresh_llama, retriever) as read:
         assert answer(fresh_llama, retriever, **options) == expected
-        kept = PassageEntries.of(fresh_llama)
+        kept = PassageEntries.for_model(fresh_llama)
         assert 0 < kept.bytes <= room
         assert len(kept) < len(set(read))
         latest = read[-1]
@@ -161,11 +161,11 @@ def test_the_passage_used_longest_ago_makes_room(fresh_llama, retriever, monkeyp
 
 
 def test_a_passage_larger_than_the_room_is_not_kept(fresh_llama, retriever, monkeypatch):
-    constants = RalmConstants(passage_bytes=0, passage_fraction=1e-9)
-    monkeypatch.setattr("hf_refspec.ralm.passage_entries.CONSTANTS", constants)
+    monkeypatch.setattr(passage_entries, "LEAST_BYTES", 0)
+    monkeypatch.setattr(passage_entries, "FRACTION", 1e-9)
     expected = by_definition(fresh_llama, retriever, PROMPT, NEW_TOKENS)
     assert answer(fresh_llama, retriever) == expected
-    assert PassageEntries.of(fresh_llama).bytes == 0
+    assert PassageEntries.for_model(fresh_llama).bytes == 0
 
 
 def test_threads_share_the_passages_of_a_model(fresh_llama, retriever):
@@ -178,12 +178,12 @@ def test_threads_share_the_passages_of_a_model(fresh_llama, retriever):
     with ThreadPoolExecutor(len(prompts)) as threads:
         for found, ids in zip(threads.map(answers, prompts), expected, strict=True):
             assert found == [ids, ids]
-    kept = PassageEntries.of(fresh_llama)
+    kept = PassageEntries.for_model(fresh_llama)
     sizes = [size for _, size in kept._kept.values()]
     assert kept.bytes == sum(sizes)
 
 
 def test_copies_and_pickles_of_a_model_begin_with_no_passage(fresh_llama, retriever):
     answer(fresh_llama, retriever)
-    assert len(PassageEntries.of(fresh_llama)) > 0
-    assert len(PassageEntries.of(copy.deepcopy(fresh_llama))) == 0
+    assert len(PassageEntries.for_model(fresh_llama)) > 0
+    assert len(PassageEntries.for_model(copy.deepcopy(fresh_llama))) == 0

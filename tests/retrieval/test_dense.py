@@ -53,8 +53,9 @@ def test_searches_have_a_number_of_threads_of_their_own(base, flat):
         assert retriever.search_threads == threads
         assert [found.ids.tolist() for found in retriever.search(queries, 7)] == expected
     assert DenseRetriever(base, bag_of_words, "hnsw").search_threads == 1
-    with pytest.raises(ValueError, match="threads must be"):
-        DenseRetriever(base, bag_of_words, threads=0)
+    for threads in (0, 1025):
+        with pytest.raises(ValueError, match="threads must be"):
+            DenseRetriever(base, bag_of_words, threads=threads)
 
 
 def test_a_graph_that_is_walked_for_all_finds_what_exact_search_does(base, flat):

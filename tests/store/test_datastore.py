@@ -219,18 +219,3 @@ def test_the_documents_are_the_same_text_for_another_tokenizer(tokenizer, tmp_pa
     assert other.config.source["corpus"] == "three texts"
     assert other.config.source["license"] == "mit"
     Datastore(other.path, tokenizer=words)
-
-
-def test_swapped_arguments_of_build_are_told_in_their_order(tokenizer, tmp_path):
-    for given in (
-        (tokenizer, ["text"], tmp_path / "new"),
-        (["text"], tmp_path / "new", tokenizer),
-        (tmp_path / "new", tokenizer, ["text"]),
-        (["text"], "name", tmp_path / "new"),
-    ):
-        kinds = ", ".join(type(each).__name__ for each in given)
-        with pytest.raises(TypeError) as raised:
-            Datastore.build(*given)
-        assert str(raised.value) == (
-            f"build takes (documents, tokenizer, path), but was given ({kinds})"
-        )

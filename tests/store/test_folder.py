@@ -133,7 +133,7 @@ def link(path) -> None:
 def test_what_is_no_file_is_no_lock(tmp_path, put):
     path = tmp_path / ".lock"
     put(path)
-    refusal = f"{path} is not a file, but should be that of a lock"
+    refusal = f"{path} is in the place of a lock's file"
     with pytest.raises(DatastoreError, match=refusal), locked(path, ""):
         raise AssertionError
     assert path.exists()

@@ -81,7 +81,7 @@ def test_a_tokenizer_of_the_hub_is_loaded_and_then_taken_from_the_cache(
 
 def test_a_name_that_is_not_cached_is_one_error_where_the_hub_is_gone(hub, monkeypatch):
     point_to("http://127.0.0.1:9", monkeypatch)
-    message = rf"'{REPO}' is no folder here and not in the Hub's cache.* reached: "
+    message = rf"'{REPO}' is neither a folder here nor in the Hub's cache.* reached: "
     with pytest.raises(OSError, match=message + r"http://127\.0\.0\.1:9 does not answer"):
         named_tokenizer(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

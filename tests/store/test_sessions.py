@@ -244,7 +244,7 @@ def test_another_database_stays_as_it_is(tmp_path):
         connection.execute("CREATE TABLE mine (a)")
     connection.close()
     before = (tmp_path / DATABASE).read_bytes()
-    with pytest.raises(DatastoreError, match="is not a retrieval cache that"):
+    with pytest.raises(DatastoreError, match="is not a session store that"):
         opened(tmp_path)
     assert (tmp_path / DATABASE).read_bytes() == before
     with pytest.raises(DatastoreError, match=f"{tmp_path / DATABASE} is a file"):

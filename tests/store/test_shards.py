@@ -50,7 +50,7 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     before = documents_of(store)
     reader = Datastore(store)
     assert len(sizes_of(store)) > 1
-    merged = reader.merge(num_proc=2, progress=False)
+    merged = reader.merge(progress=False)
     assert len(merged.shards) == 1 and documents_of(store) == before
     assert set(os.listdir(store)) == {"config.json", *(each.name for each in merged.config.files())}
     # Who had it open still has all of it, though its files are gone.
@@ -58,8 +58,6 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     as_merged = content_of(store)
     merged.merge(progress=False)
     assert content_of(store) == as_merged
-    with pytest.raises(ValueError, match="num_proc must be at least 1, but is 0"):
-        merged.merge(num_proc=0)
 
 
 @pytest.mark.parametrize("kind", ["tokens_file", "suffixes_file"])

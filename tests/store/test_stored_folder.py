@@ -37,23 +37,6 @@ KINDS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("value", [5, None, ["store"]])
-@pytest.mark.parametrize("kind", [rs.Datastore, rs.KnnDatastore, rs.KnowledgeBase])
-def test_what_is_no_path_is_refused_by_its_arguments_name(kind, value, tokenizer, tmp_path):
-    arguments = [tokenizer] if kind in OF_TOKENIZER else []
-    with pytest.raises(TypeError, match="repo_or_path must be a str or a path, but is "):
-        kind.from_pretrained(value, *arguments)
-    no_path = pytest.raises(TypeError, match=r"^path must be a str or a path, but is ")
-    with no_path:
-        kind(value, *arguments)
-    store = rs.Datastore.build(["a"], tokenizer, tmp_path / "store", **QUIET)
-    with no_path:
-        store.save_pretrained(value)
-    if value is not None:  # it adds to the datastore
-        with no_path:
-            store.compact(value)
-
-
 @pytest.mark.parametrize("name", ["a/b/c", "", "a b", "owner/", "name.git"])
 def test_what_is_no_name_for_a_repo_is_refused_before_anything_is_checked(name, tmp_path, hub):
     store = rs.Datastore.__new__(rs.Datastore)

@@ -60,7 +60,7 @@ def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size, largest):
     content["model"]["vocab"]["l"] = largest
     path.write_text(json.dumps(content))
     with pytest.raises(
-        DatastoreError, match=rf"{path} is no tokenizer: it has the id {largest}, of"
+        DatastoreError, match=rf"{path} is not a tokenizer: it has the id {largest}, of"
     ):
         read_tokenizer(store.path, entry_of(path), "bytes", vocab_size)
 
@@ -111,7 +111,7 @@ def damaged(store: Datastore, **changes) -> Datastore:
 )
 def test_what_is_no_tokenizer_or_panics_over_any_text_is_refused(store, part, fault):
     store = damaged(store, **part)
-    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: (it fails: )?{fault}"
+    message = rf"{store.path / 'tokenizer.json'} is not a tokenizer: (it fails: )?{fault}"
     with pytest.raises(DatastoreError, match=message):
         store.load_tokenizer()
 
@@ -218,11 +218,9 @@ class Slow(PreTrainedTokenizer):
         return 1
 
 
-@pytest.mark.parametrize("tokenizer", [Slow(), "org/name", None])
-def test_what_is_no_fast_tokenizer_is_refused(tokenizer):
-    message = f"tokenizer must be a fast one .*, but has the type {type(tokenizer).__name__}"
-    with pytest.raises(ValueError, match=message):
-        tokenizer_fingerprint(tokenizer)
+def test_a_slow_tokenizer_is_refused():
+    with pytest.raises(ValueError, match=r"must be a fast one .*, but has the type Slow"):
+        tokenizer_fingerprint(Slow())
 
 
 def test_all_ids_are_below_the_vocabulary_size(tokenizer):

@@ -183,8 +183,9 @@ def test_the_position_counts_and_not_the_length(models_by_type, case):
 def test_how_deep_a_draft_goes_behind_a_position(rope, position, depth):
     shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
     config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
-    limits = DraftLimits(TREE, SimpleNamespace(config=config), 1, {})
-    assert limits.depth(position + 1, position) == depth
+    verifier = SimpleNamespace(kind=TREE, model=SimpleNamespace(config=config), model_kwargs={})
+    verifier.last_position = lambda row, length: length - 1
+    assert DraftLimits(verifier).depth(0, position + 1) == depth
 
 
 OPTIONS = {**GREEDY, "max_new_tokens": 40}

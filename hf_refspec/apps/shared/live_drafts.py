@@ -46,7 +46,7 @@ class LiveDrafts(Blend):
         self.verified = observation.verified
         before = [source.first for source in self.stats.sources]
         super().observe(observation)
-        if self.listener is None or observation.of_prompt:
+        if self.listener is None:
             return
         owners: list[int | None] = []
         for index, source in enumerate(self.stats.sources):

@@ -246,7 +246,7 @@ class GrammarDrafts(PathDrafter):
         return ends
 
     def observe(self, observation: Observation) -> None:
-        if self._matcher is None or observation.of_prompt:
+        if self._matcher is None:
             return
         forced = _ends_here(self._matcher)
         for token in observation.tokens.tolist():

@@ -123,6 +123,11 @@ def about(command: str) -> str:
         ("xyz", "", ["no command 'xyz'; hf-refspec --help lists them\n"]),
         ("store info x --nonsense", " store info", ["unrecognized arguments: --nonsense\n"]),
         ("store serch x", " store", ["no command 'serch' (did you mean 'search'?)\n"]),
+        (
+            "generate --max-draft-tokens 1025",
+            " generate",
+            ["`max_draft_tokens` must be at most 1024, but is 1025"],
+        ),
         ("knn build x --out y z --modl m", " knn build", ["--modl", "[--model MODEL]"]),
     ],
 )

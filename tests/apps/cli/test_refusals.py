@@ -90,7 +90,7 @@ REFUSED = [
     (f"{BENCH} DatastoreDrafts=./none", "--drafters 'DatastoreDrafts=./none': './none' does not"),
     (
         f"{BENCH} DraftModel=nofolder",
-        "--drafters 'DraftModel=nofolder': 'nofolder' is no folder here … be reached",
+        "--drafters 'DraftModel=nofolder': 'nofolder' is neither a folder here … be reached",
     ),
     (f"{BENCH} DraftModel=./none", "--drafters 'DraftModel=./none': './none' does not exist"),
     (f"{BENCH} DraftModel=words", "'DraftModel=words': words is not the folder of a model"),

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hf_refspec.generation.budget import Budget
 
 from hf_refspec.apps.space.conversation import Conversation, Host
+from hf_refspec.generation.plan import Budget
 
 
 @pytest.fixture(autouse=True)

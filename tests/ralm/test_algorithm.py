@@ -18,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import ENTRIES, Slow, Vectors, Walk, assert_no_search_goes_on, generated
 
-from hf_refspec.ralm import engine, request_cache
+from hf_refspec.ralm import request_cache, run
 from hf_refspec.ralm.checked_search import RunningSearch
-from hf_refspec.ralm.constants import CONSTANTS
-from hf_refspec.ralm.engine import generate_with_retrieval
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.request_cache import LEARNED, RequestCache
+from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
 
 speculations = st.builds(
@@ -40,7 +39,7 @@ speculations = st.builds(
 def all_ids_are_kept():
     """As where steps take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_cache, "CONSTANTS", replace(CONSTANTS, earlier_cost=1e9))
+        patch.setattr(request_cache, "EARLIER_COST", 1e9)
         yield
 
 
@@ -120,7 +119,7 @@ def test_stats_are_cleared_filled_and_printed():
     again = generate_with_retrieval(Walk(2, 0), Slow(), None, 1, stats=stats)
     assert again is stats
     assert (stats.steps, stats.searches, stats.strides) == (2, 2, [])
-    assert stats.verification_seconds >= 0.04
+    assert stats.search_seconds >= 0.04
     assert "2 steps, 2 queries in 2 searches" in str(stats)
     assert stats.to_dict()["retrievals"] == 2
 
@@ -169,8 +168,8 @@ class Timed:
         self.steps = []
         self.begun = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "CheckedRetriever", lambda *args: self)
-            patch.setattr(engine, "usable_cores", lambda: 2)
+            patch.setattr(run, "CheckedRetriever", lambda *args: self)
+            patch.setattr(run, "usable_cores", lambda: 2)
             options = {"clock": lambda: self.now, "model_threads": self.model_threads}
             try:
                 return generate_with_retrieval(self, self, speculation, 1, **options)
@@ -331,7 +330,7 @@ def test_ids_that_have_left_the_knowledge_base_are_forgotten(speculation):
 
 def test_all_is_measured_by_the_clock_that_is_given():
     stats = Timed().generated(None, length=10)
-    assert (stats.model_seconds, stats.verification_seconds) == (10, 500)
+    assert (stats.model_seconds, stats.search_seconds) == (10, 500)
     assert stats.waiting_seconds == 500
 
 

@@ -1,24 +1,11 @@
-"""Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1).
-
-A step generates with the result of a query, until the next query. Without speculation, every step
-waits for the retriever. With it a request cache answers first, and one batched search verifies
-several speculated steps. The first step that the search's answer would have changed is undone, with
-all later ones, and repeated with that answer. The text is the same as without speculation, provided
-that the result of a query does not depend on the batch, and that its best k are the first k of any
-larger number.
-
-As in the authors' code, a search includes the query of the next step, which waits for the answer.
-So a stride counts queries: all steps but that one are guessed, and a stride of 1 is the baseline.
-(Algorithm 1, read literally, guesses them all, and repeats a step after each wrong guess.) Unlike
-there, further searches begin while one runs if the retriever takes several at once.
-"""
+"""Calls that retrieve while they generate: what `iterative_ralm` and `knn_lm` have in common."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from time import perf_counter
 from typing import Any
 
@@ -33,17 +20,17 @@ from ..kernels.compilation import usable_cores
 from ..refusals import check_prepared
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
+from .algorithm import RaLMSeq, RaLMSpec, Text
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
-from .request import Request, RetrievalAugmentedGeneration, SpeculativeRequest
-from .request_cache import Learned, RequestCache
+from .request_cache import Learned
 from .stats import RalmStats
 
 logger = logging.getLogger("hf_refspec")
 
 
 def generate_with_retrieval(
-    text: RetrievalAugmentedGeneration,
+    text: Text,
     retriever: Retriever,
     speculation: RalmSpeculation | None,
     k: int,
@@ -70,13 +57,13 @@ def generate_with_retrieval(
     stats.clear()
     with closing(CheckedRetriever(retriever, k, clock)) as checked:
         if speculation is None:
-            Request(text=text, retriever=checked, k=k, stats=stats, clock=clock).run()
+            RaLMSeq(text, checked, k, stats, clock).run()
             return stats
         _check_prefetch(retriever, speculation, k)
-        learned = Learned.of(retriever, speculation)
+        learned = Learned.for_retriever(retriever, speculation)
         setting = (k, *astuple(speculation))
         scheduler, earlier = learned.begin(setting, retriever, speculation)
-        request = SpeculativeRequest(
+        request = RaLMSpec(
             text=text,
             retriever=checked,
             k=k,
@@ -86,16 +73,9 @@ def generate_with_retrieval(
             scheduler=scheduler,
             neighbours=neighbours,
             expected_contention=_expected_contention(retriever, model_threads),
-            cache=RequestCache(earlier=earlier),
+            earlier=earlier,
         )
-        try:
-            request.run()
-        except RalmError:
-            if not request.guessing or not len(earlier):
-                raise
-            # The knowledge base may lack some of the earlier ids by now: go on without them.
-            request = replace(request, cache=RequestCache())
-            request.run()
+        request.run()
         stats.contention = scheduler.measured.contention
         learned.end(setting, scheduler, request.cache.newest_first, earlier)
     return stats
@@ -103,7 +83,7 @@ def generate_with_retrieval(
 
 def _expected_contention(retriever: Any, model_threads: int) -> float:
     """The factor by which a search and a step slow each other down if they need more cores than
-    there are. Without `search_threads`, a retriever is assumed to search elsewhere."""
+    there are; 1 for a retriever without `search_threads`, which searches elsewhere."""
     search_threads = getattr(retriever, "search_threads", 0)
     return max((search_threads + model_threads) / usable_cores(), 1.0) if search_threads else 1.0
 
@@ -121,8 +101,8 @@ def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> Non
 def exact_speculation(
     model: PreTrainedModel, speculation: str | RalmSpeculation | None
 ) -> RalmSpeculation | None:
-    """The speculation that a call asks for; none, with a warning, where the model runs code of
-    others, which a step that is undone and repeated would run again."""
+    """The speculation that a call asks for; `None`, with a warning, for a model that runs code of
+    others, which steps that are undone and repeated would run too often."""
     parsed = RalmSpeculation.parse(speculation)
     code = None if parsed is None else foreign_code(model)
     if code is not None:
@@ -137,14 +117,9 @@ def check_ralm_call(
     input_ids: torch.Tensor,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
-    stats: Any,
     caller: str,
 ) -> None:
     """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared."""
-    if stats is not None and not isinstance(stats, RalmStats):
-        raise TypeError(
-            f"`ralm_stats` must be a `hf_refspec.RalmStats()` or None, but is {stats!r}."
-        )
     check_prepared(model, input_ids, generation_config, model_kwargs, caller)
     if len(input_ids) != 1:
         raise ValueError(
@@ -154,7 +129,7 @@ def check_ralm_call(
 
 
 def generate_row(
-    text: RetrievalAugmentedGeneration,
+    text: Text,
     row: Row,
     retriever: Retriever,
     speculation: RalmSpeculation | None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hf_refspec.verification.packed import AttentionProxy, PackedAttention, UnpackableError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.entries import Block, CachedRow, block_size
+from hf_refspec.verification.layouts import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
 
 CPU = torch.device("cpu")
@@ -36,9 +36,8 @@ def rows_of(
         blocks.setdefault(slots, Block(slots)).add(row, states, capacity=len(lengths))
         row.hidden = np.arange(length) < hidden if hidden and i == 0 else None
         rows.append(row)
-    ends = [n + (draft is not None) for n, draft in zip(lengths, drafts, strict=True)]
-    texts = [FixedTokens(torch.zeros((1, end), dtype=torch.int64)) for end in ends]
-    now = Pass(texts, [draft or ONE for draft in drafts], lengths)
+    texts = [FixedTokens(torch.zeros((1, length + 1), dtype=torch.int64)) for length in lengths]
+    now = Pass(texts, drafts, lengths)
     order = [rows.index(row) for block in blocks.values() for row in block.rows]
     return now, rows, order
 
