@@ -26,7 +26,7 @@ import numpy as np
 
 from ..check_count import check_count
 from ..kernels.kernel import kernel, kernel_type
-from .best_first import TREE_TYPE, TreeArrays, divide, grower, uncounted
+from .best_first import TREE_TYPE, TreeArrays, divide, grower, njit_no_alloc
 
 MOST_CONTEXT = 3
 # The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.
@@ -74,7 +74,7 @@ def new_table(capacity: int, top_k: int) -> Table:
     )
 
 
-@uncounted
+@njit_no_alloc
 def find(table, context):
     """The entry of a context (MOST_CONTEXT,), -1 if there is none.
 
@@ -91,7 +91,7 @@ def find(table, context):
     return -1
 
 
-@uncounted
+@njit_no_alloc
 def _home(table, context):
     """The slot at which the search for a context begins: two contexts share it by chance alone
     (multiply-shift, Dietzfelbinger 1996)."""
@@ -134,7 +134,7 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
     return longest * len(path)
 
 
-@uncounted
+@njit_no_alloc
 def _write(table, context, best_tokens, best_probs, vocab_size):
     """Writes an entry of next tokens (k,), which becomes the newest; returns False if full."""
     entry = find(table, context)
@@ -275,7 +275,7 @@ def recycling_tree(learned, text, last_tokens, last_probs, pooling, budget, chai
     return _grow_context(found, 1, 1 + (1 + budget) * per_node, per_node, budget, chain)
 
 
-@uncounted
+@njit_no_alloc
 def expand_context(found, growth, first, node, depth, prob):
     for i in range(RUNNERS_UP):
         found.best_tokens[node + 2, i], found.best_probs[node + 2, i] = -1, 0.0
@@ -307,7 +307,7 @@ def expand_context(found, growth, first, node, depth, prob):
 _grow_context = grower(expand_context)
 
 
-@uncounted
+@njit_no_alloc
 def _propose(found, growth, node):
     """Proposes all tokens that are known at a node, weighted by the logarithms of their factors.
 
@@ -348,7 +348,7 @@ def _propose(found, growth, node):
     return start, known
 
 
-@uncounted
+@njit_no_alloc
 def _token_before(found, growth, place):
     """The token at a place (-1 for none), and the place before it.
 
@@ -361,7 +361,7 @@ def _token_before(found, growth, place):
     return found.text[len(found.text) + place], np.int64(place - 1)
 
 
-@uncounted
+@njit_no_alloc
 def _add(growth, number, tokens, probs, exponent):
     """Adds the proposals (k,) of one source; returns how many there are now."""
     for i in range(len(tokens)):
@@ -373,12 +373,12 @@ def _add(growth, number, tokens, probs, exponent):
     return number
 
 
-@uncounted
+@njit_no_alloc
 def _log_score(prob):
     return math.log(1.0 + prob / LEAST_PROB)
 
 
-@uncounted
+@njit_no_alloc
 def _note_best(found, node, token, prob):
     """Inserts a child among its node's best, the most probable first."""
     tokens, probs = found.best_tokens[node + 2], found.best_probs[node + 2]
