@@ -197,7 +197,6 @@ class NextTokens:
         self._counts = content.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
         self._counted = 1.0 + float(self._counts.sum())
         commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
-        self._commonest[:] = -1
         self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:

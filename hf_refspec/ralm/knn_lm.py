@@ -127,11 +127,7 @@ class Mixture:
             )
         if k is None:
             k = min(DEFAULT_K, len(datastore))
-        check_count("k", k)
-        if k > len(datastore):
-            raise ValueError(
-                f"k must be at most {len(datastore)}, the number of entries, but is {k}"
-            )
+        check_count("k", k, most=len(datastore))
         if not 0 <= lambda_ <= 1:
             raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")
         if not 0 < temperature < math.inf:

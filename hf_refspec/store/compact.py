@@ -42,9 +42,7 @@ class CompactOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_ngram <= LONGEST_NGRAM:
-            bounds = f"from 1 to {LONGEST_NGRAM}"
-            raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
+        check_count("max_ngram", self.max_ngram, most=LONGEST_NGRAM)
         if self.ngrams_per_order is not None:
             check_count("ngrams_per_order", self.ngrams_per_order, " or None")
         if self.max_bytes is not None:

@@ -58,9 +58,7 @@ class BuildOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        tokens = self.shard_tokens
-        if not isinstance(tokens, int) or not 1 <= tokens <= LARGEST_SHARD:
-            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {tokens!r}")
+        check_count("shard_tokens", self.shard_tokens, most=LARGEST_SHARD)
         if self.max_tokens is not None:
             check_count("max_tokens", self.max_tokens, " or None")
         if self.num_proc is not None:
