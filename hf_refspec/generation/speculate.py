@@ -22,6 +22,7 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
+from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter
 from ..drafting.stats import DraftStats
 from ..transformers_names import belongs_to_caller, decoder_output, is_synced
@@ -277,7 +278,7 @@ def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> str:
     if loop.budget.max_nodes == 0:
         return "`max_draft_tokens=0`"
     if all(isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters):
-        return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
+        return drafting_kernels.why_unready
     if (finding := loop.limits.refused) is not None:
         inexact = f"drafts were found inexact at the length of the text ({finding})"
         return finding.failure or inexact
