@@ -159,7 +159,7 @@ def divide(growth, first, node):
         next_proposal = following[proposal]
         token = proposed[proposal]
         if token >= 0:
-            slot = ((token * growth.key) >> 32) & (len(slots) - 1)
+            slot = ((np.int64(token) * growth.key) >> 32) & (len(slots) - 1)
             while slot_nodes[slot] == node and proposed[slots[slot]] != token:
                 slot = (slot + 1) & (len(slots) - 1)
             if slot_nodes[slot] != node:
