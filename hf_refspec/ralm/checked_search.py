@@ -63,6 +63,7 @@ class CheckedRetriever:
         self._running: list[Future[tuple[Any, float]]] = []
 
     def close(self) -> None:
+        """Drops the searches that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -72,6 +73,7 @@ class CheckedRetriever:
         return max(self.concurrent_searches - len(self._running), 0)
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
+        """Begins a search for the `count` best passages of each query."""
         answer = self._threads.submit(self._search, queries, count)
         self._running.append(answer)
         return RunningSearch(queries, count, self._clock(), answer)
@@ -83,18 +85,16 @@ class CheckedRetriever:
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
         """Waits for a search; returns the passages for each query, and the search's seconds."""
-        answer, seconds = search.answer.result()
+        answers, seconds = search.answer.result()
         try:
-            answers = list(answer)
-        except TypeError:
-            answers = None
-        if answers is None or len(answers) != len(search.queries):
-            returned = repr(answer) if answers is None else f"{len(answers)} answers"
+            checked = [self._checked_answer(answer, search.count) for answer in answers]
+        except (AttributeError, TypeError):
+            checked = []
+        if len(checked) != len(search.queries):
             raise RalmError(
-                f"{self._name}.search was called with {len(search.queries)} queries, but returned "
-                f"{returned}. It must return a list with one Retrieved for each."
+                f"{self._name}.search must return a list with a Retrieved for each of "
+                f"{len(search.queries)} queries, but returned {answers!r:.200}."
             )
-        checked = [self._checked_answer(answer, search.count) for answer in answers]
         self._most_found = max(self._most_found, *map(len, checked))
         for answer in checked:
             if len(answer) < min(self._k, self._most_found):
@@ -105,7 +105,7 @@ class CheckedRetriever:
         return checked, seconds
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """`Retriever.score`, checked."""
+        """The scores (float32, `(n,)`) that the passages `ids` (int64, `(n,)`) have in a search."""
         scores = np.asarray(call(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
             raise RalmError(
@@ -115,17 +115,12 @@ class CheckedRetriever:
         self._check_finite("score", scores)
         return scores
 
-    def _checked_answer(self, answer: Any, count: int) -> Retrieved:
-        try:
-            ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
-        except AttributeError:
-            raise RalmError(
-                f"{self._name}.search must return a list of Retrieved, but one is {answer!r}."
-            ) from None
+    def _checked_answer(self, answer: Retrieved, count: int) -> Retrieved:
+        ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
         problem = ""
         if ids.ndim != 1 or ids.shape != scores.shape:
-            problem = f"returned ids of shape {ids.shape} with scores of shape {scores.shape}"
-            problem += "; both must be one-dimensional and equally long."
+            problem = f"returned ids of shape {ids.shape} and scores of shape {scores.shape}; both "
+            problem += "must be one-dimensional and equally long."
         elif len(ids) == 0:
             problem = "found no passage for a query. Is its knowledge base empty?"
         elif not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:

@@ -56,7 +56,7 @@ from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
 from .options import RalmSpeculation
 from .passage_entries import PassageEntries
-from .run import check_ralm_call, exact_speculation, generate_row
+from .run import checked_speculation, generate_row
 from .stats import RalmStats
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
@@ -116,15 +116,16 @@ def iterative_ralm(
         ValueError: If an argument is invalid or not supported, or there is no room for a passage.
         RalmError: If the retriever fails, with the text so far.
     """
-    speculation = exact_speculation(model, speculation)
+    speculation = checked_speculation(
+        model, input_ids, generation_config, model_kwargs, speculation, "iterative_ralm"
+    )
+    _check_prepared(model_kwargs)
     check_count("generation_stride", generation_stride)
     check_count("query_length", query_length)
     drafts = drafter is not None and drafting_kernels.ready()
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
     drafter = as_drafter(drafter, "`drafter`")
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, "iterative_ralm")
-    _check_prepared(model_kwargs)
     vocab_size = text_config(model).vocab_size
     base = getattr(retriever, "knowledge_base", None)
     if isinstance(base, KnowledgeBase):

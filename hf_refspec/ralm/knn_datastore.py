@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..corpus.documents import open_source
 from ..corpus.untrusted import printable
 from ..retrieval.flat import index_type
@@ -37,8 +36,8 @@ from ..version import __version__
 from .hidden_states import Layer, model_fingerprint, read_documents, recorded
 
 _NEXT_ENTRIES = 10
-# The largest relative difference of one model's fingerprints; those of two number formats differ by
-# a percent or two.
+# The largest relative difference between fingerprints of one model. In two number formats they
+# differ by a percent or two.
 _FINGERPRINT_TOLERANCE = 0.05
 ENTRIES = re.compile(r"entries\.safetensors")
 _COUNT = range(1, 2**31)
@@ -168,10 +167,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             max_entries (`int`, *optional*): The most entries.
             license (`str`, *optional*): The documents' licence, by default the dataset's.
             corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
-            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            TypeError: If a document is ids.
             ValueError: If the documents have no text, an argument is invalid, or the model's hidden
                 states are not finite.
             FileExistsError: If there is something at `path`.
@@ -179,8 +177,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokenizer = text_tokenizer(tokenizer)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
-        if max_entries is not None:
-            check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
@@ -224,24 +220,19 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         after a fixed text is not the stored one."""
         if model in self._known:
             return
-        name = type(model).__name__
+        config = self.config
         vocab_size = text_config(model).vocab_size
-        if vocab_size != self.config.vocab_size:
+        found = model_fingerprint(model, config.layer)
+        same = vocab_size == config.vocab_size and found.shape == self._fingerprint.shape
+        if same:
+            difference = np.linalg.norm(found - self._fingerprint)
+            same = difference <= _FINGERPRINT_TOLERANCE * np.linalg.norm(self._fingerprint)
+        if not same:
             raise ValueError(
-                f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
-                f"{name} has {vocab_size}; build one with this model"
-            )
-        found = model_fingerprint(model, self.config.layer)
-        if found.shape != self._fingerprint.shape:
-            raise ValueError(
-                f"knn_datastore has keys of {len(self._fingerprint)} numbers, but the hidden "
-                f"states of this {name} have {len(found)}; build one with this model"
-            )
-        difference = np.linalg.norm(found - self._fingerprint)
-        if not difference <= _FINGERPRINT_TOLERANCE * np.linalg.norm(self._fingerprint):
-            raise ValueError(
-                f"knn_datastore was made with another model ({printable(self.config.model)}): this "
-                f"{name} has other hidden states after the same text; build one with this model"
+                f"knn_datastore was made with another model ({printable(config.model)}, a "
+                f"vocabulary of {config.vocab_size}, hidden states of {config.dimension} numbers) "
+                f"than this {type(model).__name__} ({vocab_size}, {len(found)}), whose hidden "
+                "states after the same text differ; build one with this model"
             )
         # An index makes what it needs in its first search, before text is generated.
         self.search([self._fingerprint], 1)
@@ -258,7 +249,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
         if batch.shape[1] != self.config.dimension or not np.isfinite(batch).all():
             raise ValueError(
-                f"queries must be of {self.config.dimension} finite numbers, but are of shape "
+                f"queries must be of {self.config.dimension} finite numbers, but have the shape "
                 f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
             )
         damaged = self._damaged(self.config.file, "keys are not finite; build it again")
@@ -272,18 +263,19 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return found
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32) of the entries `ids`, as `search` returns them."""
+        """The scores (float32, `(n,)`) of the entries `ids` (int64, `(n,)`), as `search` returns
+        them."""
         return self._index.score(query, ids)
 
     def next_entries(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids`: a text that resembles the corpus continues like
-        it (RaLMSpec, section 5.3)."""
+        """The next 10 entries after each of `ids` (int64, `(n,)`), int64 of shape `(m,)`: a text
+        that resembles the corpus continues like it (RaLMSpec, section 5.3)."""
         following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of a hidden state's neighbours (int64, ascending), and their
-        probabilities (float64), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
+        """The next tokens of a hidden state's neighbours (int64, `(n,)`, ascending), and their
+        probabilities (float64, `(n,)`), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)

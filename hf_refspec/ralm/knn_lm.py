@@ -34,7 +34,7 @@ from ..verification.verifier import PLAIN, Verifier
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .options import RalmSpeculation
-from .run import check_ralm_call, exact_speculation, generate_row
+from .run import checked_speculation, generate_row
 from .stats import RalmStats
 
 DEFAULT_K = 1024
@@ -89,9 +89,10 @@ def knn_lm(
             argument of `generate` cannot be combined with this.
         RalmError: If the datastore fails; it carries the text so far.
     """
-    speculation = exact_speculation(model, speculation)
+    speculation = checked_speculation(
+        model, input_ids, generation_config, model_kwargs, speculation, "knn_lm"
+    )
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    check_ralm_call(model, input_ids, generation_config, model_kwargs, "knn_lm")
     _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
     knn_datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)

@@ -98,34 +98,29 @@ def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> Non
         )
 
 
-def exact_speculation(
-    model: PreTrainedModel, speculation: str | RalmSpeculation | None
-) -> RalmSpeculation | None:
-    """The speculation that a call asks for; `None`, with a warning, for a model that runs code of
-    others, which steps that are undone and repeated would run too often."""
-    parsed = RalmSpeculation.parse(speculation)
-    code = None if parsed is None else foreign_code(model)
-    if code is not None:
-        name = type(model).__name__
-        logger.warning("%s retrieves without speculation, with the same text: %s.", name, code)
-        return None
-    return parsed
-
-
-def check_ralm_call(
+def checked_speculation(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
+    speculation: str | RalmSpeculation | None,
     caller: str,
-) -> None:
-    """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared."""
+) -> RalmSpeculation | None:
+    """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared.
+    Returns the call's speculation; `None`, with a warning, for a model that runs code of others,
+    which steps that are undone and repeated would run too often."""
     check_prepared(model, input_ids, generation_config, model_kwargs, caller)
     if len(input_ids) != 1:
         raise ValueError(
             f"`{caller}` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "
             "prompt at a time."
         )
+    parsed = RalmSpeculation.parse(speculation)
+    if parsed is not None and (code := foreign_code(model)) is not None:
+        name = type(model).__name__
+        logger.warning("%s retrieves without speculation, with the same text: %s.", name, code)
+        return None
+    return parsed
 
 
 def generate_row(

@@ -1,7 +1,7 @@
 """Sparse retrieval: BM25 over tokens, with an index that bm25s builds (arXiv 2407.03618)."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
+# A kernel's numba signature has the types of its arguments.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numba import njit
 
 from ..extras import require
 from ..kernels.kernel import kernel
-from .knowledge_base import KnowledgeBase, check_knowledge_base
+from .knowledge_base import KnowledgeBase
 from .retriever import Retrieved
 
 # Passages scored together, few enough that their scores stay in the first-level cache.
@@ -41,10 +41,10 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     Each token's list is walked once for all queries. A passage's score is summed in the order of
     the tokens, as in `SparseRetriever.score`, so that it does not depend on the batch.
 
-    From `bounds[t]` to `bounds[t + 1]` stand the `passages` with token t, ascending and below
-    `number`, and the `weights` that it adds to their scores. `tokens` (t,) are those of all
-    queries, ascending, and `counts` (t, q) say how often each query has them. `scores` and `ids`
-    (q, k) receive the passages found, the best first."""
+    `passages[bounds[t] : bounds[t + 1]]` are the passages with token t, ascending and below
+    `number`; `weights`, at the same places, what it adds to their scores. `tokens` (t,) has the
+    tokens of all queries, ascending, and `counts` (t, q) how often each query has them. `scores`
+    and `ids` (q, k) receive the passages found, the best first."""
     scores[:] = -1  # no score is below 0
     at = bounds[tokens]
     sums = np.empty((_PASSAGES_AT_ONCE, len(scores)), np.float32)
@@ -67,7 +67,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
 
 @njit(nogil=True)
 def _insert(score, passage, scores, ids):
-    """Inserts a passage into the best so far, behind those with the same score."""
+    """Inserts a passage into the best so far (k,), after others with the same score."""
     place = len(scores) - 1
     while place > 0 and score > scores[place - 1]:
         scores[place], ids[place] = scores[place - 1], ids[place - 1]
@@ -87,14 +87,12 @@ class SparseRetriever:
             a terminal.
 
     Raises:
-        TypeError: If `knowledge_base` is none.
         ImportError: If bm25s is not installed (extra `retrieval`).
     """
 
     search_threads = 1
 
     def __init__(self, knowledge_base: KnowledgeBase, progress: bool = True) -> None:
-        check_knowledge_base(knowledge_base)
         bm25s = require("bm25s", "SparseRetriever", "retrieval")
         self.knowledge_base = knowledge_base
         vocabulary = range(knowledge_base.config.vocab_size)
@@ -132,7 +130,7 @@ class SparseRetriever:
         return [Retrieved(*found) for found in zip(ids, scores, strict=True)]
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
-        """The scores of the passages `ids`, float32 of shape `(n,)`; 0 if there is no such one."""
+        """The scores (float32, `(n,)`) of the passages `ids` (int64, `(n,)`); 0 for unknown ids."""
         ids = ids.astype(np.int32)
         scores = np.zeros(len(ids), np.float32)
         for token, count in zip(query.tokens, query.counts, strict=True):

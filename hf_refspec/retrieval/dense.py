@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..check_count import check_count
 from ..store.folder import DatastoreError
 from .flat import index_type
-from .knowledge_base import KnowledgeBase, check_knowledge_base
+from .knowledge_base import KnowledgeBase
 from .retriever import Retrieved
 from .text_encoder import TextEncoder
 from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
@@ -20,10 +19,10 @@ class DenseRetriever:
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
     The query is the text of the last tokens. `"flat"` looks at all passages, on GPUs if faiss-gpu
-    finds some, otherwise in an int8 copy that is made here, a quarter of the size of their float32
-    embeddings; those that may be the best are compared by the latter, in the memory-mapped file.
-    `"hnsw"` walks a graph of FAISS, which is built here and holds a copy of the embeddings; it
-    misses some passages and is much faster.
+    finds some, otherwise in an int8 copy that is made here, a quarter of the size of their
+    embeddings; passages that may be the best are then compared by their float32 embeddings, in the
+    memory-mapped file. `"hnsw"` walks a graph of FAISS, which is built here and holds a copy of the
+    embeddings; it misses some passages and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): The passages to search.
@@ -36,8 +35,7 @@ class DenseRetriever:
             on the same CPU generates during a search only if cores are left for it.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is invalid, or the knowledge base has no embeddings.
+        ValueError: If there is no such index, or the knowledge base has no embeddings.
         DatastoreError: If an embedding is not finite.
         ImportError: If FAISS is not installed (extra `retrieval`) and the index is `"hnsw"`.
     """
@@ -50,9 +48,7 @@ class DenseRetriever:
         ef_search: int = LEAST_WALKED,
         threads: int | None = None,
     ) -> None:
-        check_knowledge_base(knowledge_base)
         check_index(index, threads)
-        check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
@@ -81,7 +77,7 @@ class DenseRetriever:
         return self._vectors.search_threads
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
-        """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""
+        """The embedding (float32, `(d,)`) of the last tokens (int64, `(n,)`) of a text."""
         text = self.knowledge_base.tokenizer.decode(
             np.asarray(token_ids).tolist(),
             skip_special_tokens=True,
@@ -97,7 +93,7 @@ class DenseRetriever:
         return self._vectors.search(stacked, k, self.ef_search)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores of the passages `ids`, float32 of shape `(n,)`."""
+        """The scores (float32, `(n,)`) of the passages `ids` (int64, `(n,)`)."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
             raise IndexError(
                 f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "

@@ -30,7 +30,7 @@ _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 
 class FlatIndex(VectorIndex):
     """Scans an int8 copy of the vectors in `threads` threads, by default torch's number, and scores
-    those that may be among the best. The first search makes the copy; it raises a
+    the vectors that may be among the best. The first search makes the copy; it raises a
     FloatingPointError if vectors are not finite."""
 
     @cached_property
@@ -58,7 +58,8 @@ class FlatIndex(VectorIndex):
     def _best(
         self, query: np.ndarray, parts: Sequence[ApproximateScores], begins: np.ndarray, k: int
     ) -> Retrieved:
-        """The `k` best vectors for a query, of parts that begin at `begins`."""
+        """The `k` best vectors for a query (float32, `(d,)`), of parts that begin at `begins`
+        (int64, `(parts,)`)."""
         ids = np.concatenate([a + part.best for a, part in zip(begins, parts, strict=True)])
         found = Retrieved.best(ids, self.score(query, ids), k)
         least = float(found.scores[-1])
@@ -69,8 +70,8 @@ class FlatIndex(VectorIndex):
         return Retrieved.best(ids, self.score(query, ids), k)
 
     def _rounding(self, query: np.ndarray, score: float) -> float:
-        """How far a score of ours can be from the true one, or from another sum's, for scores from
-        this one on.
+        """The largest error of a score that is at least `score`, against the true one or one summed
+        in another order, for a query (float32, `(d,)`).
 
         A sum of d products in any order is off by at most d roundings of the sum of their absolute
         values, which is at most the product of both lengths.
@@ -102,8 +103,8 @@ class FaissFlatIndex(FlatIndex):
         return self._best_of(queries, k, k + max(k // 8, _SPARE))
 
     def _best_of(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
-        """The best of `count` candidates for each query; of four times that number where these may
-        lack a vector that is as good as the k-th."""
+        """The best of `count` candidates for each query (float32, `(q, d)`); of four times that
+        number where these may lack a vector that is as good as the k-th."""
         if count > _MOST_CANDIDATES:
             return super().search(queries, k)
         all_scores, all_ids = self._index.search(queries, min(count, len(self.vectors)))
@@ -126,7 +127,7 @@ class FaissFlatIndex(FlatIndex):
 
 
 def finds_gpus() -> bool:
-    """Whether FAISS is installed with support for GPUs and finds one."""
+    """True if FAISS is installed with support for GPUs and finds one."""
     try:
         return bool(import_faiss("a GPU").get_num_gpus() > 0)
     except ImportError:

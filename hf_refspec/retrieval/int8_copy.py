@@ -5,7 +5,7 @@ few vectors that may be among the best, and only those are read in full.
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
+# A kernel's numba signature has the types of its arguments.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ApproximateScores:
 
     Attributes:
         scores (`np.ndarray`, float32 of shape `(n,)`): All scores, less `offset`.
-        best (`np.ndarray`, int64 of shape `(k,)`): The vectors with the highest ones, unordered.
+        best (`np.ndarray`, int64 of shape `(k,)`): The vectors with the highest scores, unordered.
         offset (`float`): The part of a score that does not depend on the vector.
         error (`float`): The largest difference from a true score.
     """
@@ -75,8 +75,8 @@ class Int8Copy:
             raise FloatingPointError("the vectors have NaN, infinity or too large numbers")
 
     def scan(self, queries: np.ndarray, k: int, begin: int, end: int) -> list[ApproximateScores]:
-        """Scores the vectors from `begin` to `end`, which counts as the first one, for a few
-        queries (float32 of shape `(q, d)`), and finds the `k` best."""
+        """Scores the vectors from `begin` to `end` for a few queries (float32 of shape `(q, d)`),
+        and finds the `k` best; ids count from `begin`."""
         centred = queries.astype(np.float64)
         if self._by_distance:
             centred -= self._centre
@@ -85,7 +85,7 @@ class Int8Copy:
         else:
             offsets = centred @ self._centre
             factor = 1.0
-        # A product with a row is that of int16 weights with int8 numbers, in units of the query.
+        # The product with a row: int16 weights times int8 numbers, in units of the query.
         weights = centred * self._steps
         dimension = len(self._steps)
         units = np.maximum(
@@ -138,7 +138,7 @@ def round_rows(rows, centre, steps, rounded, lengths):
 
 @vectorised
 def _round_row(row, centre, steps, inverse, rounded):
-    """Rounds a row; returns what that loses and the row's length from the centre, squared."""
+    """Rounds a row (d,); returns its squared distances from `rounded` (d,) and from the centre."""
     lost = length = 0.0
     for j in range(len(row)):
         number = row[j] - centre[j]
@@ -187,7 +187,7 @@ def scan_rows(rows, lengths, by_distance, queries, units, scores, best, counts):
 
 @njit(nogil=True)
 def _product(row, query):
-    """The inner product of integers, in 32 bits: vector instructions add it in pairs of int16."""
+    """The inner product of integers (d,), in 32 bits: vector instructions add pairs of int16."""
     total = np.int32(0)
     for j in range(len(row)):
         total = np.int32(total + np.int32(row[j]) * np.int32(query[j]))
@@ -196,7 +196,8 @@ def _product(row, query):
 
 @njit(nogil=True)
 def _keep_best(ids, scores, k):
-    """Moves the `k` highest scores to the front; returns the lowest of them."""
+    """Moves the `k` highest scores (n,) and their ids (n,) to the front; returns the lowest of
+    these scores."""
     order = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
     ids[:k], scores[:k] = ids[order], scores[order]
     return scores[0]

@@ -67,7 +67,7 @@ class KnowledgeBaseConfig(FolderConfig):
 
     def check(self) -> None:
         if (self.dimension == 0) != (self.embeddings_file is None):
-            raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
+            raise ValueError(f"dimension is {self.dimension}, unlike its embeddings_file")
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -129,11 +129,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         lengths = np.diff(bounds)
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
         if not (whole and 1 <= lengths.min() <= lengths.max() <= config.chunk_length):
-            reason = f"its bounds are not those of passages of 1 to {config.chunk_length} tokens"
+            reason = f"its bounds do not cut it into passages of 1 to {config.chunk_length} tokens"
             raise self._damaged(config.passages_file, reason)
         in_order = documents[0] >= 0 and (documents[:-1] <= documents[1:]).all()
         if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
-            reason = "its documents are not those of the passages, in their order"
+            reason = "its documents are not in the order of the passages"
             raise self._damaged(config.sources_file, reason)
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
@@ -188,9 +188,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
         Raises:
             FileExistsError: If there is something at `path`.
-            TypeError: If `chunk_length` is not an int.
-            ValueError: If the documents have no token, one of them is no document, or the encoder
-                is invalid or returns anything but a finite vector for each text.
+            ValueError: If the documents have no token, one of them is invalid, or the encoder is
+                invalid or returns anything but a finite vector for each text.
             RuntimeError: If the encoder fails.
             OSError: If the folder cannot be written.
         """
@@ -278,15 +277,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
 
-def check_knowledge_base(knowledge_base: Any) -> None:
-    """Refuses anything but an open knowledge base."""
-    if not isinstance(knowledge_base, KnowledgeBase):
-        raise TypeError(
-            f"knowledge_base must be a KnowledgeBase, but is {knowledge_base!r}; open one by "
-            "KnowledgeBase.from_pretrained(name_or_path, tokenizer)"
-        )
-
-
 def _write(
     folder: Path,
     source: Source,
@@ -337,8 +327,8 @@ def _write(
 def _cut_passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them into passages. Returns all tokens, the bounds of the
-    passages, and the document of each."""
+    """Tokenises documents and cuts them into passages. Returns all tokens `(tokens,)`, the bounds
+    of the passages `(passages + 1,)`, and the document of each `(passages,)`."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
@@ -375,7 +365,8 @@ def _embedded(
     bounds: np.ndarray,
     progress: bool,
 ) -> Iterator[np.ndarray]:
-    """Yields the embeddings of the passages, block by block."""
+    """Yields the embeddings of the passages, float32 `(n, d)`, block by block. `tokens` (int64,
+    `(tokens,)`) are cut at `bounds` (int64, `(passages + 1,)`)."""
     count = len(bounds) - 1
     dimension = None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:

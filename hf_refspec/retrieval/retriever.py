@@ -26,7 +26,7 @@ class Retrieved:
 
     @classmethod
     def best(cls, ids: np.ndarray, scores: np.ndarray, k: int) -> Retrieved:
-        """The `k` best of these, ordered by score, and by id where scores are equal."""
+        """The `k` best of `ids` (int64, `(n,)`) by `scores` (float32, `(n,)`), in order."""
         if len(scores) > _WORTH_PARTING * k:
             # All with the score of the k-th stay: their ids decide which of them are taken.
             among_best = scores >= np.partition(scores, -k)[-k]
@@ -69,7 +69,7 @@ class Retriever(Protocol):
         """
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32 of shape `(n,)`) that the passages `ids` have in `search`."""
+        """The scores (float32, `(n,)`) that the passages `ids` (int64, `(n,)`) have in `search`."""
 
     def passage(self, passage_id: int) -> np.ndarray:
         """The tokens (int64) of a passage."""

@@ -21,8 +21,8 @@ class TextEncoder:
     Args:
         encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
             sentence-transformers model, such a model, or a callable that takes a list of texts and
-            returns an array of shape `(len(texts), d)`, a row for each. The
-            similarity of two texts is the inner product of their rows.
+            returns an array of shape `(len(texts), d)`, a row for each. The similarity of two texts
+            is the inner product of their rows.
 
     Attributes:
         name (`str`): A name for cards.
@@ -57,8 +57,8 @@ class TextEncoder:
         (vector,) = self._checked(self._encode_queries, [text])
         if len(vector) != dimension:
             raise ValueError(
-                f"encoder returns vectors of dimension {len(vector)}, but those of the knowledge "
-                f"base have {dimension}; use the encoder that it was built with"
+                f"encoder returns vectors of dimension {len(vector)}, but the knowledge base has "
+                f"vectors of {dimension}; use the encoder that it was built with"
             )
         return vector
 

@@ -6,7 +6,7 @@ whatever else is in the batch: all final scores come from one kernel.
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
+# A kernel's numba signature has the types of its arguments.
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
 @vectorised
 def score_row(rows, row, query, by_distance):
-    """Minus the squared distance from a query, or the inner product with it."""
+    """Minus the squared distance of a row of `rows` (n, d) from a query (d,), or the inner product
+    with it."""
     total = np.float32(0)
     if by_distance:
         for j in range(rows.shape[1]):
@@ -56,7 +57,7 @@ def score_row(rows, row, query, by_distance):
 
 @kernel("void(float32[:, ::1], int64[::1], float32[::1], boolean, float32[::1])", drafts=False)
 def score_rows(rows, ids, query, by_distance, scores):
-    """Writes the scores of the rows `ids` (not checked) into `scores`."""
+    """Writes the scores of the rows `ids` (m,), not checked, into `scores` (m,)."""
     for i in range(len(ids)):
         scores[i] = score_row(rows, ids[i], query, by_distance)
 
@@ -92,7 +93,8 @@ class VectorIndex(ABC):
         score_rows.compile()
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32) of the vectors `ids` (int64, not checked) for a query."""
+        """The scores (float32, `(m,)`) of the vectors `ids` (int64, `(m,)`), which are not checked,
+        for a query (float32, `(d,)`)."""
         scores = np.empty(len(ids), np.float32)
         score_rows(self.vectors, ids, query, self.metric == "l2", scores)
         return scores
@@ -138,7 +140,7 @@ def import_faiss(what: str) -> Any:
     return require("faiss", what, "retrieval")
 
 
-def check_index(index: object, threads: Any) -> None:
+def check_index(index: str, threads: int | None) -> None:
     """Refuses anything but the name of an index, and anything but a number of threads or `None`."""
     if index not in get_args(Index):
         raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")

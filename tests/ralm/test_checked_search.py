@@ -75,9 +75,9 @@ def one(ids, scores):
     ("answer", "message"),
     [
         (None, "must return a list"),
-        ([], "returned 0 answers"),
-        ([one([1], [1.0])] * 2, "returned 2 answers"),
-        ([([1], [1.0])], "must return a list of Retrieved"),
+        ([], r"must return a list with a Retrieved for each of 1 queries, but returned \[\]"),
+        ([one([1], [1.0])] * 2, "must return a list"),
+        ([([1], [1.0])], "must return a list"),
         ([one([], [])], "knowledge base empty"),
         ([one([1, 2], [1.0])], "shape"),
         ([one([-1], [1.0])], "integers of at least 0"),

@@ -168,8 +168,6 @@ def changing(texts):
     ("options", "error", "message"),
     [
         *(({"documents": none}, ValueError, "documents has no token") for none in ([], ["", ""])),
-        *(({"chunk_length": n}, ValueError, "chunk_length must be") for n in (0, -1)),
-        ({"chunk_length": 2.5}, TypeError, "chunk_length must be"),
         ({"encoder": nan_for_some}, ValueError, "NaN or infinite numbers for 1 of 30"),
         ({"encoder": raises}, RuntimeError, "encoder failed on 30 texts.*MemoryError: no room"),
         ({"encoder": lambda texts: bag_of_words(texts)[:5]}, ValueError, r"\(30, d\).*\(5, 24\)"),
@@ -216,7 +214,7 @@ BOUNDS = {
 def test_bounds_that_are_none_are_refused(base, tokenizer, change):
     bounds = change(load_file(base.path / "passages.safetensors")["bounds"])
     rewrite(base, "passages", bounds=np.array(bounds, np.int64))
-    with pytest.raises(DatastoreError, match="bounds are not those of passages of 1 to 64"):
+    with pytest.raises(DatastoreError, match="bounds do not cut it into passages of 1 to 64"):
         KnowledgeBase(base.path, tokenizer)
 
 

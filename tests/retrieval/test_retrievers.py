@@ -60,10 +60,3 @@ def test_without_its_library_the_error_names_the_extra(base, monkeypatch, kind, 
     with pytest.raises(ImportError, match=r"hf_refspec\[retrieval\]"):
         KINDS[kind](base)
     assert len(KINDS["flat"](base).search([base.embeddings[0]], 3)[0]) == 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("wrong", [5, "passages", KnowledgeBase])
-def test_anything_but_an_open_knowledge_base_is_refused(kind, wrong):
-    with pytest.raises(TypeError, match="knowledge_base must be a KnowledgeBase, but is"):
-        KINDS[kind](wrong)
