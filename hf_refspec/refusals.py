@@ -30,6 +30,7 @@ from transformers import (
 from .check_count import check_count
 from .drafting.tree import MOST_NODES
 from .foreign_code import foreign_code
+from .kernels.compilation import drafting_kernels
 from .text_config import attends_locally, text_config
 from .transformers_names import (
     CACHE_NAMES,
@@ -475,8 +476,7 @@ def why_undrafted(max_nodes: int, waited: bool, offered: bool) -> Reason:
     if max_nodes == 0:
         return Reason("draft", "`max_draft_tokens=0`")
     if waited:
-        text = "the kernels were still being compiled; call `hf_refspec.warmup()` before"
-        return Reason("draft", text)
+        return Reason("draft", drafting_kernels.why_unready)
     if not offered:
         return Reason("draft", "the drafter found nothing to draft")
     text = "no draft was expected to pay; `max_draft_tokens=8` verifies drafts anyway"

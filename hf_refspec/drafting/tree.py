@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..index.best_first import TREE_TYPE, grower, uncounted
+from ..index.best_first import TREE_TYPE, grower, njit_no_alloc
 from ..kernels.kernel import kernel
 
 # The parent of the first nodes: the last accepted token, which is not a node itself.
@@ -322,7 +322,7 @@ def merge_trees(sizes, tokens, parents, probs, budget):
     return _grow_merged(_Merged(child, sibling, token, prob), total, total, 1, budget, False)
 
 
-@uncounted
+@njit_no_alloc
 def expand_merged(found, growth, first, node, depth, prob):
     count = 0
     child = found.child[first if node >= 0 else len(found.sibling)]

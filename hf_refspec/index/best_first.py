@@ -26,7 +26,7 @@ TREE_TYPE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 # Compiled without numba's reference counts, which would change for every array at every node. Such
 # code may not allocate.
-uncounted = njit(_nrt=False)
+njit_no_alloc = njit(_nrt=False)
 
 
 class Growth(NamedTuple):
@@ -66,7 +66,7 @@ def grower(expand: Callable[..., int]) -> Callable[..., Any]:
         `count` proposals, and there can be `capacity` of them, at one node the `widest`.
     """
 
-    @uncounted
+    @njit_no_alloc
     def fill(found, growth, chain):
         children = growth.children
         heap = growth.heap
@@ -142,7 +142,7 @@ def no_tree():
     return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
 
 
-@uncounted
+@njit_no_alloc
 def divide(growth, first, node):
     """Divides a node's proposals among its children, one for each token; returns their number.
 
@@ -159,7 +159,7 @@ def divide(growth, first, node):
         next_proposal = following[proposal]
         token = proposed[proposal]
         if token >= 0:
-            slot = ((token * growth.key) >> 32) & (len(slots) - 1)
+            slot = ((np.int64(token) * growth.key) >> 32) & (len(slots) - 1)
             while slot_nodes[slot] == node and proposed[slots[slot]] != token:
                 slot = (slot + 1) & (len(slots) - 1)
             if slot_nodes[slot] != node:
@@ -177,7 +177,7 @@ def divide(growth, first, node):
     return count
 
 
-@uncounted
+@njit_no_alloc
 def heap_push(heap, size, keys, item):
     """Adds `item` to a heap (C,) of `size` items with the largest `keys[item]` on top."""
     hole = size
@@ -187,7 +187,7 @@ def heap_push(heap, size, keys, item):
     heap[hole] = item
 
 
-@uncounted
+@njit_no_alloc
 def heap_pop(heap, size, keys):
     """Removes the top of a heap (C,) of `size` items and returns it."""
     top = heap[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels.kernel import kernel
-from .best_first import TREE_TYPE, divide, grower, no_tree, uncounted
+from .best_first import TREE_TYPE, divide, grower, njit_no_alloc, no_tree
 from .token_buffer import LinkedText, common_suffix, latest_of
 
 # A longer match predicts no better than one of this length, and takes longer to compare.
@@ -88,7 +88,7 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     return _grow_matches(found, count, capacity, capacity, budget, chain), anchor
 
 
-@uncounted
+@njit_no_alloc
 def _root_matches(text, context, skipped, match_length, positions, lengths, kept, count):
     """Appends the matches of a context (n,) without its last `skipped` (0 or 1) tokens, latest
     first.
@@ -124,7 +124,7 @@ def _root_matches(text, context, skipped, match_length, positions, lengths, kept
     return count, longest_position, longest
 
 
-@uncounted
+@njit_no_alloc
 def expand_matches(found, growth, first, node, depth, prob):
     if depth == found.copy_length:
         return 0
@@ -157,7 +157,7 @@ def expand_matches(found, growth, first, node, depth, prob):
 _grow_matches = grower(expand_matches)
 
 
-@uncounted
+@njit_no_alloc
 def _advance(found, growth, first, node):
     """Moves the matches of a new node past its token, and adds other occurrences of the token.
 

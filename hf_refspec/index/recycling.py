@@ -26,7 +26,7 @@ import numpy as np
 
 from ..check_count import check_count
 from ..kernels.kernel import kernel, kernel_type
-from .best_first import TREE_TYPE, TreeArrays, divide, grower, uncounted
+from .best_first import TREE_TYPE, TreeArrays, divide, grower, njit_no_alloc
 
 MOST_CONTEXT = 3
 # The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.
@@ -74,7 +74,7 @@ def new_table(capacity: int, top_k: int) -> Table:
     )
 
 
-@uncounted
+@njit_no_alloc
 def find(table, context):
     """The entry of a context (MOST_CONTEXT,), -1 if there is none.
 
@@ -91,7 +91,7 @@ def find(table, context):
     return -1
 
 
-@uncounted
+@njit_no_alloc
 def _home(table, context):
     """The slot at which the search for a context begins: two contexts share it by chance alone
     (multiply-shift, Dietzfelbinger 1996)."""
@@ -134,7 +134,7 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
     return longest * len(path)
 
 
-@uncounted
+@njit_no_alloc
 def _write(table, context, best_tokens, best_probs, vocab_size):
     """Writes an entry of next tokens (k,), which becomes the newest; returns False if full."""
     entry = find(table, context)
@@ -215,15 +215,24 @@ class Pooling(NamedTuple):
 kernel_type("Pooling", Pooling, "float64[:, ::1], float64[::1]")
 
 
+class Learned(NamedTuple):
+    """What was learned of a target model and of the texts that it wrote."""
+
+    table: Table
+    longest: int  # tokens of a context
+    commonest: np.ndarray  # int32, (COMMONEST,), -1 for none
+    counts: np.ndarray  # float32, (n,), how often each token below n came
+    counted: float  # all tokens that came
+
+
+kernel_type("Learned", Learned, "Table, int64, int32[::1], float32[::1], float64")
+
+
 class _Known(NamedTuple):
     """The data that the tree grows out of: the arguments of `recycling_tree`, and its own notes."""
 
-    table: Table
-    longest: int
+    learned: Learned
     text: np.ndarray
-    commonest: np.ndarray
-    counts: np.ndarray
-    counted: float
     pooling: Pooling
     # The best at the position before the text's end, at the root and at each node.
     best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
@@ -234,46 +243,27 @@ class _Known(NamedTuple):
     entries: np.ndarray  # int64
 
 
-@kernel(
-    f"{TREE_TYPE}(Table, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
-    "float32[::1], Pooling, int64, boolean)"
-)
-def recycling_tree(
-    table,
-    longest,
-    text,
-    commonest,
-    counts,
-    counted,
-    last_tokens,
-    last_probs,
-    pooling,
-    budget,
-    chain,
-):
+@kernel(f"{TREE_TYPE}(Learned, int32[::1], int32[::1], float32[::1], Pooling, int64, boolean)")
+def recycling_tree(learned, text, last_tokens, last_probs, pooling, budget, chain):
     """Grows a draft tree, best node first.
 
     A token's score at a node is a product: of the probabilities that it had after the last 1, 2 and
     3 tokens, of its frequency, and of the probability that it had one position earlier (a token
     that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to the power of an
     exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
-    all scores and of one that stands for all unknown tokens.
+    all scores and the score of all unknown tokens together.
 
-    `text` is the last tokens, MOST_CONTEXT if it has them; `commonest` is proposed everywhere;
-    `counts` is how often each token came, `counted` all of them; `last_tokens` and `last_probs` are
-    what the target expected in place of the last token."""
+    `text` (n,) is the last tokens, MOST_CONTEXT if it has them; the commonest tokens are proposed
+    everywhere; `last_tokens` and `last_probs` (k,) are what the target expected in place of the
+    last token."""
     best_tokens = np.empty((2 + budget, RUNNERS_UP), dtype=np.int32)
     best_probs = np.empty((2 + budget, RUNNERS_UP), dtype=np.float32)
     best_tokens[0], best_probs[0] = -1, 0.0
     for i in range(min(RUNNERS_UP, len(last_tokens))):
         best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
     found = _Known(
-        table,
-        longest,
+        learned,
         text,
-        commonest,
-        counts,
-        counted,
         pooling,
         best_tokens,
         best_probs,
@@ -281,11 +271,11 @@ def recycling_tree(
         np.empty(MOST_CONTEXT, np.int32),
         np.empty(MOST_CONTEXT, np.int64),
     )
-    per_node = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
+    per_node = MOST_CONTEXT * learned.table.tokens.shape[1] + COMMONEST + RUNNERS_UP
     return _grow_context(found, 1, 1 + (1 + budget) * per_node, per_node, budget, chain)
 
 
-@uncounted
+@njit_no_alloc
 def expand_context(found, growth, first, node, depth, prob):
     for i in range(RUNNERS_UP):
         found.best_tokens[node + 2, i], found.best_probs[node + 2, i] = -1, 0.0
@@ -295,10 +285,11 @@ def expand_context(found, growth, first, node, depth, prob):
     count = divide(growth, start, node)
     weights = growth.weights
     children = growth.children
+    counts = found.learned.counts
     exponents, total = found.pooling.exponents[known], found.pooling.misses[known]
     for child in children[:count]:
         token = growth.proposed[child]
-        frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
+        frequency = counts[token] / found.learned.counted if token < len(counts) else 0.0
         score = weights[child] + exponents[MOST_CONTEXT] * _log_score(frequency)
         weights[child] = math.exp(score)
         total += weights[child]
@@ -316,7 +307,7 @@ def expand_context(found, growth, first, node, depth, prob):
 _grow_context = grower(expand_context)
 
 
-@uncounted
+@njit_no_alloc
 def _propose(found, growth, node):
     """Proposes all tokens that are known at a node, weighted by the logarithms of their factors.
 
@@ -325,27 +316,28 @@ def _propose(found, growth, node):
     """
     context = found.context
     entries = found.entries
+    table = found.learned.table
     place = np.int64(node)
     known = 0
     for i in range(MOST_CONTEXT):
         context[i] = entries[i] = -1
-    for i in range(found.longest):
+    for i in range(found.learned.longest):
         context[i], place = _token_before(found, growth, place)
         if context[i] < 0:
             break
-        entries[i] = find(found.table, context)
+        entries[i] = find(table, context)
         known = i + 1 if entries[i] >= 0 else known
     exponents = found.pooling.exponents[known]
     start = found.number[0]
     number = start
     for i in range(MOST_CONTEXT):
         if entries[i] >= 0:
-            tokens, probs = found.table.tokens[entries[i]], found.table.probs[entries[i]]
+            tokens, probs = table.tokens[entries[i]], table.probs[entries[i]]
             number = _add(growth, number, tokens, probs, exponents[i])
     before = node + 1 if node < 0 else growth.parents[node] + 2
     tokens, probs = found.best_tokens[before], found.best_probs[before]
     number = _add(growth, number, tokens, probs, exponents[MOST_CONTEXT + 1])
-    for token in found.commonest:
+    for token in found.learned.commonest:
         if token >= 0:
             growth.proposed[number], growth.weights[number] = token, 0.0
             growth.following[number] = number + 1
@@ -356,11 +348,11 @@ def _propose(found, growth, node):
     return start, known
 
 
-@uncounted
+@njit_no_alloc
 def _token_before(found, growth, place):
     """The token at a place (-1 for none), and the place before it.
 
-    Places are the nodes, and below 0 those of the text, from its end.
+    Places from 0 on are nodes; below 0 they are positions in the text, from its end.
     """
     if place >= 0:
         return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
@@ -369,9 +361,9 @@ def _token_before(found, growth, place):
     return found.text[len(found.text) + place], np.int64(place - 1)
 
 
-@uncounted
+@njit_no_alloc
 def _add(growth, number, tokens, probs, exponent):
-    """Adds the proposals of one source; returns how many there are now."""
+    """Adds the proposals (k,) of one source; returns how many there are now."""
     for i in range(len(tokens)):
         if tokens[i] >= 0:
             growth.proposed[number] = tokens[i]
@@ -381,12 +373,12 @@ def _add(growth, number, tokens, probs, exponent):
     return number
 
 
-@uncounted
+@njit_no_alloc
 def _log_score(prob):
     return math.log(1.0 + prob / LEAST_PROB)
 
 
-@uncounted
+@njit_no_alloc
 def _note_best(found, node, token, prob):
     """Inserts a child among its node's best, the most probable first."""
     tokens, probs = found.best_tokens[node + 2], found.best_probs[node + 2]
@@ -490,7 +482,7 @@ class NextTokens:
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
     ) -> None:
         """Enters the target's best next tokens after the first `known` tokens of a text
-        (int64) and after each later one."""
+        (int64, (n,)) and after each later one."""
         before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
         parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
         best_tokens = np.ascontiguousarray(best_tokens)
@@ -498,7 +490,7 @@ class NextTokens:
         self.learn(before, ids[known:], parents, best_tokens, best_probs)
 
     def count(self, tokens: np.ndarray) -> None:
-        """Counts tokens (int64) that were emitted."""
+        """Counts tokens (int64, (n,)) that were emitted."""
         with self._lock:
             if len(tokens) and tokens.max() >= len(self._counts):
                 longer = np.zeros(1 << int(tokens.max()).bit_length(), dtype=np.float32)
@@ -521,19 +513,10 @@ class NextTokens:
     ) -> TreeArrays:
         """Grows a draft tree, see [`recycling_tree`]."""
         with self._lock:
-            return recycling_tree(
-                self._table,
-                self.context,
-                text,
-                self._commonest,
-                self._counts,
-                self._counted,
-                last_tokens,
-                last_probs,
-                pooling,
-                budget,
-                chain,
+            learned = Learned(
+                self._table, self.context, self._commonest, self._counts, self._counted
             )
+            return recycling_tree(learned, text, last_tokens, last_probs, pooling, budget, chain)
 
     def entries(self) -> TableContent:
         """All entries, the oldest first."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels.kernel import kernel
-from .best_first import TREE_TYPE, TreeArrays, divide, grower, uncounted
+from .best_first import TREE_TYPE, TreeArrays, divide, grower, njit_no_alloc
 from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
 
 # The number of continuations at which a match counts as much as all shorter ones together: the
@@ -201,7 +201,7 @@ def grow_trie(read, order_count, pseudo_count, budget):
     return _grow_orders(found, len(read.rows), len(read.rows), len(read.rows), budget, False)
 
 
-@uncounted
+@njit_no_alloc
 def expand_orders(found, growth, first, node, depth, prob):
     following = growth.following
     weights = found.weights

@@ -197,7 +197,7 @@ def sample_continuations(text, ranges, plan, end, written):
             if positions[row] < 0 or positions[row] >= len(tokens):
                 raise ValueError(DAMAGED)
             positions[row] += matched
-            rows[row, 0] = tokens[min(positions[row], len(tokens) - 1)]
+            rows[row, 0] = np.int32(tokens[min(positions[row], len(tokens) - 1)])
         for row in range(end, end + count):
             position = positions[row]
             length = 0

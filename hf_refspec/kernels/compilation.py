@@ -10,6 +10,7 @@ it takes each later process half a second.
   holds the interpreter's lock, which every operation of the model needs. The process starts when
   the call ends, or at once if torch leaves a core free.
 - A kernel that is called earlier, as by a test, compiles its file's, and the caller waits.
+- Where `NUMBA_DISABLE_JIT` is set, they are never ready, and calls decode plainly.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from time import monotonic
 
 from filelock import FileLock
 
-from .kernel import Kernel, NotCachedError, all_kernels, compile_all
+from .kernel import Kernel, NotCachedError, all_kernels, compile_all, jit_is_disabled
 from .narrow_product import narrow_product
 
 logger = logging.getLogger("hf_refspec")
@@ -65,9 +66,26 @@ class DraftingKernels:
         self._compilation: subprocess.Popen[bytes] | None = None
         self._idle_since = math.inf
         self._waits_for_end = False  # of a call, before the other process starts
+        self._said_disabled = False
+
+    @property
+    def why_unready(self) -> str:
+        """Why a call could not use them."""
+        if jit_is_disabled():
+            return "`NUMBA_DISABLE_JIT` is set, so kernels are not compiled; unset it"
+        return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
+
+    def _is_disabled(self) -> bool:
+        """Whether they are not to be compiled; says so once."""
+        if jit_is_disabled() and not self._said_disabled:
+            self._said_disabled = True
+            logger.warning("hf_refspec decodes plainly, with no speed-up: %s.", self.why_unready)
+        return jit_is_disabled()
 
     def compile(self) -> None:
         """Compiles all of them: half a minute, once."""
+        if self._is_disabled():
+            return
         package = __package__.rpartition(".")[0]
         index = import_module(f"{package}.index")
         for name in [
@@ -89,6 +107,8 @@ class DraftingKernels:
         if self.compiled:
             compile_all(_imported())  # of what was imported since
             return True
+        if self._is_disabled():
+            return False
         if in_call and self._waits_for_end:
             return False
         if not self._compiling.acquire(blocking=False):  # another thread does it

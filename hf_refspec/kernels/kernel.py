@@ -4,7 +4,7 @@ A kernel is compiled once its machine code is in this process, made by numba or 
 The cache is next to the kernel's file, and is made again when that file changes: after a
 change in another file whose functions a kernel calls, remove the `__pycache__`. Kernels have no
 type hints: their numba signatures state the types of their arguments, and name the tuples of arrays
-that `kernel_type` has defined.
+that `kernel_type` has defined. Where `NUMBA_DISABLE_JIT` is set, Python runs them: right, and slow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from numba import njit, types
+import numpy as np
+from numba import config, njit, types
 from numba.core import event
 
 logger = logging.getLogger("hf_refspec")
@@ -42,10 +43,11 @@ class Kernel:
         _kernels.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._compiled is None:
-            if self.interpreted:
-                return self.python(*arguments)
+        if self._compiled is None and not self.interpreted:
             self.compile()
+        if self._compiled is None:
+            with np.errstate(all="ignore"):  # compiled code warns of no overflow either
+                return self.python(*arguments)
         return self._compiled(*arguments)
 
     def compile(self) -> None:
@@ -81,7 +83,7 @@ class Kernel:
 
     def _compile(self, cached_only: bool) -> bool:
         """Compiles it alone. Returns true if numba's cache lacked it."""
-        if self._compiled is not None:
+        if self._compiled is not None or jit_is_disabled():
             return False
         try:
             compiled = self._compiled_by(njit(cache=True, nogil=True)(self.python), cached_only)
@@ -134,6 +136,11 @@ def kernel(
 def kernel_type(name: str, kind: type, fields: str) -> None:
     """Defines a named tuple's type for signatures: its name there, and the types of its fields."""
     _types[name] = types.BaseTuple.from_types(eval(fields, _types), kind)
+
+
+def jit_is_disabled() -> bool:
+    """Whether numba compiles nothing, as debuggers and measurements of coverage want it."""
+    return bool(config.DISABLE_JIT)
 
 
 def all_kernels() -> list[Kernel]:

@@ -29,8 +29,7 @@ from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
 from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
-from ..store.folder_config import FolderConfig
-from ..store.stored_folder import StoredFolder
+from ..store.stored_folder import FolderConfig, StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_config
 from ..text_tokenizer import text_tokenizer

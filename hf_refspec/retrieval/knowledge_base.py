@@ -29,8 +29,7 @@ from ..corpus.tokenise import batches, encode, load_backend
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
-from ..store.folder_config import FolderConfig, token_dtype
-from ..store.stored_folder import StoredFolder
+from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
 from ..text_tokenizer import text_tokenizer
 from ..version import __version__

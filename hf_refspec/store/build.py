@@ -198,11 +198,11 @@ def extend_store(
         config.write(folder)
 
 
-def merge_store(folder: Path, options: BuildOptions) -> None:
+def merge_store(folder: Path, progress: bool) -> None:
     """Merges all shards into as few as possible."""
     with _changing(folder) as config:
         groups = grouped(config.shards, growth=LARGEST_SHARD)
-        shards = _merged(folder, config, groups, options)
+        shards = merge_shards(folder, config, groups, usable_cores(), progress)
         if shards != config.shards:
             replace(config, shards=shards).write(folder)
 
@@ -263,7 +263,8 @@ def _with_documents(
     names = {
         name: (number - bisect(gone, number), digest) for name, (number, digest) in names.items()
     }
-    shards = _merged(folder, config, groups, options)
+    threads = options.num_proc or usable_cores()
+    shards = merge_shards(folder, config, groups, threads, options.progress)
     is_unique = not config.shards or config.source.get("deduplicated") is True
     about = config.source | {
         "deduplicated": options.deduplicate and is_unique,
@@ -271,13 +272,6 @@ def _with_documents(
     }
     names_file = config.names_file if names == old else write_names(folder, names)
     return replace(config, source=about, shards=shards, names_file=names_file), source
-
-
-def _merged(
-    folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], options: BuildOptions
-) -> list[ShardEntry]:
-    threads = options.num_proc or usable_cores()
-    return merge_shards(folder, config, groups, threads, options.progress)
 
 
 def read_names(folder: Path, entry: FileEntry | None) -> DocumentNames:

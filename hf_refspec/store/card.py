@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..corpus.untrusted import printable
 
 if TYPE_CHECKING:
-    from .folder_config import FolderConfig
+    from .stored_folder import FolderConfig
 
 TAGS = ["hf-refspec", "speculative-decoding"]
 # Common licences that the Hub knows. It refuses a card with an unknown one: the card of any other

@@ -252,7 +252,7 @@ class Datastore(StoredFolder[StoreConfig]):
         them. A single shard is searched the fastest, but all tokens are written again. Raises as
         [`~Datastore.add`]."""
         with self.naming_damage():
-            merge_store(self.path, BuildOptions(progress=progress))
+            merge_store(self.path, progress)
         return Datastore(self.path)
 
     def retokenize(

@@ -18,7 +18,7 @@ import numpy as np
 from ..counted import counted
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
-from .folder_config import FolderConfig, token_dtype
+from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 

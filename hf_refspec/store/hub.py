@@ -27,7 +27,7 @@ from .folder import new_folder
 from .names import check_repo_id, is_here, with_owner
 
 if TYPE_CHECKING:
-    from .folder_config import FolderConfig
+    from .stored_folder import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 

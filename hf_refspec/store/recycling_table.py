@@ -23,8 +23,7 @@ from ..index.recycling import MOST_CONTEXT, MOST_NEXT, NextTokens, TableContent
 from ..version import __version__
 from .files import FileEntry, read_arrays, write_arrays
 from .folder import new_folder
-from .folder_config import FolderConfig, token_dtype
-from .stored_folder import StoredFolder
+from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = re.compile(r"table\.safetensors")
 

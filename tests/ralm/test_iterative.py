@@ -10,9 +10,11 @@ import pytest
 import torch
 from architectures import VOCAB_SIZE
 from bag_of_tokens import BagOfTokens
+from drafters import Fixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
+from pass_times import passes_take
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from walks import assert_no_search_goes_on
 
@@ -111,6 +113,12 @@ def test_sampled_ids_are_those_of_the_baseline(
         ids = generate(model, retriever, speculation=each, drafter=drafter, **options)
         results.append((ids.tolist(), torch.get_rng_state().tolist()))
     assert results[0] == results[1]
+
+
+def test_passes_behind_further_passages_are_as_narrow_as_behind_the_first(llama, retriever):
+    with passes_take(float) as passes:
+        generate(llama, retriever, drafter=Fixed(), max_new_tokens=40, **GREEDY)
+    assert len(passes.sizes) > 16 and {*passes.sizes} == {1}
 
 
 class WholeSpans(rs.ReferenceCopy):

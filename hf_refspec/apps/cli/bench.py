@@ -20,7 +20,7 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
 from ...extras import require
-from ...kernels.kernel import all_kernels, compile_all
+from ...kernels.kernel import all_kernels, compile_all, jit_is_disabled
 from ...model_check import check as checked
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat
@@ -285,6 +285,8 @@ def add_warmup(parser: ArgumentParser) -> None:
 
 
 def warmup(args: Namespace) -> None:
+    if jit_is_disabled():
+        raise ValueError("NUMBA_DISABLE_JIT is set, so numba compiles nothing; unset it")
     start = time.perf_counter()
     warm_up()
     compile_all(all_kernels())

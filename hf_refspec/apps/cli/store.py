@@ -20,9 +20,9 @@ from ...store.card import card as card_of
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
-from ...store.folder_config import FolderConfig
 from ...store.names import check_repo_id, named_tokenizer, with_owner
 from ...store.recycling_table import RecyclingTableConfig
+from ...store.stored_folder import FolderConfig
 from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import WRITTEN_TO, add_source, load_corpus, positive, show_written
 
