@@ -33,7 +33,7 @@ MEMORY = 48.0
 
 
 class Outcomes:
-    """What became of drafts: a copy goes on with it, a pickle of a drafter begins without."""
+    """The outcomes of drafts so far: a copy keeps them, a pickle of a drafter begins without."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments

@@ -53,8 +53,8 @@ def _check_signatures(drafter: Drafter) -> None:
     """Refuses a drafter that was written before `draft` received the call."""
     for contract, name in ((Drafter, "draft"), (PathDrafter, "continue_path"), (LookUp, "look_up")):
         if isinstance(drafter, contract):
-            arguments = [*inspect.signature(getattr(contract, name)).parameters]
-            given = inspect.signature(getattr(type(drafter), name))
+            _, *arguments = inspect.signature(getattr(contract, name)).parameters
+            given = inspect.signature(getattr(drafter, name))
             try:
                 given.bind(*arguments)
             except TypeError:

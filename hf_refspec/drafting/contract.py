@@ -114,8 +114,8 @@ class Drafter:
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
     and what it needs of the others. A drafter serves one call at a time; make one per thread. In a
     call with several rows each row has a `fork` of its own. It can be pickled and copied: a copy
-    goes on with what it has learned, a pickle holds what it is, and nothing of the calls that it
-    has served. A [`Blend`] has further uses for a [`PathDrafter`].
+    keeps what it has learned, a pickle holds its arguments, and nothing of the calls that it has
+    served. A [`Blend`] has further uses for a [`PathDrafter`].
 
     Attributes:
         stats (`DraftStats`): The statistics of the last call, which makes new ones as it begins.

@@ -352,8 +352,11 @@ def test_stats_add_up(call):
 class Broken(rs.Drafter):
     """Returns or raises what a function of the budget does."""
 
-    def __init__(self, draft):
-        self.draft = draft
+    def __init__(self, drafted):
+        self.drafted = drafted
+
+    def draft(self, budget, call):
+        return self.drafted(budget)
 
 
 def failing(budget):

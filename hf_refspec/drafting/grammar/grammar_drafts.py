@@ -43,7 +43,7 @@ _ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
 
 
 class _Ends(Outcomes):
-    """Free tokens behind which others were forced, with their counts."""
+    """Free tokens after which others were forced, with their counts."""
 
     def __init__(self, *tokens: int) -> None:
         super().__init__(*tokens)
@@ -90,7 +90,7 @@ class GrammarDrafts(PathDrafter):
 
     prunes = True
     _matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
-    _inside = False  # whether the last token was free, that is, not forced
+    _inside = False  # true if the last token was free, that is, not forced
     _of_a_call = (*PathDrafter._of_a_call, "_matcher", "_inside")
 
     def __init__(
