@@ -182,13 +182,17 @@ def test_a_little_dropout_is_found_by_the_random_numbers_it_draws(model, dtype):
 
 
 def test_a_probe_leaves_random_numbers_alone(model):
-    model.model.layers[0].register_forward_hook(
-        lambda module, args, output: output + 1e-2 * torch.randn_like(output)
-    )
+    def noisy(usual, **kwargs):
+        outputs = usual(**kwargs)
+        outputs.logits += 1e-2 * torch.randn_like(outputs.logits)
+        return outputs
+
+    own_forward(model, noisy)
     torch.manual_seed(0)
     model.generate(PROMPT, **GREEDY)
     after = torch.get_rng_state()
-    assert check(model) == 1.0
+    stats = assert_lossless(model, 0.8, max_draft_tokens=6)
+    assert stats.mat == 1.0 and stats.probe_passes > 0
     assert torch.equal(torch.get_rng_state(), after)
 
 

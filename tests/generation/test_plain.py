@@ -136,14 +136,11 @@ def test_what_the_calls_own_objects_raise_ends_it(fresh_llama, raised):
     assert processor.calls == 4
 
 
-def test_an_interrupted_pass_ends_the_call(fresh_llama):
-    def interrupt(_, args, kwargs):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("passes", [0, 5])  # the probe's come first
+def test_an_interrupted_pass_ends_the_call(fresh_llama, passes):
     call = Call(fresh_llama, rows=1)
-    hook = fresh_llama.register_forward_pre_hook(interrupt, with_kwargs=True)
-    with hook, pytest.raises(KeyboardInterrupt):
-        call.generate(candidate_generator=Noise())
+    with broken(fresh_llama, passes, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        call.generate(candidate_generator=Noise(), max_draft_tokens=4)
 
 
 def compile_forward(model, **options):

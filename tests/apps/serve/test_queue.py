@@ -26,6 +26,18 @@ def begun(server, **options):
     raise AssertionError("it ended")
 
 
+def passes_of(model) -> list[int]:
+    """The numbers of tokens that each pass of a model is over."""
+    counts: list[int] = []
+
+    def count(model, arguments, options):
+        counts.append((options["input_ids"] if "input_ids" in options else arguments[0]).numel())
+
+    count.only_reads = True  # other hooks let calls decode plainly
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    return counts
+
+
 def test_a_client_that_leaves_a_stream_ends_its_generation(slow):
     begun(slow).close()
     wait_until(lambda: slow.outcomes("cancelled") == 1)
@@ -80,8 +92,8 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
     speller, tokenizer, plain, monkeypatch
 ):
     """By this clock a pass takes 0.1 s, and all else no time."""
-    model, ran = copy.deepcopy(speller), []
-    model.register_forward_pre_hook(lambda *_: ran.append(None))
+    model = copy.deepcopy(speller)
+    ran = passes_of(model)
     monkeypatch.setattr(generation, "monotonic", lambda: 0.1 * len(ran))
     with serving(model, tokenizer, max_seconds=0.35) as server:
         ran.clear()
@@ -181,8 +193,8 @@ def test_requests_wait_where_all_rows_are_taken(speller, tokenizer, pool):
 def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
     speller, tokenizer, isolates
 ):
-    model, counts = copy.deepcopy(speller), []
-    model.register_forward_pre_hook(lambda *given: counts.append(tokens(given)), with_kwargs=True)
+    model = copy.deepcopy(speller)
+    counts = passes_of(model)
     with serving(model, tokenizer, isolates=isolates) as server:
         longest = []
         for _ in range(2):
@@ -190,9 +202,3 @@ def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
             server.chat("a question of more than a few tokens", max_tokens=4)
             longest.append(max(counts))
     assert (longest[1] < longest[0]) == (not isolates)
-
-
-def tokens(given) -> int:
-    """How many tokens a pass of the model is over."""
-    _, arguments, options = given
-    return options["input_ids"].numel() if "input_ids" in options else arguments[0].numel()
