@@ -27,9 +27,9 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from .check_count import check_count
 from .drafting.tree import MOST_NODES
 from .foreign_code import foreign_code
+from .messages import check_count
 from .text_config import attends_locally, text_config
 from .transformers_names import (
     CACHE_NAMES,

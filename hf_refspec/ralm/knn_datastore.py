@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..corpus.documents import open_source
 from ..corpus.untrusted import printable
+from ..messages import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..check_count import check_count
+from ..messages import check_count
 from ..store.folder import DatastoreError
 from .flat import index_type
 from .knowledge_base import KnowledgeBase, check_knowledge_base
