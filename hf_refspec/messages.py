@@ -28,7 +28,8 @@ def check_count(
     name: str, value: Any, otherwise: str = "", least: int = 1, most: int | None = None
 ) -> None:
     """Refuses an option that is not a whole number, from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole:
         raise TypeError(f"{name} must be an int{otherwise}, but is {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, but is {value}")
