@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .check_count import check_count
 from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
 from .kernels.compilation import drafting_kernels
 from .kernels.eager_kernels import why_unused
+from .messages import check_count
 from .refusals import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache

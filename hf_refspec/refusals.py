@@ -27,10 +27,10 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from .check_count import check_count
 from .drafting.tree import MOST_NODES
 from .foreign_code import foreign_code
 from .kernels.compilation import drafting_kernels
+from .messages import check_count
 from .text_config import attends_locally, text_config
 from .transformers_names import (
     CACHE_NAMES,

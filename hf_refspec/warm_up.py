@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .check_count import check_count
 from .drafting.contract import Call, Drafter
 from .drafting.tree import ROOT, DraftTree
 from .kernels.compilation import drafting_kernels
+from .messages import check_count
 from .refusals import check_generates
 from .verification.slots import WIDTHS
 

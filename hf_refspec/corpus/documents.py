@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..counted import counted
+from ..messages import counted
 from .rows import (
     ROWS,
     Row,

@@ -20,8 +20,7 @@ import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ..counted import counted
-from ..extras import require
+from ..messages import counted, require
 from .untrusted import DatastoreError, one_line, open_file, printable, reading
 
 # A row, its columns that are a document, and its name for people.

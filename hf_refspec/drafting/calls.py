@@ -14,8 +14,8 @@ import numpy as np
 from transformers import PreTrainedModel
 from transformers.generation import CandidateGenerator
 
-from ..did_you_mean import did_you_mean
 from ..kernels.compilation import drafting_kernels
+from ..messages import did_you_mean
 from ..text_tokenizer import text_tokenizer
 from .auto import auto_drafter, share_table
 from .candidates import CandidateChain

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..check_count import check_count
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
+from ..messages import check_count
 from ..store.crest import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError

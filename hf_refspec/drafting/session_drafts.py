@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.similar_prompts import similar_prompts
 from ..index.token_buffer import LinkedText, TokenBuffer
+from ..messages import check_count
 from ..store.files import DatastoreError
 from ..store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
 from ..text_tokenizer import text_tokenizer

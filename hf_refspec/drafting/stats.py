@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ..counted import counted
+from ..messages import counted
 
 if TYPE_CHECKING:
     from .copied_spans import CopiedSpan

@@ -15,8 +15,8 @@ from huggingface_hub import CommitInfo
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..index.recycling import MOST_CONTEXT, NextTokens, Pooling
+from ..messages import check_count
 from ..text_config import context_length, text_config
 from ..text_tokenizer import text_tokenizer
 from .contract import Call, LookUp, Observation, Sampling

@@ -18,9 +18,9 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from ..check_count import check_count
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
+from ..messages import check_count
 from ..refusals import RefusedCallError, check_generates, check_options
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES

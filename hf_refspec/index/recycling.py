@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..check_count import check_count
 from ..kernels.kernel import kernel, kernel_type
+from ..messages import check_count
 from .best_first import TREE_TYPE, TreeArrays, divide, grower, njit_no_alloc
 
 MOST_CONTEXT = 3

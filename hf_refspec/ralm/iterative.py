@@ -28,12 +28,12 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-from ..check_count import check_count
 from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..kernels.compilation import drafting_kernels
+from ..messages import check_count
 from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever

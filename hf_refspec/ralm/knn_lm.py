@@ -24,9 +24,9 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-from ..check_count import check_count
 from ..drafting.tree import DraftTree
 from ..generation.row import Row, RowMark
+from ..messages import check_count
 from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache

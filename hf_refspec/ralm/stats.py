@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..counted import counted
 from ..drafting.stats import shares
+from ..messages import counted
 
 
 @dataclass(repr=False)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..extras import require
 from ..kernels.kernel import kernel
+from ..messages import require
 from .knowledge_base import KnowledgeBase
 from .retriever import Retrieved
 

@@ -23,9 +23,9 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..check_count import check_count
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import batches, encode, load_backend
+from ..messages import check_count
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder

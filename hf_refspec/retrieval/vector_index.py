@@ -17,9 +17,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numba import njit
 
-from ..check_count import MOST_THREADS, check_count
-from ..extras import require
 from ..kernels.kernel import kernel
+from ..messages import MOST_THREADS, check_count, require
 from .retriever import Retrieved
 
 Metric: TypeAlias = Literal["inner_product", "l2"]

@@ -23,7 +23,6 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..check_count import MOST_THREADS, check_count
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import (
     Document,
@@ -33,9 +32,9 @@ from ..corpus.tokenise import (
     load_backend,
     pieces,
 )
-from ..extras import require
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
+from ..messages import MOST_THREADS, check_count, require
 from ..version import __version__
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import DatastoreError, FileEntry, blocks_of, write_bytes

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..counted import counted
+from ..messages import counted
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
 from .stored_folder import FolderConfig, token_dtype

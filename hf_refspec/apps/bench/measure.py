@@ -16,8 +16,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...corpus.untrusted import one_line
-from ...counted import counted
-from ...did_you_mean import did_you_mean
 from ...drafting.auto import default_sources
 from ...drafting.blend import Blend
 from ...drafting.contract import Call, Drafter, Observation
@@ -28,6 +26,7 @@ from ...drafting.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...drafting.token_recycling import TokenRecycling
 from ...drafting.tree import DraftTree
+from ...messages import counted, did_you_mean
 from ...store.datastore import Datastore
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import load_model

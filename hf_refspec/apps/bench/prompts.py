@@ -12,7 +12,7 @@ from typing import Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ...corpus.rows import ROWS, messages_of, read_rows, with_texts
-from ...counted import counted
+from ...messages import counted
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, user
 
 logger = logging.getLogger("hf_refspec")

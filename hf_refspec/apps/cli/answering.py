@@ -16,7 +16,6 @@ import torch
 from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
-from ...counted import counted
 from ...drafting.auto import default_sources
 from ...drafting.blend import Blend
 from ...drafting.contract import Drafter
@@ -24,6 +23,7 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
 from ...kernels.compilation import drafting_kernels
+from ...messages import counted
 from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared import prompts

@@ -18,7 +18,7 @@ from rich.status import Status
 from rich.text import Text
 
 from ...corpus.documents import PRESETS, python_stdlib
-from ...extras import require
+from ...messages import require
 from ...store.names import ask_hub, is_here, with_owner
 
 logger = logging.getLogger("hf_refspec")

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from ...corpus.documents import open_source
-from ...counted import counted
 from ...drafting.contract import Drafter
 from ...drafting.copied_spans import copied_spans
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
-from ...extras import require
 from ...kernels.kernel import all_kernels, compile_all, jit_is_disabled
+from ...messages import counted, require
 from ...model_check import check as checked
 from ...retrieval import bm25 as bm25  # these have kernels of their own
 from ...retrieval import flat as flat

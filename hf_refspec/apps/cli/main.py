@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from ...corpus.untrusted import one_line
-from ...did_you_mean import did_you_mean
+from ...messages import did_you_mean
 from ...version import __version__
 
 # For each command its help, and further commands or the function that runs it, which may return an

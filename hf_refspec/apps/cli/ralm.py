@@ -13,8 +13,8 @@ from rich.text import Text
 from transformers import TextStreamer
 
 from ...corpus.untrusted import printable
-from ...counted import counted
 from ...drafting.token_recycling import TokenRecycling
+from ...messages import counted
 from ...ralm.checked_search import RalmError
 from ...ralm.iterative import iterative_ralm
 from ...ralm.knn_datastore import KnnDatastore

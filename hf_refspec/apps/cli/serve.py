@@ -16,8 +16,8 @@ from pathlib import Path
 from queue import Queue
 
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...extras import require
 from ...kernels.compilation import drafting_kernels
+from ...messages import require
 from ...store.datastore import Datastore
 from ...store.folder import new_folder
 from ...store.hub import RepoType, push_files

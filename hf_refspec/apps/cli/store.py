@@ -12,8 +12,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...corpus.untrusted import printable
-from ...counted import counted
 from ...index.rest_trie import all_matches
+from ...messages import counted
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store import hub
 from ...store.card import card as card_of

@@ -18,7 +18,6 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from ...counted import counted
 from ...drafting.blend import Blend
 from ...drafting.contract import NO_PATH, Call, Drafter, DrafterPool, Observation, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
@@ -26,6 +25,7 @@ from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
 from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
+from ...messages import counted
 from ..shared.prompts import text_inputs
 from .errors import ApiError, shutting_down, too_many
 from .generation import Generation, GenerationRequest, Piece

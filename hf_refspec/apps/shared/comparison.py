@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
 
-from ...counted import counted
+from ...messages import counted
 from ...text_config import context_length, text_config
 from ...warm_up import warmup
 

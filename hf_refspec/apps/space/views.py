@@ -10,9 +10,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ...counted import counted
 from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
+from ...messages import counted
 from .conversation import Conversation
 from .race import Lane, Race, RacePass
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from ...extras import require
+from ...messages import require
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

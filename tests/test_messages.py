@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_refspec.counted import counted
+from hf_refspec.messages import counted
 
 
 def test_one_thing_is_in_the_singular():
