@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 
 _INCLUDED = {
     "benchmarks/README.md": "benchmarks/README.md",
-    "benchmarks/h100.md": "benchmarks/h100.md",
+    "benchmarks/gpus.md": "benchmarks/gpus.md",
     "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
 }
