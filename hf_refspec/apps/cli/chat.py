@@ -17,8 +17,8 @@ from ...drafting.stats import DraftStats
 from ...kernels.compilation import drafting_kernels
 from ...messages import counted
 from ..shared import prompts
-from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
 from ..shared.loading import load_config, load_model, load_tokenizer
+from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend
 from .arguments import (
     add_answering,
     decoding_options,

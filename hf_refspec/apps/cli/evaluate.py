@@ -20,10 +20,10 @@ from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
 from ...version import __version__
 from ..bench import measure
-from ..bench.prompts import Chat, read_chats, rendered
+from ..bench.chats import Chat, read_chats, rendered
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison
-from ..shared.live_drafts import Terminal
 from ..shared.loading import load_config, load_tokenizer, name_for_people
+from ..shared.streams import Terminal
 from .arguments import add_model, check_sources, positive
 from .bench import REPLAYED, Drafted, compared
 

@@ -19,9 +19,9 @@ from ...ralm.stats import RalmStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ..shared.comparison import Comparison, Methods, decode
-from ..shared.live_drafts import Terminal
 from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
+from ..shared.streams import Terminal
 from .arguments import add_model, add_source, load_corpus, positive
 
 _EXCERPT = 160  # characters of a passage

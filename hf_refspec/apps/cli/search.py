@@ -12,7 +12,7 @@ from ...index.rest_trie import all_matches
 from ...messages import counted
 from ...store.datastore import Datastore
 from ...store.files import DatastoreError
-from ..shared.text_stream import PART_OF_CHARACTER
+from ..shared.streams import PART_OF_CHARACTER
 
 _SEARCH_NODES = 24
 _EXAMPLES = 3  # occurrences that a search shows

@@ -80,8 +80,8 @@ def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for library in ("fastapi", "uvicorn", "prometheus_client"):
         require(library, "hf-refspec serve", "serve")
-    from ..serve.app import make_app
     from ..serve.engine import RequestEngine
+    from ..serve.routes import make_app
     from ..serve.served_model import ServedModel
     from ..serve.server import Limits, Server, url
 

@@ -47,6 +47,6 @@ def space(args: Namespace) -> None:
     if args.package:
         raise ValueError("--package has no effect without --push or --out; add one")
     listen(args.host, args.port).close()  # before a model is loaded
-    from ..space.app import serve
+    from ..space.launch import serve
 
     serve(**options, device_map=args.device_map, server_name=args.host, server_port=args.port)

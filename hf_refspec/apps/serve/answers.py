@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from .engine import RequestEngine
 from .errors import TOO_SLOW, ApiError, internal_error, shutting_down
-from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
+from .served_row import Piece, PreparedRequest, TokenLogprob
 from .tool_calls import AnswerPart, CallReader, Reasoning
 
 Event: TypeAlias = dict[str, Any]
@@ -44,7 +44,7 @@ class Answer:
     """Submits a request, and writes its answer in the event loop: a choice for each row."""
 
     def __init__(
-        self, engine: RequestEngine, prepared: GenerationRequest, model: str, request: TextRequest
+        self, engine: RequestEngine, prepared: PreparedRequest, model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)

@@ -28,8 +28,8 @@ from ...generation.running_text import RunningText
 from ...messages import counted
 from ..shared.prompts import text_inputs
 from .errors import ApiError, shutting_down, too_many
-from .generation import Generation, GenerationRequest, Piece
 from .grammars import GrammarBudget
+from .served_row import Piece, PreparedRequest, ServedRow
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class RequestEngine:
         self._end_tokens = {*end} if isinstance(end, list) else {end}
         sharing = {"prefix_tokens": 0} if isolates else {}
         self._batch = RunningBatch(model, max_rows=max_rows, **sharing)
-        self._texts: dict[RunningText, Generation] = {}
-        self._waiting: deque[Generation] = deque()
-        self._running: list[Generation] = []
+        self._texts: dict[RunningText, ServedRow] = {}
+        self._waiting: deque[ServedRow] = deque()
+        self._running: list[ServedRow] = []
         self._closed = False
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
@@ -98,12 +98,12 @@ class RequestEngine:
         self._thread.start()
 
     def submit(
-        self, request: GenerationRequest, listener: Callable[[int, Piece | None], None]
-    ) -> list[Generation]:
+        self, request: PreparedRequest, listener: Callable[[int, Piece | None], None]
+    ) -> list[ServedRow]:
         """Queues the rows of a request, or raises an `ApiError`. `listener` receives each one's
         index and pieces."""
         generations = [
-            Generation(request, row, self._tokenizer, partial(listener, row))
+            ServedRow(request, row, self._tokenizer, partial(listener, row))
             for row in range(request.rows)
         ]
         with self._changed:
@@ -119,7 +119,7 @@ class RequestEngine:
             self._changed.notify()
         return generations
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: ServedRow) -> None:
         """Ends a row in the queue, in its prefill or after its next token."""
         generation.cancelled = True
         with self._changed:
@@ -163,7 +163,7 @@ class RequestEngine:
         """Waits for requests, and begins them; returns whether anything is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
-            admitted: list[Generation] = []
+            admitted: list[ServedRow] = []
             while self._waiting and self.running + len(admitted) < self._batch.max_rows:
                 admitted.append(self._waiting.popleft())
             self._running += admitted
@@ -176,7 +176,7 @@ class RequestEngine:
                 self._remove(generation)
         return bool(self._running or self._waiting or not self._closed)
 
-    def _begin(self, generation: Generation) -> None:
+    def _begin(self, generation: ServedRow) -> None:
         request = generation.request
         if self._isolates:
             drafter: Any = copy.deepcopy(self._drafter)
@@ -212,7 +212,7 @@ class RequestEngine:
             generation.outcome = "error"
         self._remove(generation)
 
-    def _remove(self, generation: Generation) -> None:
+    def _remove(self, generation: ServedRow) -> None:
         generation.session.close()
         self._last_seconds = monotonic() - generation.submitted_at
         with self._changed:
@@ -226,7 +226,7 @@ class RequestEngine:
         waiting = f"{counted(self.waiting, 'request')} waiting"
         logger.info("%s: %s, %s; %s", generation.outcome, counts, speed, waiting)
 
-    def _end(self, generation: Generation) -> None:
+    def _end(self, generation: ServedRow) -> None:
         self.metrics.record(generation)
         generation.listener(None)
 
@@ -261,7 +261,7 @@ class Metrics:
     def count_refused(self) -> None:
         self._requests.labels("refused").inc()
 
-    def record(self, generation: Generation) -> None:
+    def record(self, generation: ServedRow) -> None:
         stats = generation.stats
         self._requests.labels(generation.outcome).inc()
         if generation.began_at is not None:

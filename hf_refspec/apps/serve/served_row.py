@@ -21,7 +21,7 @@ from transformers import (
 
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import DraftStats
-from ..shared.text_stream import TextStream, token_bytes
+from ..shared.streams import TextStream, token_bytes
 from .grammars import Constraint, GrammarBudget
 from .tool_calls import CallReader
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
+class PreparedRequest:
     """A request, as the engine decodes it."""
 
     inputs: BatchEncoding  # the prompt, ids and mask `(1, n)`
@@ -64,7 +64,7 @@ class GenerationRequest:
     grammar_budget: GrammarBudget = field(default_factory=GrammarBudget)
 
 
-class Generation(StoppingCriteria):
+class ServedRow(StoppingCriteria):
     """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
     token, and ends the text at a stop string, when time is up, or when `cancelled` is set because
     the client has left; the last two also end the prefill. Times are those of `time.monotonic`.
@@ -72,7 +72,7 @@ class Generation(StoppingCriteria):
 
     def __init__(
         self,
-        request: GenerationRequest,
+        request: PreparedRequest,
         row: int,
         tokenizer: PreTrainedTokenizerBase,
         listener: Callable[[Piece | None], Any],
@@ -184,7 +184,7 @@ class Generation(StoppingCriteria):
 class _OfOneRequest(LogitsProcessor):
     """A request's processors and its grammar's; if one fails, this request ends, and no other."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: ServedRow) -> None:
         self._generation = generation
         self._processors = LogitsProcessorList(generation.request.processors)
         grammar = generation.request.grammar
