@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from hf_refspec.apps.bench.prompts import read_chats, taking_turns
+from hf_refspec.apps.bench.chats import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, figure_table
-from hf_refspec.apps.shared.live_drafts import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs
+from hf_refspec.apps.shared.streams import Terminal
 from hf_refspec.drafting.auto import default_sources
 from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.calls import drafter_call

@@ -51,7 +51,7 @@ def recycling(folder, seen, **options) -> Drafter:
 
 def prediction() -> Drafter:
     drafter = Prediction()
-    drafter.source = rs.ReferenceCopy([SEEN])
+    drafter.lend(rs.ReferenceCopy([SEEN]))
     return drafter
 
 

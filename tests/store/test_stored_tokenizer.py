@@ -14,7 +14,7 @@ from stored import entry_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from hf_refspec.apps.cli.store import search as searched
+from hf_refspec.apps.cli.search import search as searched
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError

@@ -31,7 +31,7 @@ from ...store.datastore import Datastore
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import load_model
 from ..shared.prompts import tokens_left
-from .prompts import Chat
+from .chats import Chat
 
 LOOK_UP = "transformers' prompt look-up"
 LOOK_UP_TOKENS = 10

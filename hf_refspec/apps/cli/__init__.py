@@ -1,1 +1,1 @@
-"""The commands of `hf-refspec`, a file for each family."""
+"""The commands of `hf-refspec`, a file for each; short ones of `store` share store.py."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Arguments that several commands share, and what they name: corpora, models, sources of drafts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import logging
 import os
 import socket
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
@@ -20,6 +21,12 @@ from rich.text import Text
 from ...corpus.documents import PRESETS, python_stdlib
 from ...messages import require
 from ...store.names import ask_hub, is_here, with_owner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ...drafting.contract import Drafter
+    from ...store.datastore import Datastore
 
 logger = logging.getLogger("hf_refspec")
 
@@ -191,3 +198,88 @@ def read_text(path: Path, option: str) -> str:
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text
+
+
+def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
+    add = parser.add_argument
+    add_model(parser)
+    add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N", help="of an answer")
+    help = "at most this many in one forward pass; auto: those that pay"
+    add("--max-draft-tokens", type=draft_budget, default="auto", metavar="N", help=help)
+    texts = parser.add_argument_group("texts")
+    help = "a text before the prompt: the model reads it, and drafts are copied from it"
+    texts.add_argument("--context", type=Path, metavar="FILE", help=help)
+    add_sources(texts)
+    add = parser.add_argument_group("sampling, as in transformers").add_argument
+    add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
+    add("--temperature", type=float, metavar="X", help="by default the model's own")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text; by default any")
+
+
+def add_sources(texts: _ArgumentGroup) -> None:
+    """Adds the arguments that name further sources of drafts."""
+    add = texts.add_argument
+    help = "a text to copy drafts from; the model never sees it; can be repeated"
+    add("--reference", type=Path, action="append", metavar="FILE", help=help)
+    add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
+    help = "a folder that keeps answers; this and later calls draft from them"
+    add("--cache", type=Path, metavar="PATH", help=help)
+
+
+def sources(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
+) -> list[Drafter]:
+    """The default drafters, and those of arguments and `stores`; refuses ids of other models."""
+    from ...drafting.auto import default_sources  # these load torch
+    from ...drafting.datastore_drafts import DatastoreDrafts
+    from ...drafting.session_drafts import SessionDrafts
+    from ...store.datastore import Datastore
+    from ...text_config import text_config
+    from ..shared.loading import load_config
+
+    references = [read_text(path, "--reference") for path in args.reference or ()]
+    drafters: list[Drafter] = [*default_sources(references or None, tokenizer)]
+    if args.datastore is not None:
+        stores = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer), *stores
+    drafters += map(DatastoreDrafts, stores)
+    if args.cache is not None:
+        if args.cache.is_file():
+            raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
+        drafters.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
+    vocab_size = text_config(load_config(args.model)).vocab_size
+    for drafter in drafters:
+        drafter.check(vocab_size)
+    return drafters
+
+
+def decoding_options(args: Namespace) -> dict[str, Any]:
+    """Checks the sampling options, sets the seed, and returns arguments of `generate`."""
+    options = {"do_sample": args.do_sample, "max_draft_tokens": args.max_draft_tokens}
+    for name in ("temperature", "seed"):
+        value = getattr(args, name)
+        if value is not None and not args.do_sample:
+            raise ValueError(f"--{name} {value} has no effect without --do-sample; add it")
+    if args.temperature is not None:
+        if not args.temperature > 0:
+            raise ValueError(f"--temperature {args.temperature} must be above 0")
+        options["temperature"] = args.temperature
+    if args.seed is not None:
+        import torch
+
+        try:
+            torch.manual_seed(args.seed)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--seed {args.seed} must fit into 64 bits") from error
+    return options
+
+
+def load_for_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
+    """Loads documents, tokenizer, model and options to build with; first refuses paths that cannot
+    be read or written."""
+    from ..shared.loading import load_model, load_tokenizer  # these load torch
+
+    if args.out.exists():
+        raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
+    documents, about = load_corpus(args, streaming)
+    tokenizer = load_tokenizer(args.model)
+    return documents, tokenizer, load_model(args.model, args.device_map, args.dtype), about

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.auto import default_sources
 from ..shared import prompts
 from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference, rate, speedup
-from ..shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from ..shared.loading import load_model, load_tokenizer, name_for_people
-from ..shared.scenes import BUILT_IN_SCENES, Scene, scenes_of_file
+from ..shared.prompts import BUILT_IN_SCENES, Scene, scenes_of_file
+from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend, without_controls
 from .arguments import add_model, positive, read_text, waiting
 
 DRAFTED = "drafted"

@@ -13,9 +13,9 @@ from ...corpus.untrusted import one_line
 from ...messages import did_you_mean
 from ...version import __version__
 
-# For each command its help, and further commands or the function that runs it, which may return an
-# exit status; `add_` and its name is the function that adds the arguments. Only the chosen
-# command's module is imported: torch takes seconds to load, and --help should not wait.
+# For each command its help, and further commands or the module and function that run it, which may
+# return an exit status; `add_` and its name is the function that adds the arguments. Only the
+# chosen command's module is imported: torch takes seconds to load, and --help should not wait.
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
     "build": ("build a datastore from a corpus", "store.build"),
@@ -26,30 +26,30 @@ _STORE: Commands = {
     "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
     "card": ("print or change the card with which a folder is pushed to the Hub", "store.card"),
-    "search": ("show a text's longest match in a datastore, and its draft tree", "store.search"),
-    "evaluate": ("measure whether a datastore pays off for a model", "bench.evaluate"),
-    "recycle": ("learn a model's next tokens from texts", "ralm.recycle"),
+    "search": ("show a text's longest match in a datastore, and its draft tree", "search.search"),
+    "evaluate": ("measure whether a datastore pays off for a model", "evaluate.evaluate"),
+    "recycle": ("learn a model's next tokens from texts", "recycle.recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
         "demo": ("show a small model's answers with and without drafts", "demo.demo"),
-        "chat": ("talk to a model in the terminal", "answering.chat"),
-        "generate": ("generate a text, drafting from references", "answering.generate"),
-        "space": ("open a page in the browser: plain against drafted decoding", "serve.space"),
+        "chat": ("talk to a model in the terminal", "chat.chat"),
+        "generate": ("generate a text, drafting from references", "generate.generate"),
+        "space": ("open a page in the browser: plain against drafted decoding", "space.space"),
     },
     "measure": {
-        "check": ("show how drafts are verified for a model, and their cost", "bench.check"),
+        "check": ("show how drafts are verified for a model, and their cost", "check.check"),
         "bench": ("measure whether drafts pay off for your model and prompts", "bench.bench"),
     },
     "draft and retrieve from texts": {
         "store": ("build, change, search and measure datastores", _STORE),
         "ralm": ("answer questions from texts, with speculative retrieval", "ralm.ralm"),
-        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "ralm.knn_build")}),
+        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "knn.knn_build")}),
     },
     "serve and publish": {
         "serve": ("serve a model with the OpenAI API", "serve.serve"),
-        "publish": ('publish a repository for custom_generate="user/name"', "serve.publish"),
-        "warmup": ("compile all kernels ahead, as for a container image", "bench.warmup"),
+        "publish": ('publish a repository for custom_generate="user/name"', "publish.publish"),
+        "warmup": ("compile all kernels ahead, as for a container image", "warmup.warmup"),
     },
 }
 COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about in group.items()}

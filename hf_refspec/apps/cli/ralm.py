@@ -1,4 +1,4 @@
-"""`hf-refspec ralm`, `knn build` and `store recycle`: models that read a corpus."""
+"""`hf-refspec ralm`: answers questions from a corpus, with speculative retrieval."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
-from typing import Any
 
 import torch
 from rich.text import Text
 from transformers import TextStreamer
 
 from ...corpus.untrusted import printable
-from ...drafting.token_recycling import TokenRecycling
 from ...messages import counted
 from ...ralm.checked_search import RalmError
 from ...ralm.iterative import iterative_ralm
-from ...ralm.knn_datastore import KnnDatastore
 from ...ralm.stats import RalmStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
-from ...store.recycling_table import RecyclingTable
 from ..shared.comparison import Comparison, Methods, decode
-from ..shared.live_drafts import Terminal
 from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
+from ..shared.streams import Terminal
 from .arguments import add_model, add_source, load_corpus, positive
 
 _EXCERPT = 160  # characters of a passage
@@ -85,48 +81,3 @@ def _print_passages(console: Terminal, base: KnowledgeBase, stats: RalmStats) ->
         console.print(Text(f"  passage {name}: steps {', '.join(steps)} of {stats.steps}"))
         words = printable(" ".join(base.text(passage_id).split()))
         console.print(Text(f"    {shorten(words, _EXCERPT, placeholder=' …')}", "dim"))
-
-
-def add_knn_build(parser: ArgumentParser) -> None:
-    add_source(parser)
-    add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, help="the new folder")
-    parser.add_argument("--license", help="of the corpus, for the card")
-
-
-def _opened(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
-    """Loads documents, tokenizer, model and options to build with; first refuses paths that cannot
-    be read or written."""
-    if args.out.exists():
-        raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
-    documents, about = load_corpus(args, streaming)
-    tokenizer = load_tokenizer(args.model)
-    return documents, tokenizer, load_model(args.model, args.device_map, args.dtype), about
-
-
-def knn_build(args: Namespace) -> None:
-    documents, tokenizer, model, about = _opened(args)
-    store = KnnDatastore.build(documents, tokenizer, model, args.out, **about)
-    print(args.out)
-    print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
-    print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
-
-
-def add_recycle(parser: ArgumentParser) -> None:
-    add_knn_build(parser)
-    parser.add_argument("--max-tokens", type=positive, metavar="N", help="read about N tokens")
-
-
-def recycle(args: Namespace) -> None:
-    documents, tokenizer, model, about = _opened(args, streaming=True)
-    about["max_tokens"] = args.max_tokens
-    table = TokenRecycling.build(documents, tokenizer, model, **about)
-    table.save_pretrained(args.out)
-    config = RecyclingTable(args.out, tokenizer).config
-    print(args.out)
-    print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")
-    print(f"  corpus      {printable(config.source.get('corpus'))}")
-    print(
-        f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
-        f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
-    )

@@ -1,4 +1,4 @@
-"""`hf-refspec serve`; `space`, the page here or on the Hub; `publish`, the Hub's repository."""
+"""`hf-refspec serve`: the OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ import logging
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from logging.handlers import QueueHandler, QueueListener
-from pathlib import Path
 from queue import Queue
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...kernels.compilation import drafting_kernels
 from ...messages import require
 from ...store.datastore import Datastore
-from ...store.folder import new_folder
-from ...store.hub import RepoType, push_files
-from ...store.names import check_repo_id, with_owner
-from ..publish.repositories import PACKAGE_HELP, generate_repository, package, space_repository
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
-from .answering import add_sources, sources
 from .arguments import (
-    WRITTEN_TO,
     add_listening,
     add_model,
+    add_sources,
     listen,
     log_to_stderr,
     positive,
-    show_written,
+    sources,
 )
 
 logger = logging.getLogger("hf_refspec")
@@ -87,8 +80,8 @@ def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for library in ("fastapi", "uvicorn", "prometheus_client"):
         require(library, "hf-refspec serve", "serve")
-    from ..serve.app import make_app
     from ..serve.engine import RequestEngine
+    from ..serve.routes import make_app
     from ..serve.served_model import ServedModel
     from ..serve.server import Limits, Server, url
 
@@ -151,71 +144,3 @@ def _log_in_background() -> QueueListener:
     logging.raiseExceptions = False  # while the queue is full, lines are dropped
     logging_thread.start()
     return logging_thread
-
-
-def add_space(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add_model(parser)
-    add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
-    add_listening(parser, 7860)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--push", metavar="USER/NAME", help="push the page to the Hub as a Space")
-    place.add_argument("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
-    add("--private", action="store_true", help="with --push: a new Space is private")
-    add("--package", metavar="PACKAGE", help=f"with --push or --out: {PACKAGE_HELP}")
-
-
-def space(args: Namespace) -> None:
-    require("gradio", "hf-refspec space", "space")
-    options = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
-    if args.private and args.push is None:
-        raise ValueError("--private has no effect without --push; add it")
-    if args.push is not None or args.out is not None:
-        if args.push is not None:
-            check_repo_id(args.push)
-        with package(args.package) as installing:
-            contents = partial(space_repository, **options, package=installing)
-            _publish(args, args.push or args.out.name, "space", contents)
-        if args.out is not None:
-            print(f"try it: python {args.out / 'app.py'}")
-        return
-    if args.package:
-        raise ValueError("--package has no effect without --push or --out; add one")
-    listen(args.host, args.port).close()  # before a model is loaded
-    from ..space.app import serve
-
-    serve(**options, device_map=args.device_map, server_name=args.host, server_port=args.port)
-
-
-def add_publish(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("repo", help='the name of the repository on the Hub, "user/name"')
-    add("--private", action="store_true", help="make a new repository private")
-    add("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
-    add("--package", metavar="PACKAGE", help=PACKAGE_HELP)
-
-
-def publish(args: Namespace) -> None:
-    check_repo_id(args.repo)
-    with package(args.package) as installing:
-        contents = partial(generate_repository, package=installing)
-        name = _publish(args, args.repo, "model", contents)
-    print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
-
-
-def _publish(
-    args: Namespace, name: str, kind: RepoType, contents: Callable[[str], dict[str, bytes]]
-) -> str:
-    """Writes the files of a repository of this name into the new folder --out, or pushes them;
-    returns where they are."""
-    written = contents(with_owner(name))  # refuses what cannot be published before a push
-    if args.out is None:
-        pushed = push_files(name, kind, contents, private=args.private or None).repo_url
-        print(pushed)
-        return pushed.repo_id
-    with new_folder(args.out) as new:
-        for path, content in written.items():
-            (new / path).parent.mkdir(exist_ok=True)
-            (new / path).write_bytes(content)
-    show_written(args.out, name, kind)
-    return str(args.out)

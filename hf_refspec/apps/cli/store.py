@@ -1,4 +1,4 @@
-"""`hf-refspec store`: the commands that write, describe or search datastores."""
+"""`hf-refspec store`: the commands that write, describe or publish datastores."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from transformers import PreTrainedTokenizerBase
-
 from ...corpus.untrusted import printable
-from ...index.rest_trie import all_matches
 from ...messages import counted
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store import hub
@@ -23,12 +19,7 @@ from ...store.files import DatastoreError
 from ...store.names import check_repo_id, named_tokenizer, with_owner
 from ...store.recycling_table import RecyclingTableConfig
 from ...store.stored_folder import FolderConfig
-from ..shared.text_stream import PART_OF_CHARACTER
 from .arguments import WRITTEN_TO, add_source, load_corpus, positive, show_written
-
-_SEARCH_NODES = 24
-_EXAMPLES = 3  # occurrences that a search shows
-_EXAMPLE_TOKENS = 12  # before and after each
 
 
 def add_build(parser: ArgumentParser) -> None:
@@ -174,77 +165,6 @@ def card(args: Namespace) -> None:
     if any(about.values()):
         kind.describe(args.store, **about)
     print(card_of(kind.read(args.store), with_owner(args.repo)))
-
-
-def add_search(parser: ArgumentParser) -> None:
-    parser.add_argument("store", help="a folder or a Hub id")
-    parser.add_argument("text", help="the text that the drafts continue")
-
-
-def search(args: Namespace) -> None:
-    from ...drafting.contract import Call
-    from ...drafting.datastore_drafts import DatastoreDrafts  # loads torch
-    from ...drafting.tree import ROOT
-
-    store = Datastore.from_pretrained(args.store)
-    tokenizer = store.load_tokenizer()
-
-    def show(parent: int, path: list[int], depth: int) -> None:
-        """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
-        known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
-        for node in np.flatnonzero(tree.parents == parent).tolist():
-            longer = [*path, int(tree.tokens[node])]
-            added = tokenizer.decode(longer)[len(known) :]
-            print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
-            show(node, longer, depth + 1)
-
-    with store.naming_damage():
-        ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-        if len(ids) == 0:
-            raise ValueError("text has no tokens; give at least a word")
-        if store.form == "full":
-            _print_matches(store, ids, tokenizer)
-        drafts = DatastoreDrafts(store)
-        drafts.begin(ids, store.config.vocab_size)
-        tree = drafts.draft(_SEARCH_NODES, Call())
-        nodes = counted(len(tree), "node")
-        print(f"the draft tree, {nodes}, each with the probability that it is accepted:")
-        show(ROOT, ids.tolist(), 1)
-
-
-def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Prints the longest match, its number of occurrences, and some of them in context."""
-    matches = all_matches(store.shards, ids.astype(np.int32), 1)
-    if not matches:
-        print("not even the last token occurs")
-        return
-    match = matches[0]
-    words = tokenizer.decode(ids[-match.length :])
-    if match.length == 1 and words.isspace():  # most tokenizers put it before the next word
-        print("only the space at the end occurs; leave it out")
-    last = "token" if match.length == 1 else f"{match.length} tokens"
-    verb = "occurs" if match.length == 1 else "occur"
-    print(f"the last {last}, {words!r}, {verb} {counted(match.count, 'time')}, such as:")
-    examples = [
-        (shard, index)
-        for shard, (low, high) in zip(store.shards, match.ranges, strict=True)
-        for index in range(low, min(high, low + _EXAMPLES))
-    ]
-    for shard, index in examples[:_EXAMPLES]:
-        begin = int(shard.suffixes[index])
-        if begin < 0:
-            raise DatastoreError(
-                f"{store.path} is damaged; hf-refspec store info --verify says which file"
-            )
-        end = begin + match.length
-        low = max(begin - _EXAMPLE_TOKENS, 0)
-        high = end + _EXAMPLE_TOKENS
-        ends = np.flatnonzero(shard.tokens[low:high] == shard.separator) + low  # of documents
-        low = max([low, *(ends[ends < begin] + 1)])
-        high = min([high, *ends[ends >= end]])
-        parts = shard.tokens[low:begin], ids[-match.length :], shard.tokens[end:high]
-        texts = [printable(tokenizer.decode(part).replace("\n", "↵")) for part in parts]
-        print(f"  …{texts[0]}⟦{texts[1]}⟧{texts[2]}…")
 
 
 def _add_corpus(parser: ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from .engine import RequestEngine
 from .errors import TOO_SLOW, ApiError, internal_error, shutting_down
-from .generation import GenerationRequest, Piece, TokenLogprob
 from .protocol import ChatRequest, TextRequest
+from .served_row import Piece, PreparedRequest, TokenLogprob
 from .tool_calls import AnswerPart, CallReader, Reasoning
 
 Event: TypeAlias = dict[str, Any]
@@ -44,7 +44,7 @@ class Answer:
     """Submits a request, and writes its answer in the event loop: a choice for each row."""
 
     def __init__(
-        self, engine: RequestEngine, prepared: GenerationRequest, model: str, request: TextRequest
+        self, engine: RequestEngine, prepared: PreparedRequest, model: str, request: TextRequest
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
@@ -56,7 +56,7 @@ class Answer:
         self._choices = [RowAnswer(prepared.reader()) for _ in range(prepared.rows)]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._generations = engine.submit(prepared, self._put)
+        self._rows = engine.submit(prepared, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
         """The events of a stream; raises an `ApiError` if a row could not be generated."""
@@ -67,14 +67,14 @@ class Answer:
             row, piece = await self._pieces.get()
             left -= piece is None
             if piece is None and self._source_names is not None:
-                await asyncio.to_thread(getattr, self._generations[row].stats, "copied")
+                await asyncio.to_thread(getattr, self._rows[row].stats, "copied")
             for event in self._ended(row) if piece is None else self._read(row, piece):
                 yield event
         if self._includes_usage:
             yield {**self._described([], ".chunk"), **self._figures()}
 
     async def whole(self) -> Event:
-        """The complete answer. Its end, even by an error, ends the generation."""
+        """The complete answer. Its end, even by an error, ends the served."""
         try:
             async for _ in self.events():
                 pass
@@ -87,8 +87,8 @@ class Answer:
         return {**self._described(choices), **self._figures()}
 
     def cancel(self) -> None:
-        for generation in self._generations:
-            self._engine.cancel(generation)
+        for row in self._rows:
+            self._engine.cancel(row)
 
     def _read(self, row: int, piece: Piece) -> Iterator[Event]:
         reader = self._choices[row].reader
@@ -101,22 +101,22 @@ class Answer:
             logprobs = []
 
     def _ended(self, row: int) -> Iterator[Event]:
-        generation = self._generations[row]
+        served = self._rows[row]
         choice = self._choices[row]
-        if generation.outcome == "error":
+        if served.outcome == "error":
             raise internal_error()
-        if generation.outcome == "grammar":
-            assert generation.request.constraint is not None
-            param = generation.request.constraint.param
+        if served.outcome == "grammar":
+            assert served.request.constraint is not None
+            param = served.request.constraint.param
             why = "the grammar takes more than 50 ms and 3 ms for each token; make it simpler"
             raise ApiError(400, f"{param}: {why}", param, TOO_SLOW)
-        if generation.outcome == "cancelled":  # while its client still reads
+        if served.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         if choice.reader is not None:
-            for part in choice.reader.read(None, cut_off=generation.outcome != "stop"):
+            for part in choice.reader.read(None, cut_off=served.outcome != "stop"):
                 yield self._add(row, part, [])
         choice.finish_reason = "length"
-        if generation.outcome == "stop":
+        if served.outcome == "stop":
             choice.finish_reason = "tool_calls" if choice.calls else "stop"
         delta = {"delta": self._annotations(row)} if self._is_chat else {"text": ""}
         yield self._chunk(row, delta, None)
@@ -154,14 +154,14 @@ class Answer:
         if names is None:
             return {}
         choice = self._choices[row]
-        ends = self._generations[row].ends
+        ends = self._rows[row].ends
         found: list[Event] = []
-        for span in self._generations[row].stats.copied if choice.reader is None else ():
+        for span in self._rows[row].stats.copied if choice.reader is None else ():
             begin = ends[span.start]
             if begin in ends[: span.start]:  # the first tokens complete another character
                 begin = min((end for end in ends if end > begin), default=begin)
             end = min(ends[span.end], len(choice.text))
-            if begin < end:  # not behind a stop string
+            if begin < end:  # not after a stop string
                 place: Event = {"source": names.get(span.source, span.source)}
                 place |= {"document": span.document, "offset": span.offset}
                 place |= {"start_index": begin, "end_index": end}
@@ -197,7 +197,7 @@ class Answer:
 
     def _figures(self) -> Event:
         """The usage and, for a single row, draft statistics in vLLM's form."""
-        rows = self._generations
+        rows = self._rows
         prompt = rows[0].prompt_tokens  # counts once
         completion = sum(row.tokens for row in rows)
         usage = {
@@ -228,11 +228,11 @@ class Answer:
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, (row, piece))
         except RuntimeError:  # the event loop is closed
-            self._generations[row].cancelled = True
+            self._rows[row].cancel()
 
 
 class EventStream(StreamingResponse):
-    """An answer as server-sent events. Its end, even by an error, ends the generation."""
+    """An answer as server-sent events. Its end, even by an error, ends the served."""
 
     def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
         super().__init__(self._lines(), headers=headers, media_type="text/event-stream")

@@ -28,8 +28,8 @@ from ...generation.running_text import RunningText
 from ...messages import counted
 from ..shared.prompts import text_inputs
 from .errors import ApiError, shutting_down, too_many
-from .generation import Generation, GenerationRequest, Piece
 from .grammars import GrammarBudget
+from .served_row import Piece, PreparedRequest, ServedRow
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class RequestEngine:
         self._end_tokens = {*end} if isinstance(end, list) else {end}
         sharing = {"prefix_tokens": 0} if isolates else {}
         self._batch = RunningBatch(model, max_rows=max_rows, **sharing)
-        self._texts: dict[RunningText, Generation] = {}
-        self._waiting: deque[Generation] = deque()
-        self._running: list[Generation] = []
+        self._texts: dict[RunningText, ServedRow] = {}
+        self._waiting: deque[ServedRow] = deque()
+        self._running: list[ServedRow] = []
         self._closed = False
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
@@ -98,13 +98,13 @@ class RequestEngine:
         self._thread.start()
 
     def submit(
-        self, request: GenerationRequest, listener: Callable[[int, Piece | None], None]
-    ) -> list[Generation]:
+        self, request: PreparedRequest, listener: Callable[[int, Piece | None], None]
+    ) -> list[ServedRow]:
         """Queues the rows of a request, or raises an `ApiError`. `listener` receives each one's
         index and pieces."""
-        generations = [
-            Generation(request, row, self._tokenizer, partial(listener, row))
-            for row in range(request.rows)
+        rows = [
+            ServedRow(request, index, self._tokenizer, partial(listener, index))
+            for index in range(request.rows)
         ]
         with self._changed:
             if self._closed:
@@ -115,19 +115,19 @@ class RequestEngine:
             if self.waiting + self.running + request.rows > room:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
-            self._waiting.extend(generations)
+            self._waiting.extend(rows)
             self._changed.notify()
-        return generations
+        return rows
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, row: ServedRow) -> None:
         """Ends a row in the queue, in its prefill or after its next token."""
-        generation.cancelled = True
+        row.cancel()
         with self._changed:
-            if generation not in self._waiting:
+            if row not in self._waiting:
                 return
-            self._waiting.remove(generation)
-        generation.outcome = "cancelled"
-        self._end(generation)
+            self._waiting.remove(row)
+        row.stop("cancelled")
+        self._end(row)
 
     def drain(self) -> None:
         """Takes no more requests, and finishes those that wait."""
@@ -138,8 +138,8 @@ class RequestEngine:
     def cancel_all(self) -> None:
         with self._changed:
             left = [*self._waiting, *self._running]
-        for generation in left:
-            self.cancel(generation)
+        for row in left:
+            self.cancel(row)
 
     def close(self, seconds: float) -> None:
         """Cancels all requests, and waits up to `seconds` for the running forward pass."""
@@ -154,81 +154,81 @@ class RequestEngine:
             except Exception:  # of the model or a device: later requests may succeed
                 logger.exception("A forward pass failed.")
                 ended = [text for text in self._texts if text.finished]
-                for generation in [self._texts[text] for text in ended if not text.complete]:
-                    generation.outcome = generation.outcome or "error"
+                for row in [self._texts[text] for text in ended if not text.complete]:
+                    if row.outcome is None:
+                        row.stop()
             for text in ended:
                 self._finish(text)
 
     def _admit(self) -> bool:
-        """Waits for requests, and begins them; returns whether anything is left to do."""
+        """Waits for requests, and begins them; returns True if anything is left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
-            admitted: list[Generation] = []
+            admitted: list[ServedRow] = []
             while self._waiting and self.running + len(admitted) < self._batch.max_rows:
                 admitted.append(self._waiting.popleft())
             self._running += admitted
-        for generation in admitted:
+        for row in admitted:
             try:
-                self._begin(generation)
+                self._begin(row)
             except Exception:
                 logger.exception("A request failed.")
-                generation.outcome = "error"
-                self._remove(generation)
+                row.stop()
+                self._remove(row)
         return bool(self._running or self._waiting or not self._closed)
 
-    def _begin(self, generation: Generation) -> None:
-        request = generation.request
+    def _begin(self, row: ServedRow) -> None:
+        request = row.request
         if self._isolates:
             drafter: Any = copy.deepcopy(self._drafter)
         else:
-            drafter = generation.session.enter_context(self._pool.drafter())
+            drafter = row.session.enter_context(self._pool.drafter())
         prediction, grammar, *_ = drafter.sources
         if request.prediction is not None:
-            prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
+            prediction.lend(ReferenceCopy(request.prediction, include_prompt=False))
         if request.grammar is not None:
-            grammar.source = copy.deepcopy(request.grammar)
-            grammar.source.stops = request.grammar_budget.ends_drafts
-            grammar.budget = request.grammar_budget
+            grammar_drafts = copy.deepcopy(request.grammar)
+            grammar_drafts.stops = request.grammar_budget.ends_drafts
+            grammar.lend(grammar_drafts, request.grammar_budget)
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
-            seed=generation.seed,
+            seed=row.seed,
             num_return_sequences=1,
-            logits_processor=generation.processors(),
-            stopping_criteria=StoppingCriteriaList([generation]),
+            logits_processor=row.processors(),
+            stopping_criteria=StoppingCriteriaList([row]),
             candidate_generator=drafter,
         )
-        text.interrupted = generation.is_interrupted
-        self._texts[text] = generation
-        generation.begin(self._max_seconds)
+        text.interrupted = row.is_interrupted
+        self._texts[text] = row
+        row.begin(self._max_seconds)
 
     def _finish(self, text: RunningText) -> None:
-        generation = self._texts.pop(text)
-        generation.stats = text.stats
+        row = self._texts.pop(text)
         try:
-            generation.end(self._end_tokens)
+            row.end(text.stats, self._end_tokens)
         except Exception:  # the thread goes on with the others
             logger.exception("The end of a request failed.")
-            generation.outcome = "error"
-        self._remove(generation)
+            row.stop()
+        self._remove(row)
 
-    def _remove(self, generation: Generation) -> None:
-        generation.session.close()
-        self._last_seconds = monotonic() - generation.submitted_at
+    def _remove(self, row: ServedRow) -> None:
+        row.session.close()
+        self._last_seconds = monotonic() - row.submitted_at
         with self._changed:
-            self._running.remove(generation)
-        self._end(generation)
-        prompt_tokens = counted(generation.prompt_tokens, "token")
-        counts = f"{prompt_tokens} of prompt, {generation.tokens:,} of answer"
-        if generation.request.prediction is not None:
-            counts += f", {generation.accepted_prediction_tokens} accepted from the prediction"
-        speed = f"{self._last_seconds:.2f} s, {generation.stats.mat:.2f} tokens per forward pass"
+            self._running.remove(row)
+        self._end(row)
+        prompt_tokens = counted(row.prompt_tokens, "token")
+        counts = f"{prompt_tokens} of prompt, {row.tokens:,} of answer"
+        if row.request.prediction is not None:
+            counts += f", {row.accepted_prediction_tokens} accepted from the prediction"
+        speed = f"{self._last_seconds:.2f} s, {row.stats.mat:.2f} tokens per forward pass"
         waiting = f"{counted(self.waiting, 'request')} waiting"
-        logger.info("%s: %s, %s; %s", generation.outcome, counts, speed, waiting)
+        logger.info("%s: %s, %s; %s", row.outcome, counts, speed, waiting)
 
-    def _end(self, generation: Generation) -> None:
-        self.metrics.record(generation)
-        generation.listener(None)
+    def _end(self, row: ServedRow) -> None:
+        self.metrics.record(row)
+        row.listener(None)
 
 
 class Metrics:
@@ -261,16 +261,16 @@ class Metrics:
     def count_refused(self) -> None:
         self._requests.labels("refused").inc()
 
-    def record(self, generation: Generation) -> None:
-        stats = generation.stats
-        self._requests.labels(generation.outcome).inc()
-        if generation.began_at is not None:
-            self._waited.observe(generation.began_at - generation.submitted_at)
-        if generation.first_token_at is not None:
-            self._first.observe(generation.first_token_at - generation.submitted_at)
+    def record(self, row: ServedRow) -> None:
+        stats = row.stats
+        self._requests.labels(row.outcome).inc()
+        if row.began_at is not None:
+            self._waited.observe(row.began_at - row.submitted_at)
+        if row.first_token_at is not None:
+            self._first.observe(row.first_token_at - row.submitted_at)
         if not stats.forward_passes:  # it only waited, and this is another thread than the engine's
             return
-        self._prompt_tokens.inc(generation.prompt_tokens)
+        self._prompt_tokens.inc(row.prompt_tokens)
         self._tokens.inc(stats.tokens)
         self._passes.inc(stats.forward_passes)
         for source in stats.sources:
@@ -278,51 +278,53 @@ class Metrics:
         self._stats += stats
 
 
-class Prediction(PathDrafter):
-    """Drafts by the request's own `source`: copies of the answer that its client expects. It serves
-    one request after another, so that a blend keeps its corrections of the estimates."""
+class RequestSource(PathDrafter):
+    """Drafts and prunes by a source that is lent for one request, while its budget of time lasts;
+    by default nothing. It serves one request after another, so that a blend keeps its corrections
+    of the estimates."""
 
     def __init__(self) -> None:
-        self.source = PathDrafter()  # drafts nothing
+        self._return()
+
+    def lend(self, source: PathDrafter, budget: GrammarBudget | None = None) -> None:
+        """Drafts by `source` until the request ends."""
+        self._source = source
+        self._budget = budget
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.prunes = self.source.prunes
-        self.source.begin(prompt_ids, vocab_size)
+        self.prunes = self._source.prunes
+        self._source.begin(prompt_ids, vocab_size)
 
     def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
-        return self.source.continue_path(path, budget, call)
+        continue_path = self._source.continue_path
+        return self._within_budget(DraftTree.empty(), continue_path, path, budget, call)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        return self.source.prune(tree, path)
+        return self._within_budget(tree, self._source.prune, tree, path)
 
     def observe(self, observation: Observation) -> None:
-        self.source.observe(observation)
+        self._within_budget(None, self._source.observe, observation)
 
     def end(self) -> None:
-        self.source.end()
-        self.source = PathDrafter()
+        self._source.end()
+        self._return()
+
+    def _return(self) -> None:
+        self.lend(PathDrafter())
         self.prunes = False
 
-
-class Grammar(Prediction):
-    """Drafts and prunes by the grammar of a request, while its `budget` of time lasts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.budget = GrammarBudget()
-
-    def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
-        drafting = super().continue_path
-        return self._within_budget(DraftTree.empty(), drafting, path, budget, call)
-
-    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        return self._within_budget(tree, super().prune, tree, path)
-
-    def observe(self, observation: Observation) -> None:
-        self._within_budget(None, super().observe, observation)
-
     def _within_budget(self, otherwise: Any, method: Callable[..., Any], *arguments: Any) -> Any:
-        if self.budget.ends_drafts():
-            return otherwise
-        with self.budget:
+        if self._budget is None:
             return method(*arguments)
+        if self._budget.ends_drafts():
+            return otherwise
+        with self._budget:
+            return method(*arguments)
+
+
+class Prediction(RequestSource):
+    """Copies of the answer that the client expects."""
+
+
+class Grammar(RequestSource):
+    """What the request's grammar allows."""

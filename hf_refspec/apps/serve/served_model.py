@@ -24,9 +24,9 @@ from ...corpus.rows import REFUSALS
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError
-from .generation import GenerationRequest
 from .grammars import GrammarBudget, GrammarCompiler, constraint
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, content_text
+from .served_row import PreparedRequest
 from .tool_calls import CallReader, template_messages
 
 # Logits divided by less are no longer finite; the most probable token is chosen instead.
@@ -46,7 +46,7 @@ class ServedModel:
     max_new_tokens: int  # of an answer
     clock: Callable[[], float] = thread_time  # measures grammars
 
-    def chat(self, request: ChatRequest) -> GenerationRequest:
+    def chat(self, request: ChatRequest) -> PreparedRequest:
         self.check_name(request.model)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
@@ -66,7 +66,7 @@ class ServedModel:
             prepared = replace(prepared, reader=reader, keeps_special_tokens=not common)
         return prepared
 
-    async def constrained(self, request: GenerationRequest) -> GenerationRequest:
+    async def constrained(self, request: PreparedRequest) -> PreparedRequest:
         """Compiles the grammar that constrains a request, if there is one."""
         if request.constraint is None:
             return request
@@ -96,7 +96,7 @@ class ServedModel:
             message = f"the model's chat template does not take {noun}: {why}"
             raise ApiError(400, message, "messages") from error
 
-    def completion(self, request: CompletionRequest) -> GenerationRequest:
+    def completion(self, request: CompletionRequest) -> PreparedRequest:
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
@@ -142,7 +142,7 @@ class ServedModel:
 
     def _prepared(
         self, request: TextRequest, ids: list[int], max_tokens: int | None
-    ) -> GenerationRequest:
+    ) -> PreparedRequest:
         self._check_ids(request.logit_bias or (), "logit_bias: the ids", "logit_bias")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
@@ -151,7 +151,7 @@ class ServedModel:
         text = content_text(request.prediction.content) if request.prediction else ""
         predicted = self._ids(text, "prediction", add_special_tokens=False) if text else []
         input_ids = torch.tensor([ids], dtype=torch.int64)
-        return GenerationRequest(
+        return PreparedRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling_options(request)},
             rows=request.n or 1,

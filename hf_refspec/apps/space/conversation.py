@@ -21,8 +21,8 @@ from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
 from ...store.stored_tokenizer import tokenizer_fingerprint
 from ...version import __version__
-from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
+from ..shared.streams import LiveDrafts
 from .race import Race
 
 logger = logging.getLogger("hf_refspec")

@@ -15,7 +15,7 @@ import gradio as gr
 import torch
 
 from ...store.files import DatastoreError
-from ..shared.scenes import EDIT, FROM_THE_TEXT, NEWS, NOTICE, QUERIES, TEMPERATURE, Scene
+from ..shared.prompts import EDIT, FROM_THE_TEXT, NEWS, NOTICE, QUERIES, TEMPERATURE, Scene
 from .conversation import AUTO, Conversation, Host
 from .views import conversation_html, pass_html
 

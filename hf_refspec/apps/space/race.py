@@ -21,8 +21,7 @@ from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import DraftTree
 from ...generation.speculate import speculate
 from ..shared.comparison import first_difference
-from ..shared.live_drafts import Listener, LiveDrafts
-from ..shared.text_stream import TextStream
+from ..shared.streams import Listener, LiveDrafts, TextStream
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import pytest
 from texts import some_texts
 
 from hf_refspec import Datastore, ReferenceCopy, SessionDrafts
-from hf_refspec.apps.cli.answering import TerminalChat
+from hf_refspec.apps.cli.chat import TerminalChat
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal
 from hf_refspec.apps.shared.prompts import chat_inputs, user
+from hf_refspec.apps.shared.streams import AnswerStream, LiveDrafts, Terminal
 
 SHORT = ["--max-new-tokens", "12"]
 

@@ -10,8 +10,8 @@ from hf_refspec import ReferenceCopy
 from hf_refspec.apps.cli.demo import DRAFTED, show
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison
-from hf_refspec.apps.shared.live_drafts import LiveDrafts, Terminal
-from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, scenes_of_file
+from hf_refspec.apps.shared.prompts import FILE_TOKENS, Scene, scenes_of_file
+from hf_refspec.apps.shared.streams import LiveDrafts, Terminal
 
 
 def shown(model, tokenizer, scenes, max_new_tokens, **terminal):

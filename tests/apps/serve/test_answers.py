@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from hf_refspec import ReferenceCopy, TokenRecycling
-from hf_refspec.apps.serve.generation import StopStrings
 from hf_refspec.apps.serve.served_model import OutputPenalties
-from hf_refspec.apps.shared.text_stream import PART_OF_CHARACTER
+from hf_refspec.apps.serve.served_row import StopStrings
+from hf_refspec.apps.shared.streams import PART_OF_CHARACTER
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
 

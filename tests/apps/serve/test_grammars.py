@@ -216,9 +216,10 @@ def test_drafts_end_where_the_budget_is_spent_between_two_of_their_steps(tokeniz
     drafted = []
     for step in (0.0, 0.02):
         grammar = Grammar()
-        grammar.budget = GrammarBudget(partial(next, count(0, step)))
-        grammar.source = GrammarDrafts(tokenizer, json_schema=SCHEMA)
-        grammar.source.stops = grammar.budget.ends_drafts
+        budget = GrammarBudget(partial(next, count(0, step)))
+        drafts = GrammarDrafts(tokenizer, json_schema=SCHEMA)
+        drafts.stops = budget.ends_drafts
+        grammar.lend(drafts, budget)
         with drafter_call(grammar, [np.array([5])], len(tokenizer)):
             drafted.append(len(grammar.draft(40, Call())))
     assert 0 < drafted[1] < drafted[0]

@@ -12,7 +12,7 @@ import openai
 import pytest
 from running_server import NAME, Slow, serving, streamed, wait_until
 
-from hf_refspec.apps.serve import generation
+from hf_refspec.apps.serve import served_row
 
 LONG = {"max_tokens": 900}
 
@@ -94,7 +94,7 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
     """By this clock a pass takes 0.1 s, and all else no time."""
     model = copy.deepcopy(speller)
     ran = passes_of(model)
-    monkeypatch.setattr(generation, "monotonic", lambda: 0.1 * len(ran))
+    monkeypatch.setattr(served_row, "monotonic", lambda: 0.1 * len(ran))
     with serving(model, tokenizer, max_seconds=0.35) as server:
         ran.clear()
         answer = server.chat("one " * 400, max_tokens=2)

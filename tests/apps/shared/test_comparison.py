@@ -21,7 +21,7 @@ from hf_refspec.apps.shared.comparison import (
     rate,
     speedup,
 )
-from hf_refspec.apps.shared.live_drafts import Terminal
+from hf_refspec.apps.shared.streams import Terminal
 
 
 @pytest.mark.parametrize(

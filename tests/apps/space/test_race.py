@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from hf_refspec.apps.shared.live_drafts import LiveDrafts
 from hf_refspec.apps.shared.prompts import chat_inputs, user
+from hf_refspec.apps.shared.streams import LiveDrafts
 from hf_refspec.apps.space.race import Race
 from hf_refspec.drafting.auto import default_sources
 from hf_refspec.drafting.contract import Drafter

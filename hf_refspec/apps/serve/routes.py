@@ -1,4 +1,5 @@
-"""The routes, their documentation at `/docs`, and the reading of bodies."""
+"""The routes of a model, and of datastores whose documents clients change, their documentation at
+`/docs`, and the reading of bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -22,14 +23,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from ...store.datastore import Datastore
+from ...store.files import DatastoreError
 from .answers import Answer, EventStream
 from .engine import RequestEngine
 from .errors import ApiError, Places, answer_errors, not_json
-from .generation import GenerationRequest
-from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
+from .protocol import ChatRequest, CompletionRequest, RequestObject, RequestT, Text, parsed
 from .served_model import ServedModel
+from .served_row import PreparedRequest
 from .server import Limits
-from .stores import add_store_routes
 
 # Beyond the limit, a multiple of it is read and discarded: a client that is still sending would see
 # a broken connection instead of the answer.
@@ -57,9 +58,9 @@ def make_app(
     places = Places("requests wait to be read")
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], GenerationRequest]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], PreparedRequest]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
+        def read(body: bytes) -> tuple[RequestT, PreparedRequest]:
             request = parsed(kind, body)
             return request, prepare(request)
 
@@ -103,13 +104,61 @@ def make_app(
     async def metrics() -> Response:
         return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    add_store_routes(app, stores or {}, partial(read_body, limits=limits))
+    _add_store_routes(app, stores or {}, partial(read_body, limits=limits))
     _, bodies = models_json_schema(
         [(ChatRequest, "validation"), (CompletionRequest, "validation")],
         ref_template=_PLACE + "{model}",
     )
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
     return app
+
+
+class DocumentsRequest(RequestObject):
+    """The body of `POST /v1/stores/{store}/documents`: texts, or texts by their names."""
+
+    documents: dict[Text, Text] | list[Text] = Field(min_length=1)
+
+
+def _add_store_routes(
+    app: FastAPI, stores: Mapping[str, Datastore], read: Callable[[Request], Any]
+) -> None:
+    """Answers requests that list and change documents, which `read` receives, one after another."""
+    writer = ThreadPoolExecutor(1, "writer")
+    places = Places("requests wait for a datastore")
+
+    async def answered(name: str, change: Callable[[Datastore], Any]) -> dict[str, Any]:
+        def about() -> dict[str, Any]:
+            try:
+                more = change(store := stores[name]) or {}
+            except KeyError:
+                raise ApiError(404, "there is no such store or document") from None
+            except ValueError as error:
+                status = 409 if isinstance(error, DatastoreError) else 400
+                raise ApiError(status, str(error)) from None
+            counts = {"document_count": store.documents, "token_count": store.tokens}
+            return {"store": name, **counts, **more}
+
+        with places:
+            return await asyncio.get_running_loop().run_in_executor(writer, about)
+
+    @app.get("/v1/stores/{store}/documents")
+    async def documents(store: str) -> dict[str, Any]:
+        return await answered(store, lambda opened: {"documents": opened.names()})
+
+    @app.post("/v1/stores/{store}/documents")
+    async def add(store: str, http: Request) -> dict[str, Any]:
+        body = await read(http)
+
+        def change(opened: Datastore) -> None:
+            texts = parsed(DocumentsRequest, body).documents
+            # In a list, texts that name files of this machine would be paths.
+            opened.add(texts if isinstance(texts, dict) else iter(texts), progress=False)
+
+        return await answered(store, change)
+
+    @app.delete("/v1/stores/{store}/documents/{name:path}")
+    async def remove(store: str, name: str) -> dict[str, Any]:
+        return await answered(store, lambda opened: opened.remove(name))
 
 
 def _key_check(keys: Sequence[str]) -> Callable[[Request], Coroutine[Any, Any, None]]:

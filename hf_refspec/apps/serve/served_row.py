@@ -1,4 +1,4 @@
-"""Requests, and their rows while they are decoded."""
+"""A request as the engine decodes it, and each of its rows until it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import (
 
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import DraftStats
-from ..shared.text_stream import TextStream, token_bytes
+from ..shared.streams import TextStream, token_bytes
 from .grammars import Constraint, GrammarBudget
 from .tool_calls import CallReader
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
+class PreparedRequest:
     """A request, as the engine decodes it."""
 
     inputs: BatchEncoding  # the prompt, ids and mask `(1, n)`
@@ -64,7 +64,7 @@ class GenerationRequest:
     grammar_budget: GrammarBudget = field(default_factory=GrammarBudget)
 
 
-class Generation(StoppingCriteria):
+class ServedRow(StoppingCriteria):
     """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
     token, and ends the text at a stop string, when time is up, or when `cancelled` is set because
     the client has left; the last two also end the prefill. Times are those of `time.monotonic`.
@@ -72,13 +72,13 @@ class Generation(StoppingCriteria):
 
     def __init__(
         self,
-        request: GenerationRequest,
-        row: int,
+        request: PreparedRequest,
+        index: int,
         tokenizer: PreTrainedTokenizerBase,
         listener: Callable[[Piece | None], Any],
     ) -> None:
         self.request = request
-        self.seed = None if request.seed is None else request.seed + row
+        self.seed = None if request.seed is None else request.seed + index
         self.cancelled = False
         self.outcome: Outcome | None = None
         self.tokens = 0
@@ -126,15 +126,24 @@ class Generation(StoppingCriteria):
         return torch.full(input_ids.shape[:1], ended, device=input_ids.device)
 
     def is_interrupted(self) -> bool:
-        """Whether its client has left or time is up."""
+        """True if its client has left or time is up, which then is its outcome."""
         if self.cancelled:
             self.outcome = "cancelled"
         elif monotonic() > self._ends_at:
             self.outcome = "time"
         return self.outcome is not None
 
-    def end(self, end_tokens: Set[int | None]) -> None:
+    def cancel(self) -> None:
+        """Ends it after its next token, or in its prefill."""
+        self.cancelled = True
+
+    def stop(self, outcome: Outcome = "error") -> None:
+        """Sets an outcome other than the text's own end."""
+        self.outcome = outcome
+
+    def end(self, stats: DraftStats, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and sets the outcome; `end_tokens` end a text."""
+        self.stats = stats
         if self.outcome in _FAILURES:
             return
         rest = "" if self._stop.found else self._stop.put(self._text.end()) + self._stop.end()
@@ -184,22 +193,22 @@ class Generation(StoppingCriteria):
 class _OfOneRequest(LogitsProcessor):
     """A request's processors and its grammar's; if one fails, this request ends, and no other."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._processors = LogitsProcessorList(generation.request.processors)
-        grammar = generation.request.grammar
+    def __init__(self, row: ServedRow) -> None:
+        self._row = row
+        self._processors = LogitsProcessorList(row.request.processors)
+        grammar = row.request.grammar
         self._grammar = None if grammar is None else grammar.processor()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        request = self._generation.request
+        request = self._row.request
         if request.top_logprobs is not None:
-            self._generation.next_logprobs = scores[0].float().log_softmax(dim=-1)
+            self._row.next_logprobs = scores[0].float().log_softmax(dim=-1)
         try:
             processed = self._processors(input_ids, scores)
             if self._grammar is not None:
                 request.grammar_budget.add_token()
                 if request.grammar_budget.left <= 0:
-                    self._generation.outcome = "grammar"
+                    self._row.stop("grammar")
                     return scores
                 with request.grammar_budget:
                     processed = self._grammar(input_ids, processed)
@@ -207,7 +216,7 @@ class _OfOneRequest(LogitsProcessor):
                 raise ValueError("no token may follow")
         except Exception:
             logger.exception("A logits processor failed.")
-            self._generation.outcome = "error"
+            self._row.stop()
             return scores
         return processed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from hf_refspec.apps.bench.prompts import Chat, read_chats, taking_turns
+from hf_refspec.apps.bench.chats import Chat, read_chats, taking_turns
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec import ReferenceCopy
-from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, Terminal, legend
+from hf_refspec.apps.shared.streams import AnswerStream, LiveDrafts, Terminal, TextStream, legend
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(
@@ -75,3 +75,19 @@ def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
     named = legend(drafter.stats).plain
     assert named.count("ReferenceCopy") == 2
     assert named.endswith(f"the model itself {len(heard) - sum(firsts)}")
+
+
+def pieces(tokenizer, ids) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [*map(stream.put, ids), stream.end()]
+
+
+@given(st.lists(st.integers(0, 258), max_size=40))
+def test_tokens_that_are_no_text_come_out_as_the_tokenizer_has_them(tokenizer, ids):
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_a_character_comes_with_its_last_token(tokenizer):
+    ids = tokenizer("a🙂", add_special_tokens=False)["input_ids"]
+    assert pieces(tokenizer, ids) == ["a", "", "", "", "🙂", ""]
+    assert pieces(tokenizer, ids[:-1]) == ["a", "", "", "", "\ufffd"]

@@ -1,0 +1,157 @@
+"""`hf-refspec chat`: a conversation in the terminal, with drafts from texts."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from time import perf_counter
+from typing import Any
+
+from rich.text import Text
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafting.stats import DraftStats
+from ...kernels.compilation import drafting_kernels
+from ...messages import counted
+from ..shared import prompts
+from ..shared.loading import load_config, load_model, load_tokenizer
+from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend
+from .arguments import (
+    add_answering,
+    decoding_options,
+    read_text,
+    sources,
+)
+
+_HELP = """\
+/stats  how many tokens of this session were drafted, and by what
+/reset  a new conversation
+/exit   leave, as does Ctrl-D; Ctrl-C stops an answer"""
+
+
+def add_chat(parser: ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="the system message of the chat")
+    add_answering(parser, max_new_tokens=512)
+
+
+def chat(args: Namespace) -> None:
+    options = {**decoding_options(args), "max_new_tokens": args.max_new_tokens}
+    context = args.context and read_text(args.context, "--context")
+    tokenizer = load_tokenizer(args.model)
+    hint = f"hf-refspec generate --model {args.model} continues a text as it is"
+    prompts.check_chat_template(tokenizer, args.model, hint)
+    opening = [] if args.system is None else [prompts.system(args.system)]
+    try:
+        beginning = prompts.chat_inputs(tokenizer, [*opening, prompts.user(context or "")])
+    except ValueError as error:
+        hint = "leave out --system" if opening else "choose another --model"
+        raise ValueError(f"{error}; {hint}") from error
+    noun = "--system" if context is None else f"--context {args.context}"
+    prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
+    drafter = LiveDrafts(sources(args, tokenizer))
+    model = load_model(args.model, args.device_map, args.dtype)
+    drafting_kernels.compile()
+    TerminalChat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
+
+
+@dataclass
+class TerminalChat:
+    """A conversation: each line of the standard input is a message."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: LiveDrafts
+    console: Terminal
+    options: dict[str, Any]  # of `generate`
+    document: str | None = None  # precedes the first message
+    opening: list[prompts.Message] = field(default_factory=list)  # the system message, if any
+    messages: list[prompts.Message] = field(default_factory=list)
+    _stats: DraftStats = field(default_factory=DraftStats)
+
+    def converse(self) -> None:
+        """Answers what is typed until /exit or the end of the input."""
+        if isinstance(sys.stdin, TextIOWrapper):  # a line that is not UTF-8 ends no conversation
+            sys.stdin.reconfigure(errors="replace")
+        typed = sys.stdin.isatty()
+        if typed:
+            self.console.print(Text(_HELP, "dim"))
+        while True:
+            try:
+                line = input("> " if typed else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not typed:
+                    raise
+                line = ""
+            if line == "/exit":
+                return
+            if line == "/stats":
+                self.console.print(legend(self._stats))
+                self.console.print(str(self._stats))
+            elif line == "/reset":
+                self.messages = []
+            elif line.startswith("/"):
+                self.console.print(_HELP)
+            elif line:
+                self._answer(line)
+
+    def _answer(self, question: str) -> None:
+        """Streams an answer, which stays in the conversation even if Ctrl-C cuts it off."""
+        noun = "this message"
+        hint = "shorten it"
+        if self.messages:
+            noun = "this conversation"
+            hint = "/reset begins a new one"
+        else:
+            question = prompts.with_document(self.document, question)
+        messages = [*self.messages, prompts.user(question)]
+        wanted = self.options["max_new_tokens"]
+        try:
+            inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
+            fitting = prompts.tokens_left(inputs, self.model.config, noun, hint, wanted)
+        except ValueError as error:
+            self.console.print(Text(str(error), "red"))
+            return
+        began = perf_counter()
+        ids = self._decode(inputs.to(self.model.device), fitting)
+        seconds = perf_counter() - began
+        if not ids:
+            self._note("stopped; the question is forgotten")
+            return
+        self._stats += self.drafter.stats
+        if self.console.is_terminal:
+            speed = Text(f"  {len(ids) / seconds:.1f} tokens/s", "dim")
+            self.console.print(legend(self.drafter.stats) + speed)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        self.messages = [*messages, prompts.assistant(text)]
+
+    def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> list[int]:
+        """Streams an answer, up to Ctrl-C; returns its ids."""
+        stream = AnswerStream(self.console, self.tokenizer)
+        ids: list[int] = []
+
+        def put(tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+            ids.extend(tokens)
+            stream.put(tokens, owners)
+
+        self.drafter.listener = put
+        options = {**self.options, "max_new_tokens": max_new_tokens}
+        note = ""
+        try:
+            output = self.model.generate(**inputs, **options, candidate_generator=self.drafter)
+            ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+            if len(ids) == max_new_tokens:
+                note = f"stopped after {counted(max_new_tokens, 'token')}"
+        except KeyboardInterrupt:
+            note = "stopped"
+        stream.end()
+        if note and ids:
+            self._note(note)
+        return ids
+
+    def _note(self, text: str) -> None:
+        self.console.print(Text(f"({text})", "dim"))

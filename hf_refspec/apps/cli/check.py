@@ -1,0 +1,19 @@
+"""`hf-refspec check`: how drafts are verified for a model, and their cost."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from ...model_check import check as checked
+from ..shared.loading import load_model
+from .arguments import add_model, positive
+
+
+def add_check(parser: ArgumentParser) -> None:
+    add_model(parser)
+    help = "tokens of context in the timed forward passes"
+    parser.add_argument("--context", type=positive, default=256, metavar="N", help=help)
+
+
+def check(args: Namespace) -> None:
+    print(checked(load_model(args.model, args.device_map, args.dtype), args.context))

@@ -1,0 +1,51 @@
+"""`hf-refspec publish`: the repository for `generate(custom_generate="user/name")`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ...store.folder import new_folder
+from ...store.hub import RepoType, push_files
+from ...store.names import check_repo_id, with_owner
+from ..publish.repositories import PACKAGE_HELP, generate_repository, package
+from .arguments import (
+    WRITTEN_TO,
+    show_written,
+)
+
+
+def add_publish(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("repo", help='the name of the repository on the Hub, "user/name"')
+    add("--private", action="store_true", help="make a new repository private")
+    add("--out", type=Path, metavar="FOLDER", help=WRITTEN_TO)
+    add("--package", metavar="PACKAGE", help=PACKAGE_HELP)
+
+
+def publish(args: Namespace) -> None:
+    check_repo_id(args.repo)
+    with package(args.package) as installing:
+        contents = partial(generate_repository, package=installing)
+        name = write_or_push(args, args.repo, "model", contents)
+    print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
+
+
+def write_or_push(
+    args: Namespace, name: str, kind: RepoType, contents: Callable[[str], dict[str, bytes]]
+) -> str:
+    """Writes the files of a repository of this name into the new folder --out, or pushes them;
+    returns where they are."""
+    written = contents(with_owner(name))  # refuses what cannot be published before a push
+    if args.out is None:
+        pushed = push_files(name, kind, contents, private=args.private or None).repo_url
+        print(pushed)
+        return pushed.repo_id
+    with new_folder(args.out) as new:
+        for path, content in written.items():
+            (new / path).parent.mkdir(exist_ok=True)
+            (new / path).write_bytes(content)
+    show_written(args.out, name, kind)
+    return str(args.out)

@@ -1,0 +1,27 @@
+"""`hf-refspec warmup`: compiles kernels ahead of time."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+
+from ...kernels.kernel import all_kernels, compile_all, jit_is_disabled
+from ...retrieval import bm25 as bm25  # these have kernels of their own
+from ...retrieval import flat as flat
+from ...warm_up import warmup as warm_up
+
+
+def add_warmup(parser: ArgumentParser) -> None:
+    parser.epilog = (
+        "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
+        "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
+    )
+
+
+def warmup(args: Namespace) -> None:
+    if jit_is_disabled():
+        raise ValueError("NUMBA_DISABLE_JIT is set, so numba compiles nothing; unset it")
+    start = time.perf_counter()
+    warm_up()
+    compile_all(all_kernels())
+    print(f"{len(all_kernels())} kernels are compiled, in {time.perf_counter() - start:.1f} s")
