@@ -20,6 +20,7 @@ from .decoding import Case
 from .outcomes import DIFFERENT, EQUAL
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.nightly
 
 
 def output(*arguments: str) -> str:
