@@ -29,9 +29,10 @@ def trained_tokenizer(loaded):
 def trained_model(loaded, trained_tokenizer):
     """Probed, so that its forward passes are those of the calls."""
     model = loaded[0]
-    for texts in (["A row."], ["A longer row.", "A row."]):
+    for texts in (["one two one two one"], ["one two one two one", "one two"]):
         inputs = trained_tokenizer(texts, return_tensors="pt", padding=True)
-        model.generate(**inputs, max_new_tokens=2, candidate_generator="auto")
+        # Something must be drafted.
+        model.generate(**inputs, max_new_tokens=8, candidate_generator="auto", max_draft_tokens=8)
     return model
 
 
