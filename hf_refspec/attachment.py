@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hf_refspec")
 
-# The attachments of each model, and those of all models of the process; the last one counts.
+# The attachments of each model, and of all models of the process; the last one counts.
 _attached: WeakKeyDictionary[nn.Module, list[Attachment]] = WeakKeyDictionary()
 _attached_to_all: list[Attachment] = []
 

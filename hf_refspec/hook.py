@@ -61,7 +61,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `generate` takes `candidate_generator`, or will as soon as transformers has it."""
+    """True if `generate` takes `candidate_generator`, or will as soon as transformers has it."""
     return _wrapper is not None or _WAITING in sys.meta_path
 
 
@@ -123,7 +123,7 @@ def _speculative(generate: Any) -> Any:
 
 
 def _is_ours(kwargs: dict[str, Any]) -> bool:
-    """Whether a call names a drafter or one of this package's decoding loops."""
+    """True if a call names a drafter or one of this package's decoding loops."""
     if kwargs.get("candidate_generator") is not None:
         return True
     custom_generate = kwargs.get("custom_generate")
@@ -264,7 +264,7 @@ def _loop_of(custom_generate: Any) -> Any:
 
 
 def _names_cache(kwargs: dict[str, Any]) -> bool:
-    """Whether a call says which cache it uses."""
+    """True if a call says which cache it uses."""
     from .transformers_names import CACHE_NAMES
 
     config = kwargs.get("generation_config")
@@ -290,7 +290,7 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
 
 
 def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Whether a model (such as MPT) uses no cache by default and the call does not mention one."""
+    """True if a model (such as MPT) uses no cache by default and the call does not mention one."""
     from .refusals import setting
 
     config = kwargs.get("generation_config")

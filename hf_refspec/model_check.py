@@ -17,8 +17,6 @@ from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
 from .kernels.compilation import drafting_kernels
 from .kernels.eager_kernels import why_unused
-from .messages import check_count
-from .refusals import check_generates
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .warm_up import AllWidths
@@ -71,12 +69,6 @@ class ModelCheck:
         verified = ", ".join(pays) or "almost nothing: passes over several tokens are too expensive"
         return f'"auto" verifies {verified}.'
 
-    def cost(self, tokens: float) -> float | None:
-        """A pass's time in plain steps, between the measured sizes; `None` where none ran."""
-        sizes = [*self.relative_costs]
-        costs = [*self.relative_costs.values()]
-        return float(np.interp(tokens, sizes, costs)) if sizes else None
-
     def __str__(self) -> str:
         exact = {"tree": "exact", "chain": "not exact, chains are"}.get(self.verification, "-")
         lines = [
@@ -103,12 +95,9 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         [`ModelCheck`]: Print it.
 
     Raises:
-        TypeError: If `model` is no model, or `context` is not an int.
         ValueError: If `context` is less than 8 or longer than the model can read, or the model has
             no single decoder.
     """
-    check_generates(model)
-    check_count("context", context)
     longest = (context_length(model) or 2**31) - 2 * (len(TIMED_TOKENS) + TIMED_TOKENS[-1])
     if not 8 <= context <= longest:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a configuration says of the decoder, which in a vision-language model is one part."""
+"""Reads the text decoder's part of a (possibly multimodal) configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
 
 
 def attends_locally(config: PreTrainedConfig) -> bool:
-    """Whether the configuration says that some layer attends to some of the positions only."""
+    """True if some layer attends to some of the positions only."""
     return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
 
 

@@ -64,7 +64,7 @@ def cache_name(values: Mapping[str, Any]) -> str:
 
 
 def belongs_to_caller(cache: Any) -> bool:
-    """Whether a cache was passed to `generate`, and goes on after it."""
+    """True if a cache was passed to `generate`, and goes on after it."""
     return bool(getattr(cache, "_is_user_defined", False))
 
 
@@ -110,7 +110,7 @@ def next_kwargs(
 
 
 def takes_usual_steps(model: PreTrainedModel) -> bool:
-    """Whether the model prepares the arguments of its steps, and takes a cache, as most models
+    """True if the model prepares the arguments of its steps, and takes a cache, as most models
     do."""
     if not any(name in signature(model.forward).parameters for name in CACHE_NAMES):
         return False
@@ -139,12 +139,12 @@ def _module_of(method: Any) -> str:
 def compiles_passes(
     model: PreTrainedModel, model_kwargs: dict[str, Any], generation_config: GenerationConfig
 ) -> bool:
-    """Whether `generate` would compile the forward passes of this call."""
+    """True if `generate` would compile the forward passes of this call."""
     return bool(model._valid_auto_compile_criteria(model_kwargs, generation_config))
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
-    """Whether `torch.compile` was given the model, its forward pass or some module in it."""
+    """True if `torch.compile` was given the model, its forward pass or some module in it."""
     return any(
         module._compiled_call_impl is not None
         or (
@@ -156,7 +156,7 @@ def is_compiled(model: PreTrainedModel) -> bool:
 
 
 def keeps_state_in_modules(model: PreTrainedModel) -> bool:
-    """Whether the model says that it holds a running state."""
+    """True if the model says that it holds a running state."""
     return bool(model._is_stateful)
 
 
@@ -181,7 +181,7 @@ def experts_implementation(config: Any) -> str | None:
 
 
 def supports_logits_to_keep(model: PreTrainedModel) -> bool:
-    """Whether a forward pass takes `logits_to_keep`."""
+    """True if a forward pass takes `logits_to_keep`."""
     return bool(model._supports_logits_to_keep())
 
 
@@ -191,18 +191,18 @@ def device_mesh(model: PreTrainedModel) -> Any:
 
 
 def is_pipeline_stage(model: PreTrainedModel) -> bool:
-    """Whether pipeline parallelism has left this process with some of the layers."""
+    """True if pipeline parallelism has left this process with some of the layers."""
     return getattr(model, "_pp_stage", None) is not None
 
 
 def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
-    """Whether `generate` keeps processes in step; transformers decides if it is `None`."""
+    """True if `generate` keeps processes in step; transformers decides if it is `None`."""
     named = model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)
     return bool(named["synced_gpus"])
 
 
 def any_rank_unfinished(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
-    """Tells all processes in step whether this one has ended; returns whether some has not."""
+    """Tells all processes in step whether this one has ended; returns True if some has not."""
     return bool(model._has_unfinished_sequences(ended, True, device))
 
 

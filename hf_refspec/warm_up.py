@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 from .drafting.contract import Call, Drafter
 from .drafting.tree import ROOT, DraftTree
 from .kernels.compilation import drafting_kernels
-from .messages import check_count
-from .refusals import check_generates
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
@@ -44,13 +42,8 @@ def warmup(
             `verification="reproducible"`.
 
     Raises:
-        TypeError: If `model` is no model, or `max_length` or `rows` is not an int.
-        ValueError: If either is less than 1, or as `generate` does.
+        ValueError: As `generate` does.
     """
-    check_count("max_length", max_length)
-    check_count("rows", rows)
-    if model is not None:
-        check_generates(model)
     drafting_kernels.compile()
     if model is None:
         return
@@ -87,6 +80,6 @@ class AllWidths(Drafter):
         return DraftTree(np.arange(nodes), parents, np.ones(nodes, dtype=np.float32))
 
     def all_have_run(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """A stopping criterion, which ends the call then."""
+        """A stopping criterion that ends the call once each width has been drafted."""
         done = len(self.drafted) >= len(self.widths)
         return torch.full((len(input_ids),), done, device=input_ids.device)

@@ -229,7 +229,8 @@ def add_sources(texts: _ArgumentGroup) -> None:
 def sources(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
 ) -> list[Drafter]:
-    """The default drafters, and those of arguments and `stores`; refuses ids of other models."""
+    """The default drafters, then the arguments' and one for each of `stores`; refuses ids of other
+    models."""
     from ...drafting.auto import default_sources  # these load torch
     from ...drafting.datastore_drafts import DatastoreDrafts
     from ...drafting.session_drafts import SessionDrafts

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.contract import Drafter
@@ -144,11 +145,13 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
         console.print(f"{about}--model measures how long they take.", soft_wrap=True)
         return 0
     found = checked(load_model(args.model, args.device_map, args.dtype))
+    if not found.relative_costs:
+        console.print(found.advice, soft_wrap=True)
+        return 0
+    sizes, costs = zip(*found.relative_costs.items(), strict=True)
     for (name, budget), stats in replayed.items():
         tokens = 1 + stats.drafted / stats.forward_passes
-        if (cost := found.cost(tokens)) is None:
-            console.print(found.advice, soft_wrap=True)
-            break
+        cost = np.interp(tokens, sizes, costs)
         about = f"{name}, at most {budget} draft tokens: a pass has {tokens:.1f} tokens and costs "
         about += f"{cost:.2f} plain steps, MAT {stats.mat:.2f}: expect {stats.mat / cost:.1f}x"
         console.print(about, soft_wrap=True)

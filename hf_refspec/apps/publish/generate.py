@@ -1,6 +1,6 @@
 """The text of plain `generate` in fewer forward passes, by the package `hf_refspec`.
 
-This file is published as it stands, as `custom_generate/generate.py` of a Hub repository.
+This file is published unchanged, as `custom_generate/generate.py` of a Hub repository.
 """
 
 from __future__ import annotations

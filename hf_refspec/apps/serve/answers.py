@@ -180,7 +180,7 @@ class Answer:
         return {"message": message}
 
     def _listed(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event | None:
-        """Log probabilities; those of a completion with the places of its tokens in the text."""
+        """Log probabilities; for a completion also the places of its tokens in the text."""
         if not self._logprobs:
             return None
         if self._is_chat:

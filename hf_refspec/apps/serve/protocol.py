@@ -224,7 +224,7 @@ class ResponseFormat(RequestObject):
 
 
 class TextRequest(RequestObject):
-    """The fields that chats and completions share; null stands for a field that is left out."""
+    """The fields that chats and completions share; null means a field that is left out."""
 
     ignored = _IGNORED
     unsupported = UNSUPPORTED

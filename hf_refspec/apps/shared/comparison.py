@@ -104,7 +104,7 @@ class Gain:
     ratio: float
     low: float
     high: float
-    drafts_help: bool = True  # whether drafts saved passes; if not, a higher speed is chance
+    drafts_help: bool = True  # False if drafts saved no passes: a higher speed is then chance
 
     @classmethod
     def of(cls, plain: Sequence[Decoded], other: Sequence[Decoded]) -> Gain:
@@ -121,7 +121,7 @@ class Gain:
         return cls(prompts, speedup(plain, other), float(low), float(high))
 
     def __str__(self) -> str:
-        """Whether it pays, by how much, or why that is undecided."""
+        """The verdict: it pays, it does not, or why that is undecided."""
         if self.prompts < FEWEST_PROMPTS:
             few = f"{self.ratio:.2f}x over {counted(self.prompts, 'prompt')}"
             return f"is undecided: {few}, and a verdict needs {FEWEST_PROMPTS}"
@@ -225,7 +225,7 @@ class Comparison:
         return table
 
     def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
-        """Prints the table, and whether each method pays, against the first or the one in `over`.
+        """Prints the table and each method's verdict, against the first or the one in `over`.
         Returns 1 if texts differ in float32."""
         console.print(self.table())
         for name in list(self.calls)[1:]:

@@ -33,7 +33,7 @@ would have written. {promise} Coloured words were drafted.
 <p class="quiet">Examples, each of which starts a race:</p></div>"""
 _MEASURING = """<div class="rs"><p class="quiet">How the race is measured: two real calls of
 <code>generate()</code>, greedy, in {dtype}, on {device}, take turns; each has a clock that runs
-only while it computes, and the call whose clock is behind goes next.</p></div>"""
+only while it computes, and the call that has computed less goes next.</p></div>"""
 # On a phone, scrolls to each race once, where both columns are in view.
 _FOLLOW = """() => {
   const running = document.querySelector("#rs-chat .running");
@@ -80,7 +80,7 @@ def page(host: Host) -> gr.Blocks:
                 document = gr.Textbox(
                     EXAMPLES[0].document,
                     label="Document",
-                    info="Stands before the first message.",
+                    info="Precedes the first message.",
                     lines=6,
                     max_lines=16,
                     elem_id="rs-document",

@@ -1,7 +1,7 @@
 """A race: one answer, decoded plainly and with drafts at once.
 
 Both are real calls of `generate` in threads, which take turns, a forward pass at a time. Each has a
-clock that runs only in its turns; the call whose clock is behind goes next.
+clock that runs only in its turns; the call that has computed less goes next.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Lane:
         self.finished = False
         self.completed = False
         self._text = TextStream(tokenizer)
-        self._turns: SimpleQueue[bool] = SimpleQueue()  # begins a turn: whether to go on
+        self._turns: SimpleQueue[bool] = SimpleQueue()  # begins a turn: True to go on
         self._ends: SimpleQueue[BaseException | None] = SimpleQueue()  # ends it: an error or `None`
         self._thread = Thread(target=self._run, args=[decode], name="Lane", daemon=True)
 

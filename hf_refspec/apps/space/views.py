@@ -103,12 +103,12 @@ def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
 
 
 def _is_over(race: Race) -> bool:
-    """Whether neither call computes any more: both are complete, or were stopped."""
+    """True if neither call computes any more: both are complete, or were stopped."""
     return race.plain.finished and race.drafted.finished
 
 
 def _verdict(race: Race, wait: str = "") -> str:
-    """Whether the texts are the same, and how much faster the drafted one is."""
+    """Says if the texts are the same, and how much faster the drafted one is."""
     position = race.first_difference()
     kind = ""
     if position is not None:
