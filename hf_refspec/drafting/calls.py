@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ from .stats import DraftStats, SourceStats
 from .tree import DraftTree
 
 logger = logging.getLogger("hf_refspec")
+
+# How the drafters that users name are constructed, for messages.
+_CONSTRUCTORS = {
+    "referencecopy": "rs.ReferenceCopy()",
+    "tokenrecycling": "rs.TokenRecycling()",
+    "sessiondrafts": "rs.SessionDrafts()",
+    "siblingcopy": "rs.SiblingCopy()",
+    "datastoredrafts": "rs.DatastoreDrafts(store)",
+    "draftmodel": "rs.DraftModel(assistant)",
+    "grammardrafts": "rs.GrammarDrafts(tokenizer, json_schema=...)",
+}
 
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
@@ -75,7 +87,10 @@ def _shown_with_remedy(value: Any) -> str:
     }
     remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
     if isinstance(value, str):
-        remedy = did_you_mean(value, ["auto"]) or remedy
+        name = value.removeprefix("rs.").partition("(")[0].replace("_", "").lower()
+        close = get_close_matches(name, _CONSTRUCTORS, n=1, cutoff=0.9)
+        named = f": pass `{_CONSTRUCTORS[close[0]]}`, not its name" if close else ""
+        remedy = named or did_you_mean(value, ["auto"]) or remedy
     return f"{value!r}{remedy}" if is_name else f"of the type {type(value).__name__}{remedy}"
 
 

@@ -145,5 +145,5 @@ def test_nodes_that_are_allowed_and_not_drafted_take_no_memory():
     drafter = taught()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with drafter_call(drafter, [PROMPT], VOCAB_SIZE):
-        assert 0 < len(drafter.draft(1 << 20)) < 1000
+        assert 0 < len(drafter.draft(1 << 20, Call())) < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 17  # KiB

@@ -246,7 +246,7 @@ def datastore_writers() -> dict[str, tuple[Callable[[Path], object], Callable[..
         "extend": (both, lambda path, _: Datastore(path).add(texts[12:], known, **ALONE)),
         "extend often": (build, extend_often),
         "replace often": (build_named, replace_often),
-        "merge": (both, lambda path, _: Datastore(path).merge(**ALONE)),
+        "merge": (both, lambda path, _: Datastore(path).merge(progress=False)),
         "compact": (both, compact),
         "compact elsewhere": (build_beside, compact_elsewhere),
         "save": (build_beside, lambda path, _: Datastore(beside(path)).save_pretrained(path)),

@@ -154,7 +154,7 @@ def datastore() -> Kind:
     }
     writers: dict[str, Use] = {
         "compacted": compacted,
-        "merged": lambda folder, _: trees(opened(folder).merge(**ALONE)),
+        "merged": lambda folder, _: trees(opened(folder).merge(progress=False)),
         "extended": extended,
     }
     return Kind("datastore", build_datastore, readers, writers)

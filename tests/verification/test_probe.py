@@ -34,7 +34,7 @@ def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
     """The verifier that a call gets; "none" where it decodes plainly."""
     config, kwargs = prepared(model, prompt.repeat(rows, 1), max_new_tokens=3)
     choice = select_verifier(model, "auto", rows, config, kwargs)
-    assert (choice.verifier is None) == bool(choice.why)
+    assert (choice.verifier is None) == (choice.reason is not None)
     return "none" if choice.verifier is None else choice.verifier.kind.name
 
 
