@@ -11,7 +11,7 @@ import pytest
 
 import hf_refspec
 
-EXTENSION = Path(__file__).parents[2] / "docs" / "build" / "docstrings.py"
+EXTENSION = Path(__file__).parents[2] / "docs" / "hooks" / "docstrings.py"
 DOCSTRING = """\
 See [`Other`] and [`~module.inner`].
 
