@@ -103,6 +103,7 @@ class TestBuild:
             ("", FileNotFoundError, "put a text into a list"),
             (["", "x"], ValueError, "documents has no text"),
             (["text", 7], ValueError, "document 1 must be a text"),
+            ([[1, 2]], ValueError, "text input must be of type `str`"),
         ],
     )
     def test_documents_without_text_are_refused_and_nothing_stays(
