@@ -1,1 +1,1 @@
-"""Speculative retrieval (RaLMSpec, arXiv 2401.14021): the engine, iterative RaLM and kNN-LM."""
+"""Speculative retrieval (RaLMSpec, arXiv 2401.14021): Algorithm 1, iterative RaLM and kNN-LM."""

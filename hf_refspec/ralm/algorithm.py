@@ -68,12 +68,6 @@ class _Query(NamedTuple):
     seconds: float  # to encode it
 
 
-class _Answer(NamedTuple):
-    truths: list[Retrieved]  # of each query
-    seconds: float  # of the search
-    waited: float  # seconds until it came
-
-
 @dataclass
 class RaLMSeq:
     """The baseline: waits for a search before every step."""
@@ -88,7 +82,8 @@ class RaLMSeq:
         """Generates until the text is finished and every step of it is verified."""
         while not self.text.finished:
             query = self._query()
-            self._take(query, self._wait(self._begin([query], self.k)).truths[0])
+            [truth], _, _ = self._wait(self._begin([query], self.k))
+            self._take(query, truth)
 
     def _query(self) -> _Query:
         value, seconds = self._timed(self.text.query)
@@ -100,11 +95,12 @@ class RaLMSeq:
         self.stats.retrievals += len(queries)
         return self.retriever.begin([query.value for query in queries], count)
 
-    def _wait(self, search: RunningSearch) -> _Answer:
+    def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float, float]:
+        """The result of each query, the seconds of the search, and those of waiting for it."""
         (truths, seconds), waited = self._timed(self.retriever.finish, search)
         self.stats.waiting_seconds += waited
         self.stats.search_seconds += seconds
-        return _Answer(truths, seconds, waited)
+        return truths, seconds, waited
 
     def _take(self, query: _Query, truth: Retrieved) -> Any:
         """Generates one step with what the retriever found."""
@@ -123,17 +119,10 @@ class RaLMSeq:
         self.text.commit(steps)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        """Calls a function; returns what it returns, and its seconds."""
+        """Calls a function; returns its result and its seconds."""
         began = self.clock()
         result = function(*args)
         return result, self.clock() - began
-
-
-class _Speculated(NamedTuple):
-    """A guessed step for which no search has begun."""
-
-    query: _Query
-    step: Any
 
 
 @dataclass(slots=True)
@@ -166,7 +155,7 @@ class RaLMSpec(RaLMSeq):
     _committed: int = field(init=False, default=0)  # steps
     # The steps of running searches, then those after them that no search verifies yet.
     _running: deque[_Verification] = field(init=False, default_factory=deque)
-    _pending: list[_Speculated] = field(init=False, default_factory=list)
+    _pending: list[tuple[_Query, Any]] = field(init=False, default_factory=list)
     # Searches for steps that were undone: their passages are often right for the steps instead.
     _abandoned: list[RunningSearch] = field(init=False, default_factory=list)
 
@@ -179,7 +168,7 @@ class RaLMSpec(RaLMSeq):
                 return
             except RalmError:
                 unverified = [*chain(*(one.steps for one in self._running))]
-                unverified += [one.step for one in self._pending]
+                unverified += [step for _, step in self._pending]
                 if unverified:
                     self.text.roll_back(unverified[0])
                     self.stats.discarded += len(unverified)
@@ -197,10 +186,11 @@ class RaLMSpec(RaLMSeq):
         self.scheduler.begin_request(warm, self.expected_contention)
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
             query = self._query()
-            answer = self._wait(self._begin([query], max(self.k, self.speculation.prefetch)))
-            self.scheduler.measured.record_search(1, answer.seconds, 0.0)
-            self._fill_cache(answer.truths)
-            self._take(query, answer.truths[0])
+            search = self._begin([query], max(self.k, self.speculation.prefetch))
+            truths, seconds, _ = self._wait(search)
+            self.scheduler.measured.record_search(1, seconds, 0.0)
+            self._fill_cache(truths)
+            self._take(query, truths[0])
         while self._running or self._pending or not self.text.finished:
             self._guessing = True
             if not self._running:
@@ -227,15 +217,14 @@ class RaLMSpec(RaLMSeq):
         """Begins a search with the queries of the next `stride` steps: pending ones, and the one
         after them."""
         began = self.clock()
-        speculated = self._pending[:stride]
-        self._pending = self._pending[stride:]
-        queries = [one.query for one in speculated]
+        queries = [query for query, _ in self._pending[:stride]]
+        steps = [step for _, step in self._pending[:stride]]
+        del self._pending[:stride]
         if len(queries) < stride and not self.text.finished:
             queries.append(self._query())
         wide = self.speculation.prefetch_searches == "all"
         search = self._begin(queries, max(self.k, self.speculation.prefetch if wide else 1))
         self.stats.strides.append(len(queries))
-        steps = [one.step for one in speculated]
         self._running.append(_Verification(search, queries, steps, self.clock() - began))
 
     def _speculate_while_searching(self) -> None:
@@ -257,8 +246,8 @@ class RaLMSpec(RaLMSeq):
                 self._speculate_next(meanwhile=True)
 
     def _another_search_pays(self) -> bool:
-        """True if a search should begin beside those that run. They are spread over the time of
-        one, so that each verifies the steps that were generated since the last one began. As
+        """True if a further search should begin while others run. They are spread over the time
+        of one, so that each verifies the steps that were generated since the last one began. As
         published, searches follow one another."""
         newest = self._running[-1]
         if newest.waits or not self._pending or not self.retriever.idle:
@@ -277,17 +266,17 @@ class RaLMSpec(RaLMSeq):
 
     def _verify(self, guess: Retrieved | None) -> None:
         """Waits for the oldest search, keeps the steps that guessed right, and generates the one
-        after them with its answer. `guess` is that of `_guess_for_waiting`."""
+        after them with its answer. `guess` is for the step that waits, if it was guessed."""
         verification = self._running[0]
         measured = self.scheduler.measured
         busy_seconds = self.clock() - verification.search.began - verification.waited
-        answer = self._wait(verification.search)
+        found, seconds, waited = self._wait(verification.search)
         finished = self.clock()
         for running in self._running:
-            running.waited += answer.waited
-        measured.record_search(len(verification.queries), answer.seconds, busy_seconds)
-        self._fill_cache(answer.truths)
-        truths = [truth.first(self.k) for truth in answer.truths]
+            running.waited += waited
+        measured.record_search(len(verification.queries), seconds, busy_seconds)
+        self._fill_cache(found)
+        truths = [truth.first(self.k) for truth in found]
         reached = len(verification.steps)
         right = self._keep_right(truths)
         measured.overheads.append(verification.overhead + self.clock() - finished)
@@ -325,7 +314,7 @@ class RaLMSpec(RaLMSeq):
     def _speculate_next(self, meanwhile: bool = False) -> None:
         """Speculates the step after all others."""
         query = self._query()
-        self._pending.append(_Speculated(query, self._speculate(query, meanwhile)))
+        self._pending.append((query, self._speculate(query, meanwhile)))
 
     def _speculate(self, query: _Query, meanwhile: bool = False) -> Any:
         """Generates one step with a guess, `meanwhile` a search runs or not."""

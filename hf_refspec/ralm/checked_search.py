@@ -33,7 +33,7 @@ def call(retriever: Retriever, method: str, *args: Any) -> Any:
         ) from error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningSearch:
     """A search in another thread for the `count` best passages of each query."""
 

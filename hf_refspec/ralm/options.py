@@ -30,9 +30,9 @@ class RalmSpeculation:
         max_gamma (`float`, *optional*):
             The cap of gamma, the probability that a step is right: 0.6 in the paper. With a cap,
             the scheduler is the paper's: it estimates gamma from the last five verifications of the
-            call, at most one step is speculated beside an asynchronous verification, and the
+            call, at most one step is speculated during an asynchronous verification, and the
             request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
-            (`None`) gamma may come close to 1, all steps that pay are speculated beside a
+            (`None`) gamma may come close to 1, all steps that pay are speculated during a
             verification, and the next call of a retriever begins with these estimates and the ids
             retrieved last, so that it may guess its first search; a kNN-LM then takes the next
             entries with at most 128 neighbours.

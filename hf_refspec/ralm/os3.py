@@ -40,11 +40,6 @@ _MOST_CONTENTION = 4.0  # from 2 on, a step during a search saves nothing
 # work may have caused it, but each new try costs several slow steps.
 _CONTENTION_KEPT = 0.9
 _LEARNING_COST = 0.01  # of a step, for a guess from which no step is generated
-# Each has a gamma: usual guesses, the first guess of a request from the ids of earlier ones, and
-# those after it while all have been right.
-_USUAL = 0
-_FIRST = 1
-_ALL_RIGHT = 2
 
 
 class PublishedGamma:
@@ -211,9 +206,11 @@ class StrideScheduler:
         self._asynchronous = asynchronous
 
     def begin_request(self, warm: bool, expected_contention: float) -> None:
+        """Begins another request; in the paper none is warm or contends with searches."""
         self.measured.begin_request()
 
     def record(self, right: int, wrong: bool) -> None:
+        """Adds a verification: how many steps were right, and whether the next one was wrong."""
         self.gamma.record(right, wrong)
 
     def stride(self, speculated: int) -> int:
@@ -227,8 +224,8 @@ class StrideScheduler:
         return max(int(np.argmax(rates)), speculated) + 1
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
-        """Whether to speculate one more step, `elapsed` seconds into a search for `batch` queries,
-        given how many steps are not verified."""
+        """True if one more step should be speculated, `elapsed` seconds into a search for `batch`
+        queries, given how many steps are unverified."""
         return self._asynchronous and unverified < batch
 
 
@@ -242,9 +239,12 @@ class WaitingScheduler:
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        first = Gamma(prior_wrong=_PRIOR_WRONG_FIRST)
-        self._gammas = {_USUAL: Gamma(), _FIRST: first, _ALL_RIGHT: Gamma()}
-        self._kind = _USUAL
+        # Of usual guesses, of the first guess of a request, which is from the ids of earlier ones,
+        # and of the guesses after it while all have been right.
+        self._usual = Gamma()
+        self._first = Gamma(_PRIOR_WRONG_FIRST)
+        self._all_right = Gamma()
+        self.gamma = self._usual  # of the next guess
         per_query = _PER_QUERY_EXACT if exact else _PER_QUERY
         self.measured = Measured(per_query, _MOST_CONTENTION)
         self._asynchronous = asynchronous
@@ -252,20 +252,16 @@ class WaitingScheduler:
     def begin_request(self, warm: bool, expected_contention: float) -> None:
         """Begins another request, `warm` if the request cache has ids of earlier ones."""
         self.measured.begin_request(expected_contention)
-        self._kind = _FIRST if warm else _USUAL
-
-    @property
-    def gamma(self) -> Gamma:
-        return self._gammas[self._kind]
+        self.gamma = self._first if warm else self._usual
 
     def record(self, right: int, wrong: bool) -> None:
         """Adds a verification: how many steps were right, and whether the next one was wrong."""
         self.gamma.record(right, wrong)
-        self._kind = _USUAL if wrong or self._kind == _USUAL else _ALL_RIGHT
+        self.gamma = self._usual if wrong or self.gamma is self._usual else self._all_right
 
     @property
     def learning_pays(self) -> bool:
-        """Whether to guess for a step that waits for the truth, to learn gamma."""
+        """True if a guess for a step that waits for the truth is worth its time, to learn gamma."""
         measured = self.measured
         return measured.guess <= max(_LEARNING_COST * measured.step, measured.search(1))
 
@@ -273,7 +269,7 @@ class WaitingScheduler:
         """The queries of the next search, given how many steps await verification; it may leave
         some of them for later. More is speculated only if that pays at the lower end of gamma too:
         a few right steps may be chance."""
-        if self._kind == _FIRST or not self.measured.step:
+        if self.gamma is self._first or not self.measured.step:
             return 1
         best = int(np.argmax(self._rates(self.gamma.likely, speculated)))
         if best > speculated:
@@ -301,13 +297,13 @@ class WaitingScheduler:
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
         """As in [`StrideScheduler`]. If all steps are right, one more saves waiting time; if one
-        that is being verified is wrong, it delays the correction."""
+        under verification is wrong, it delays the correction."""
         if not self._asynchronous or unverified - batch >= LONGEST_STRIDE:
             return False
         measured = self.measured
         step = measured.step * measured.contention
         remaining = measured.search(batch) - elapsed - measured.guess
-        sure = remaining >= step or self._kind == _FIRST
+        sure = remaining >= step or self.gamma is self._first
         gamma = self.gamma.likely if sure else self.gamma.at_least
         saved = max(2 - measured.contention, 0.0) * min(measured.step, remaining)
         return gamma ** (unverified + 1) * saved > (1 - gamma**batch) * max(step - remaining, 0.0)

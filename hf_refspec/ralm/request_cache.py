@@ -20,9 +20,14 @@ NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class RequestCache:
-    """The ids (int64, ascending) from which a request speculates (section 3): those that it
-    retrieved, and `earlier` ones. Beyond `limit` the oldest are dropped, but none of those added
-    last."""
+    """The ids from which a request speculates (section 3): what it retrieved, and `earlier` ids
+    (int64, `(n,)`, the newest first). Beyond `limit` the oldest are dropped, but no id of the last
+    addition.
+
+    Attributes:
+        ids (`np.ndarray`, int64 of shape `(n,)`): All ids, ascending.
+        newest_first (`np.ndarray`, int64 of shape `(n,)`): The same ids.
+    """
 
     def __init__(self, limit: int = MOST_CACHED, earlier: np.ndarray = NO_IDS) -> None:
         self._limit = limit
@@ -66,8 +71,9 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     def end(
         self, setting: tuple, scheduler: Scheduler, retrieved: np.ndarray, earlier: np.ndarray
     ) -> None:
-        """Keeps the scheduler of a request that began with `earlier` ids, and the ids `retrieved`,
-        the newest first, then those of requests that have ended meanwhile."""
+        """Keeps the scheduler of a request that began with the ids `earlier` (int64, `(n,)`), and
+        the ids `retrieved` (int64, `(m,)`, the newest first), then the ids of requests that have
+        ended meanwhile."""
         _, now = self.get(setting, (None, NO_IDS))
         others = now[~(np.isin(now, earlier) | np.isin(now, retrieved))]
         measured = scheduler.measured

@@ -18,14 +18,14 @@ class RalmStats:
         searches (`int`): Searches of the retriever, each for one or more queries.
         retrievals (`int`): Queries of these searches.
         speculated (`int`): Steps that were generated with a guess of a search's result.
-        verified (`int`): Speculated steps that were found right.
-        mismatched (`int`): Speculated steps that were found wrong and repeated with the truth.
+        verified (`int`): Speculated steps that were right.
+        mismatched (`int`): Speculated steps that were wrong and repeated with the truth.
         discarded (`int`): Speculated steps undone because an earlier one was wrong, or because the
             retriever failed.
         strides (`list[int]`): The number of steps of each verification.
         best_ids (`list[int]`): The retriever's best passage for each step of the text.
-        speculation_was_right (`list[bool]`): Whether each step of the text was speculated and found
-            right.
+        speculation_was_right (`list[bool]`): For each step of the text, `True` if it was speculated
+            and right.
         model_seconds (`float`): Generating.
         query_seconds (`float`): Encoding queries.
         cache_seconds (`float`): Guessing the result of searches, and filling the request cache.

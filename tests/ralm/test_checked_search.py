@@ -38,6 +38,13 @@ def test_as_many_searches_run_at_once_as_the_retriever_allows():
     assert_no_search_goes_on()
 
 
+def test_searches_for_arrays_can_be_told_apart():
+    with closing(CheckedRetriever(Vectors(), 1)) as checked:
+        searches = [checked.begin([query], 1) for query in Vectors().vectors[:2]]
+        searches.remove(searches[1])
+    assert len(searches) == 1
+
+
 class Failing(Vectors):
     """A retriever whose searches fail from the n-th on."""
 

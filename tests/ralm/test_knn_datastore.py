@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES
 from hypothesis import given
 from hypothesis import strategies as st
 from knn_texts import CORPUS, generate
@@ -19,7 +18,6 @@ from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays
-from hf_refspec.text_config import text_config
 
 
 @pytest.fixture(scope="module")
@@ -120,23 +118,6 @@ class TestBuild:
         with pytest.raises(ValueError, match="not finite"):
             built(broken)
         assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize("architecture", ARCHITECTURES[:4], ids=str)
-    def test_the_last_mlp_is_found_in_many_architectures(self, architecture, models_by_type):
-        model, ids = models_by_type(architecture.model_type), torch.tensor([[3, 5, 7]])
-        with torch.no_grad():
-            with recorded(model, "last_hidden") as last:
-                model.base_model(ids, use_cache=False)
-            with recorded(model, "last_mlp") as hidden:
-                model.base_model(ids, use_cache=False)
-        assert hidden.states.shape == last.states.shape == (1, 3, text_config(model).hidden_size)
-        assert not torch.allclose(hidden.states, last.states)
-
-    def test_a_model_without_an_mlp_is_told_what_to_do(self, models_by_type):
-        model = models_by_type("opt")
-        expected = pytest.raises(ValueError, match='pass layer="last_hidden"')
-        with expected, recorded(model, "last_mlp"):
-            pass
 
 
 class TestOpening:
