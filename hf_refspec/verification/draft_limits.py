@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from copy import copy
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
@@ -67,12 +66,6 @@ class DraftLimits:
         self._unscaled = unscaled if rope else None
         self._is_dynamic = rope.get("rope_type") == "dynamic"
         self._boundaries = ([] if probed else [0]) + boundaries(config)
-
-    def of(self, verifier: Verifier) -> DraftLimits:
-        """The same findings, for another cache of the model."""
-        limits = copy(self)
-        limits.verifier = verifier
-        return limits
 
     @property
     def room(self) -> int:
