@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from .drafting.contract import Call, Drafter
 from .drafting.tree import ROOT, DraftTree
 from .kernels.compilation import drafting_kernels
+from .messages import check_count
 from .verification.slots import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
@@ -42,8 +43,10 @@ def warmup(
             `verification="reproducible"`.
 
     Raises:
-        ValueError: As `generate` does.
+        ValueError: As `generate` does, and for a `max_length` or `rows` below 1.
     """
+    check_count("max_length", max_length)
+    check_count("rows", rows)
     drafting_kernels.compile()
     if model is None:
         return
