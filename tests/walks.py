@@ -117,7 +117,9 @@ class Timed:
     topic = 0  # other topics need other passages
 
     def __init__(self, search_seconds=50.0, right=True, per_query=0.0, per_id=0.0):
-        self.search_seconds, self.right, self.per_query = search_seconds, right, per_query
+        self.search_seconds = search_seconds
+        self.right = right
+        self.per_query = per_query
         self.per_id = per_id
 
     model_threads = 1

@@ -37,8 +37,7 @@ class Taken:
     Attributes:
         path (`list[int]`, *optional*): The accepted nodes of its draft, from the root on; `None` if
             the row took no part in the pass.
-        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: those of the path and one
-            more.
+        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens: the path and one more.
         drafted (`int`): The number of nodes that were verified.
     """
 
@@ -70,8 +69,8 @@ class Accepted:
 
 
 class _Walk:
-    """The walk of a row down its draft tree; `places` are those of its logits among those of the
-    pass: after the row, and each node."""
+    """A row that walks down its draft tree. `places` are the indices of its logits in the pass:
+    after the row, and after each node."""
 
     def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
         self.row = row
@@ -82,7 +81,7 @@ class _Walk:
 
     @property
     def place(self) -> int:
-        """The place of the logits by which the next token is chosen."""
+        """The index of the logits by which the next token is chosen."""
         return self.places[1 + self.path[-1] if self.path else 0]
 
     def goes_on(self, token: int) -> bool:
@@ -149,12 +148,12 @@ def _known_tokens(
 
 
 def is_blind(processors: Sequence[logits_process.LogitsProcessor]) -> bool:
-    """Whether no logits processor looks at the text."""
+    """True if no logits processor looks at the text."""
     return all(type(processor) in _BLIND_TO_IDS for processor in processors)
 
 
 def _samples_blindly(row: Row) -> bool:
-    """Whether a row's tokens depend on nothing but logits and random numbers drawn ahead."""
+    """True if a row's tokens depend on nothing but logits and random numbers drawn ahead."""
     return row.noise is not None and is_blind(row.logits_processor) and not row.is_recorded
 
 

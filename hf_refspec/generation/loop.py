@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+import numpy as np
+
 from ..drafting.contract import Drafter, Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
@@ -145,7 +147,8 @@ class Loop:
         ends = [row.stopped_at for row in rows]
         first, first_ends = ranks.agree((taken.rows, ends))
         for row, own, agreed, end in zip(rows, taken.rows, first, first_ends, strict=True):
-            row.replace(len(own.tokens), agreed.tokens.tolist(), end)
+            if row.stopped_at != end or not np.array_equal(own.tokens, agreed.tokens):
+                row.replace(len(own.tokens), agreed.tokens.tolist(), end)
         return replace(taken, rows=first)
 
     def _observe(

@@ -70,7 +70,7 @@ class Plan:
     width: int | None = None
 
     def call(self, index: int) -> Call:
-        """What the drafter of a row is told of its call."""
+        """The options of the call, for the drafter of a row."""
         row = self.rows[index]
         return Call(
             sampling=row.sampling,

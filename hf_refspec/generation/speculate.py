@@ -129,7 +129,7 @@ def speculate(
         request.drafters() as drafters,
     ):
         max_draft_tokens, verification = ranks.agree((max_draft_tokens, verification))
-        options = _Options(max_draft_tokens, verification, ranks, synced)
+        options = _Options(max_draft_tokens, verification, ranks)
         if synced:
             generation_config.disable_compile = True  # a graph drops the hook of `kept_in_step`
         if generation_config.do_sample and not ranks.alone:
@@ -166,7 +166,6 @@ class _Options:
     max_draft_tokens: int | str
     verification: str
     ranks: Ranks
-    synced: bool  # whether other processes run a pass whenever this one does
 
 
 def _decode(

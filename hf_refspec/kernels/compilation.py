@@ -76,7 +76,7 @@ class DraftingKernels:
         return "the kernels were still being compiled; call `hf_refspec.warmup()` before"
 
     def _is_disabled(self) -> bool:
-        """Whether they are not to be compiled; says so once."""
+        """True if they are not to be compiled; warns of it once."""
         if jit_is_disabled() and not self._said_disabled:
             self._said_disabled = True
             logger.warning("hf_refspec decodes plainly, with no speed-up: %s.", self.why_unready)

@@ -139,7 +139,7 @@ def kernel_type(name: str, kind: type, fields: str) -> None:
 
 
 def jit_is_disabled() -> bool:
-    """Whether numba compiles nothing, as debuggers and measurements of coverage want it."""
+    """True if numba compiles nothing, as debuggers and measurements of coverage want it."""
     return bool(config.DISABLE_JIT)
 
 

@@ -9,12 +9,10 @@
 
 **In place**, each pass writes after the rows, where transformers' cache copies all that it holds in
 every pass. The layers of a call's cache are taken in after the prefill. From then on a layer with a
-sliding window keeps all tokens, each in the slot of its index, and masks hide those outside of the
-window: so drafts may branch and be rejected after it. A cache that is returned is filled in the end
-as plain decoding would have left it.
-
-Rows of like length are in one block, so that they can attend in one call; a row that outgrows its
-block moves to the next longer one:
+sliding window keeps all tokens, each in the slot of its index, and masks hide those outside of it,
+so that drafts may branch there too. A cache that is returned is filled in the end as plain decoding
+would have left it. Rows of like length are in one block, so that they attend in one call; a row
+that outgrows its block moves to the next longer one:
 
     block of 256 slots   p p p x x x r d _ _        p  prompt, x  output
                          p p x x r d d d _ _        r  root, d  draft nodes
@@ -55,8 +53,7 @@ class Entries:
     reruns = False
     # Whether rows of other calls may join; a prompt that several rows have then runs once.
     joins = False
-    # Whether a pass costs what the tokens of all rows cost together; otherwise each row costs as
-    # much as the widest.
+    # Whether a pass costs what all its tokens cost; else each row costs what the widest does.
     packs = False
 
     def __init__(
@@ -64,9 +61,8 @@ class Entries:
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         model_kwargs: Mapping[str, Any],
-        widths: Sequence[int] = (),
     ) -> None:
-        """What a [`Verifier`] is given; `widths` are those of its [`Kind`]."""
+        """The arguments of a [`Verifier`]; subclasses need them."""
         self.cache: Any = find_cache(model_kwargs)
         self.prior_length = 0
 
@@ -393,7 +389,6 @@ class InPlaceEntries(Entries):
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         model_kwargs: Mapping[str, Any],
-        widths: Sequence[int] = (),
     ) -> None:
         super().__init__(model, generation_config, model_kwargs)
         self._model = model
@@ -473,8 +468,7 @@ class InPlaceEntries(Entries):
                 before.remove(at)
 
     def attend_by(self, write: Write, end: int) -> None:
-        """Lets layers write by this function until the accepted tokens are kept; the longest row
-        then has the length `end`."""
+        """Lets layers write by this function, up to a length, until accepted tokens are kept."""
         self.current = CurrentPass(write, end)
 
     def confirm_packing(self) -> None:

@@ -9,7 +9,7 @@ row 2   p p p | r d                  d  draft nodes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -189,8 +189,6 @@ class PassResult:
         is_step (`bool`): Whether its time says what a step costs: nothing ran but the last token of
             each row and its draft, and nothing was compiled.
         began (`float`): When it began, by `time.perf_counter`.
-        prompts (`list[int]`): After a prefill, for each row the index of its prompt among those
-            that ran: rows may share one.
     """
 
     logits: torch.Tensor
@@ -198,7 +196,6 @@ class PassResult:
     pass_tokens: int
     is_step: bool = False
     began: float = 0.0
-    prompts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ class Prefill:
     model_kwargs: dict[str, Any]  # with the cache that it filled
     outputs: Mapping[str, Any]
     prompt_length: int  # padding included
-    prompts: list[int]  # see `PassResult.prompts`
+    prompts: list[int]  # for each row the index of its prompt among those that ran
 
 
 class Inputs:

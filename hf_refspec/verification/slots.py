@@ -112,7 +112,7 @@ class SlottedEntries(Entries):
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         model_kwargs: Mapping[str, Any],
-        widths: Sequence[int] = (),
+        widths: Sequence[int],
     ) -> None:
         super().__init__(model, generation_config, model_kwargs)
         cache = self.cache

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -58,7 +59,8 @@ class Kind:
     name: str
     # One forward pass: `(model, pass, entries, inputs) -> PassResult`.
     layout: Callable[..., PassResult]
-    entries: type[Entries]  # keeps the keys and values of a call
+    # Keeps the keys and values of a call: `(model, generation_config, model_kwargs) -> Entries`.
+    entries: Callable[..., Entries]
     inputs: type[Inputs]  # the arguments of passes
     # Whether it may be tried at all with a model and its keyword arguments.
     supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
@@ -75,7 +77,7 @@ TREE = Kind("tree", tree_pass, InPlaceEntries, MaskedInputs, keeps_text, takes_t
 STATIC = Kind(
     "static",
     fixed_width_pass,
-    SlottedEntries,
+    partial(SlottedEntries, widths=WIDTHS),
     MaskedInputs,
     is_static,
     takes_trees=True,
@@ -93,7 +95,7 @@ STATIC = Kind(
 REPRODUCIBLE = Kind(
     "reproducible",
     fixed_width_pass,
-    SlottedEntries,
+    partial(SlottedEntries, widths=(_REPRODUCIBLE_WIDTH,)),
     MaskedInputs,
     is_static,
     drops_rows=False,
@@ -140,7 +142,7 @@ class Verifier:
         self.model = model
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
-        self.entries = kind.entries(model, generation_config, self.model_kwargs, kind.widths)
+        self.entries = kind.entries(model, generation_config, self.model_kwargs)
         self.inputs: Inputs | None = None
         self.cached: list[int] = []
         self._last: Pass | None = None  # until `keep` has received the accepted nodes
@@ -257,7 +259,7 @@ class Verifier:
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
             kind = self.kind
             config = self.generation_config
-            self.entries = kind.entries(self.model, config, self.model_kwargs, kind.widths)
+            self.entries = kind.entries(self.model, config, self.model_kwargs)
             self.cached = []
 
     def _prefill(self, rows: Sequence[TokenSequence]) -> PassResult:
