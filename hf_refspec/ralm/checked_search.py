@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..messages import check_count
 from ..retrieval.retriever import Retrieved, Retriever
 
 
@@ -59,6 +60,7 @@ class CheckedRetriever:
         self._clock = clock
         self._most_found = 0  # by one search: the retriever has at least this number of passages
         self.concurrent_searches: int = getattr(retriever, "concurrent_searches", 1)
+        check_count(f"{self._name}.concurrent_searches", self.concurrent_searches)
         self._threads = ThreadPoolExecutor(self.concurrent_searches, "retrieval")
         self._running: list[Future[tuple[Any, float]]] = []
 

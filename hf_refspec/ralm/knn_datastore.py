@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..corpus.documents import open_source
 from ..corpus.untrusted import printable
+from ..messages import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
@@ -177,6 +178,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokenizer = text_tokenizer(tokenizer)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
+        if max_entries is not None:
+            check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)

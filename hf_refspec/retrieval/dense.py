@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..messages import check_count
 from ..store.folder import DatastoreError
 from .flat import index_type
 from .knowledge_base import KnowledgeBase
@@ -49,6 +50,7 @@ class DenseRetriever:
         threads: int | None = None,
     ) -> None:
         check_index(index, threads)
+        check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "

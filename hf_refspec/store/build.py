@@ -156,6 +156,8 @@ class BuildOptions:
         if not 1 <= self.shard_tokens <= LARGEST_SHARD:
             bounds = f"from 1 to {LARGEST_SHARD}"
             raise ValueError(f"shard_tokens must be {bounds}, but is {self.shard_tokens}")
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens, " or None")
         if self.num_proc is not None:
             check_count("num_proc", self.num_proc, " or None", most=MOST_THREADS)
 

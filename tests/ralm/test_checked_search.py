@@ -38,6 +38,14 @@ def test_as_many_searches_run_at_once_as_the_retriever_allows():
     assert_no_search_goes_on()
 
 
+@pytest.mark.parametrize("wrong", [0, 1.5, "many"])
+def test_a_number_of_concurrent_searches_that_cannot_be_is_refused(wrong):
+    retriever = Vectors()
+    retriever.concurrent_searches = wrong
+    with pytest.raises((TypeError, ValueError), match=r"Vectors\.concurrent_searches must be"):
+        generate_with_retrieval(Walk(20, 0), retriever, None, k=1)
+
+
 def test_searches_for_arrays_can_be_told_apart():
     with closing(CheckedRetriever(Vectors(), 1)) as checked:
         searches = [checked.begin([query], 1) for query in Vectors().vectors[:2]]

@@ -94,6 +94,11 @@ class TestBuild:
     def test_it_ends_with_max_entries(self, built, store):
         assert np.array_equal(built(max_entries=20).values, store.values[:20])
 
+    def test_no_entries_are_refused_and_nothing_stays(self, built, tmp_path):
+        with pytest.raises(ValueError, match="max_entries must be at least 1, but is 0"):
+            built(max_entries=0)
+        assert list(tmp_path.iterdir()) == []
+
     @pytest.mark.parametrize(
         ("documents", "error", "message"),
         [

@@ -56,6 +56,8 @@ def test_searches_have_a_number_of_threads_of_their_own(base, flat):
     for threads in (0, 1025):
         with pytest.raises(ValueError, match="threads must be"):
             DenseRetriever(base, bag_of_words, threads=threads)
+    with pytest.raises(ValueError, match="ef_search must be at least 1, but is 0"):
+        DenseRetriever(base, bag_of_words, "hnsw", ef_search=0)
 
 
 def test_a_graph_that_is_walked_for_all_finds_what_exact_search_does(base, flat):
