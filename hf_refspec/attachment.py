@@ -105,7 +105,8 @@ def attach(
             drafter of its own keeps it.
         drafter ([`Drafter`], `CandidateGenerator` or `"auto"`, *optional*, defaults to `"auto"`):
             As `candidate_generator` of `generate`. Calls in several threads get forks of it.
-        max_draft_tokens, verification: As of `generate`.
+        max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As of `generate`.
+        verification (`str`, *optional*, defaults to `"auto"`): As of `generate`.
 
     Returns:
         [`Attachment`]: A context manager, with the `stats` of all calls. Without `with` it lasts

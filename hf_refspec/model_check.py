@@ -112,7 +112,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     times: list[float] = []  # of each token of a plain call
     steps: list[float] = []
 
-    def note_time(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    def note_time(input_ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
         times.append(perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 

@@ -1,6 +1,6 @@
 """Every reason not to draft for a call, in the order in which they are asked: the call, its
-configuration, its cache, the model, the probe. (The version of transformers comes before all of
-them, see `version.py`: this file cannot be loaded under another one.)
+configuration, its cache, the model, the probe. The version of transformers comes before all of
+them, see `version.py`: this file cannot be loaded under another one.
 
 Some refuse the call, by a [`RefusedCallError`] before any forward pass that says what to do
 instead: what was asked for is no single text, or would silently be another one. With all others it

@@ -80,7 +80,7 @@ def decoder_output(
 
 
 def transformers_loop(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
-    """transformers' own decoding loop, with the arguments that `generate` gives a callable."""
+    """The decoding loop of transformers, with the arguments that `generate` gives a callable."""
     return type(model)._sample(model, input_ids, **arguments)
 
 

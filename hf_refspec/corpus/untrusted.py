@@ -20,7 +20,7 @@ BINARY = getattr(os, "O_BINARY", 0)
 
 
 def printable(text: object) -> str:
-    """Escapes control characters as Python does, such as `\\x1b`: they can command a terminal."""
+    r"""Escapes control characters as Python does, such as `\x1b`: they can command a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
     )

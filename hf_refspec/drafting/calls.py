@@ -152,7 +152,9 @@ def drafter_call(
     row: this one and forks of it, or a [`LateDrafter`] for each.
 
     Args:
+        drafter: Drafts for the first row.
         prompts: The prompt of each row, int64 of shape `(n,)`.
+        vocab_size: The ids that the target model knows.
         processors: The logits processors of the call, where known.
         memo: The findings about the target model, which keep the table of `"auto"`.
 

@@ -134,7 +134,7 @@ class Drafter:
     # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
     _of_a_call: tuple[str, ...] = ("_in_use", "stats")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *_: Any, **__: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
         drafter.stats = DraftStats()
@@ -248,6 +248,8 @@ class PathDrafter(Drafter):
 
         Args:
             path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
+            budget (`int`): As of `draft`.
+            call ([`Call`]): As of `draft`.
         """
         return DraftTree.empty()
 

@@ -170,8 +170,8 @@ class SessionDrafts(LookUp):
         """Remembers a call that was finished elsewhere, as a session.
 
         Args:
-            prompt, output (`str`, list of ids, 1-D tensor or array): The call's; strings need the
-                `tokenizer`.
+            prompt (`str`, list of ids, 1-D tensor or array): A string needs the `tokenizer`.
+            output (`str`, list of ids, 1-D tensor or array): The text after the prompt.
 
         Raises:
             TypeError: If one of them is something else.

@@ -184,7 +184,9 @@ class TokenRecycling(LookUp):
                 file, a folder, or a list of both; or an iterable of texts or lists of ids.
             tokenizer (`PreTrainedTokenizerBase`): The target model's.
             model (`PreTrainedModel`): The target model.
-            top_k, context, max_contexts (`int`, *optional*): As of the class.
+            top_k (`int`, *optional*, defaults to 8): As of the class.
+            context (`int`, *optional*, defaults to 3): As of the class.
+            max_contexts (`int`, *optional*, defaults to 2**18): As of the class.
             max_tokens (`int`, *optional*): Stop after about this number of tokens.
             column (`str`, *optional*): The dataset's column; by default as
                 [`Datastore.build`] chooses.
@@ -329,8 +331,9 @@ class TokenRecycling(LookUp):
 
         Args:
             repo_id (`str`): Such as `"org/table"`; the repo is created if there is none.
-            tokenizer, model: As of [`~TokenRecycling.save_pretrained`].
-            options: `private`, `token`, `commit_message`, `revision` and `create_pr`, see
+            tokenizer: As of [`~TokenRecycling.save_pretrained`].
+            model: As of [`~TokenRecycling.save_pretrained`].
+            **options: `private`, `token`, `commit_message`, `revision` and `create_pr`, see
                 [`~store.stored_folder.StoredFolder.push_to_hub`].
 
         Raises:

@@ -323,7 +323,8 @@ def merge_trees(sizes, tokens, parents, probs, budget):
 
 
 @njit_no_alloc
-def expand_merged(found, growth, first, node, depth, prob):
+def expand_merged(found, growth, first, node, _depth, prob):
+    """Proposes the children of a node of the merged tree; returns their number."""
     count = 0
     child = found.child[first if node >= 0 else len(found.sibling)]
     while child >= 0:

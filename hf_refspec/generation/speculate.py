@@ -48,7 +48,7 @@ Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
 
 @torch.no_grad()
-def speculate(
+def speculate(  # noqa: D417
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,

@@ -126,6 +126,7 @@ def _root_matches(text, context, skipped, match_length, positions, lengths, kept
 
 @njit_no_alloc
 def expand_matches(found, growth, first, node, depth, prob):
+    """Proposes the tokens that follow the matches of a node; returns their number."""
     if depth == found.copy_length:
         return 0
     if node >= 0:

@@ -276,7 +276,8 @@ def recycling_tree(learned, text, last_tokens, last_probs, pooling, budget, chai
 
 
 @njit_no_alloc
-def expand_context(found, growth, first, node, depth, prob):
+def expand_context(found, growth, _first, node, _depth, prob):
+    """Proposes the best next tokens of a node's context; returns their number."""
     for i in range(RUNNERS_UP):
         found.best_tokens[node + 2, i], found.best_probs[node + 2, i] = -1, 0.0
     start, known = _propose(found, growth, node)

@@ -203,6 +203,7 @@ def grow_trie(read, order_count, pseudo_count, budget):
 
 @njit_no_alloc
 def expand_orders(found, growth, first, node, depth, prob):
+    """Proposes the tokens that follow a node, all orders mixed; returns their number."""
     following = growth.following
     weights = found.weights
     numbers = found.numbers

@@ -45,7 +45,7 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
         if get_ident() == thread:
             seen.states = args[0] if args else next(iter(kwargs.values()))
 
-    def after_decoder(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def after_decoder(_: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if get_ident() == thread:
             seen.states = output[0]
 

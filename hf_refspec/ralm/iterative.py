@@ -67,7 +67,7 @@ _PREPARED |= {*CACHE_NAMES, *FURTHER_OUTPUTS}
 
 
 @torch.no_grad()
-def iterative_ralm(
+def iterative_ralm(  # noqa: D417
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,

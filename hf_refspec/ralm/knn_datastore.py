@@ -159,7 +159,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             tokenizer (`PreTrainedTokenizerBase`): The model's tokenizer, a fast one.
             model (`PreTrainedModel`): The model that will use the datastore.
             path (`str` or `Path`): The new folder.
-            column, pattern (`str`, *optional*): As of [`Datastore.build`].
+            column (`str`, *optional*): As of [`Datastore.build`].
+            pattern (`str`, *optional*): As of [`Datastore.build`].
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
                 hidden state that is the key: the input of the last layer's MLP, or the input of
                 the output embeddings.

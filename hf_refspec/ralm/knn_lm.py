@@ -46,7 +46,7 @@ _FEW_NEIGHBOURS = 128
 
 
 @torch.no_grad()
-def knn_lm(
+def knn_lm(  # noqa: D417
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,

@@ -45,6 +45,8 @@ def generate_with_retrieval(
     another thread, and keeps what was learned of it for the next call.
 
     Args:
+        text ([`Text`]): The text that is generated.
+        retriever ([`Retriever`]): Searched before the steps.
         speculation ([`RalmSpeculation`], *optional*): `None` for the baseline (RaLMSeq): a search
             before every step.
         k (`int`): How many passages a step needs.
@@ -52,6 +54,7 @@ def generate_with_retrieval(
             to further ones for the request cache (spatial locality; section 5.3).
         stats ([`RalmStats`], *optional*): It is cleared, filled and returned.
         model_threads (`int`, *optional*, defaults to 1): The threads that a step keeps busy.
+        clock (callable, *optional*): Returns seconds.
     """
     stats = RalmStats() if stats is None else stats
     stats.clear()

@@ -262,7 +262,8 @@ class Datastore(StoredFolder[StoreConfig]):
 
         Args:
             tokenizer (`PreTrainedTokenizerBase`): The other model's.
-            path, options: As in [`~Datastore.build`].
+            path (`str` or `Path`): As in [`~Datastore.build`].
+            **options: As in [`~Datastore.build`].
 
         Raises:
             ValueError: If this is not the full form; and as [`~Datastore.build`].

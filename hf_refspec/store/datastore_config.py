@@ -1,4 +1,4 @@
-"""The config.json of a datastore, whose files are:
+"""The config.json of a datastore and its files.
 
 tokens-00001.safetensors        tokens    uint16 or uint32, a separator after each document
 suffixes-00001.safetensors      suffixes  int32, the suffix array of those tokens

@@ -127,7 +127,7 @@ def push_files(
 ) -> CommitInfo:
     """Writes files, by their paths for the repo's full name, in one commit; its others stay."""
 
-    def operations(repo_id: str, present: list[str]) -> list[Any]:
+    def operations(repo_id: str, _present: list[str]) -> list[Any]:
         return [CommitOperationAdd(path, content) for path, content in files(repo_id).items()]
 
     return _commit(f"the {repo_type}", repo_id, repo_type, operations, **target)

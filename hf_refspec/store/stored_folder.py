@@ -1,4 +1,4 @@
-"""The stored folder: a config.json that names all its files, and the operations on them.
+r"""The stored folder: a config.json that names all its files, and the operations on them.
 
     config.json       what the folder is, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
@@ -15,7 +15,7 @@ annotation is its check:
 @dataclass(frozen=True)
 class ShardEntry:
     tokens: Annotated[int, range(1, 100)]
-    file: Annotated[FileEntry, re.compile(r"tokens-[0-9]{5}\\.safetensors")]
+    file: Annotated[FileEntry, re.compile(r"tokens-[0-9]{5}\.safetensors")]
 ```
 
 A field is a `str`, an `int`, a `Literal` of strings, a `dict` of anything, another dataclass, a
@@ -253,7 +253,8 @@ class StoredFolder(Generic[C]):
             cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
             local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
                 downloaded before.
-            args, options: The other arguments of the class, such as the tokenizer.
+            *args: Further arguments of the class, such as the tokenizer.
+            **options: Its further keyword arguments.
 
         Raises:
             OSError: If the folder or repo is missing or cannot be reached.
@@ -271,7 +272,7 @@ class StoredFolder(Generic[C]):
         return cls(folder, *args, **options)
 
     @classmethod
-    def _part(cls, config: Any, *args: Any, **options: Any) -> Any:
+    def _part(cls, config: Any, *_: Any, **__: Any) -> Any:
         """The part of a config that the class, with these arguments, opens."""
         return config
 

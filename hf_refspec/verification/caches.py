@@ -179,7 +179,7 @@ def can_be_cropped(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool
     )
 
 
-def may_hold_state(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+def may_hold_state(_model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether the cache may hold a state: one of the model's own kind does not say so."""
     cache = find_cache(model_kwargs)
     return cache is not None and not has_static_layers(cache)

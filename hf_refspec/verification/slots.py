@@ -70,7 +70,7 @@ class SlottedLayer(StaticLayer):
 
 
 def fixed_width_pass(
-    model: PreTrainedModel, pass_: Pass, entries: SlottedEntries, inputs: MaskedInputs
+    _model: PreTrainedModel, pass_: Pass, entries: SlottedEntries, inputs: MaskedInputs
 ) -> PassResult:
     """Rows side by side, padded to one of a few widths that can be compiled."""
     width = entries.width_of_pass(pass_)

@@ -114,7 +114,7 @@ PLAIN = Kind(
     causal_pass,
     Entries,
     OrderedInputs,
-    lambda model, model_kwargs: True,
+    lambda _model, _model_kwargs: True,
     takes_several_tokens=False,
 )
 

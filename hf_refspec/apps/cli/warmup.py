@@ -18,7 +18,7 @@ def add_warmup(parser: ArgumentParser) -> None:
     )
 
 
-def warmup(args: Namespace) -> None:
+def warmup(_args: Namespace) -> None:
     if jit_is_disabled():
         raise ValueError("NUMBA_DISABLE_JIT is set, so numba compiles nothing; unset it")
     start = time.perf_counter()

@@ -86,5 +86,5 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
         return JSONResponse(error.body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def of_server(request: Request, error: Exception) -> JSONResponse:
+    async def of_server(_request: Request, _error: Exception) -> JSONResponse:
         return JSONResponse(internal_error().body, 500)

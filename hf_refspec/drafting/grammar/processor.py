@@ -85,7 +85,7 @@ class _Tokens:
 
 
 @lru_cache(maxsize=4)
-def _read(tokenizer: PreTrainedTokenizerBase, length: int) -> LLTokenizer:
+def _read(tokenizer: PreTrainedTokenizerBase, _length: int) -> LLTokenizer:
     """A tokenizer of that length for llguidance, in a second."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
