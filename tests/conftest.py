@@ -5,23 +5,23 @@ import os
 import threading
 from functools import cache
 
-import byte_model
 import pytest
 import torch
 import transformers
-from architectures import small
-from hub_server import hub_in_place
 from huggingface_hub import constants
 from hypothesis import settings
-from shared_data import whats_missing
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.warm_up import warmup
+from tests.helpers import byte_model
+from tests.helpers.architectures import small
+from tests.helpers.hub_server import hub_in_place
+from tests.helpers.shared_data import whats_missing
 
 if os.environ.get("HF_REFSPEC_DEVICE") == "pretended":
-    import pretended_device  # noqa: F401  (registers it)
+    from tests.helpers import pretended_device  # noqa: F401  (registers it)
 warmup()  # here, where it is in no test's time; and every call drafts from its first token on
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -9,8 +9,6 @@ import logging
 
 import pytest
 import torch
-from architectures import tiny_config
-from calls import GREEDY, PROMPT
 from transformers import (
     GenerationMixin,
     HiggsAudioV2Config,
@@ -22,6 +20,8 @@ from transformers import (
 
 import hf_refspec as rs
 from hf_refspec.attachment import attachment_of
+from tests.helpers.architectures import tiny_config
+from tests.helpers.calls import GREEDY, PROMPT
 
 OPTIONS = GREEDY
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import Forced, assert_lossless
-from drafters import Prophet
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, LogitsProcessorList
 
 import hf_refspec as rs
+from tests.helpers.calls import Forced, assert_lossless
+from tests.helpers.drafters import Prophet
 
 TEXT = "def area(width, height):\n    return width * height\n\ndef area(width"
 OPTIONS = {"max_new_tokens": 40, "do_sample": False}

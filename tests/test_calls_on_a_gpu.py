@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 from accelerate import dispatch_model
-from architectures import VOCAB_SIZE, small
-from bag_of_tokens import BagOfTokens
-from calls import RANDOM_PROMPT as PROMPT
-from calls import Alternating, ListStreamer, padded_prompts
-from datastores import write_store
-from devices import DEVICE, needs_device
-from drafters import Noise, Prophet, Prophets
-from knn_texts import CORPUS
-from knn_texts import generate as knn_generate
 from torch.backends import cuda
 from transformers import DynamicCache
 
 import hf_refspec as rs
+from tests.helpers.architectures import VOCAB_SIZE, small
+from tests.helpers.bag_of_tokens import BagOfTokens
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.calls import Alternating, ListStreamer, padded_prompts
+from tests.helpers.datastores import write_store
+from tests.helpers.devices import DEVICE, needs_device
+from tests.helpers.drafters import Noise, Prophet, Prophets
+from tests.helpers.knn_texts import CORPUS
+from tests.helpers.knn_texts import generate as knn_generate
 
 pytestmark = needs_device
 SPECULATIONS = ["", "ps", "psa"]

@@ -11,13 +11,13 @@ import accelerate
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from calls import Call, assert_lossless
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import hf_refspec as rs
+from tests.helpers.calls import Call, assert_lossless
 
 
 class Steering:

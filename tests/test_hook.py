@@ -9,12 +9,12 @@ import pickle
 
 import pytest
 import torch
-from calls import GREEDY, PROMPT, ListStreamer, assert_lossless
-from drafters import Noise, Prophet
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
 import hf_refspec as rs
 from hf_refspec.drafting.candidates import AssistedDrafts
+from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
+from tests.helpers.drafters import Noise, Prophet
 
 OPTIONS = {**GREEDY, "max_new_tokens": 30}
 

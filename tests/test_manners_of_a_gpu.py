@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from devices import DEVICE
+
+from tests.helpers.devices import DEVICE
 
 pytestmark = pytest.mark.skipif(
     DEVICE != "pretended", reason="test_pretended_device.py runs it on that device"
@@ -15,7 +16,7 @@ MIXED = "same device|on either cpu|either on cpu|device type for generator"
 
 @pytest.fixture
 def traffic():
-    from pretended_device import traffic
+    from tests.helpers.pretended_device import traffic
 
     return traffic
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import small
 
 import hf_refspec as rs
 from hf_refspec.kernels import narrow_product as kernel
 from hf_refspec.model_check import TIMED_TOKENS
+from tests.helpers.architectures import small
 
 
 def test_a_model_that_verifies_trees(llama):

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from accelerate import dispatch_model
-from architectures import ARCHITECTURES, small
-from calls import RANDOM_PROMPT as PROMPT
-from calls import compiled_anywhere
-from devices import DEVICE, needs_device
-from drafters import Noise, Prophet
 
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
 from hf_refspec.retrieval.vector_index import squared_lengths
+from tests.helpers.architectures import ARCHITECTURES, small
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.calls import compiled_anywhere
+from tests.helpers.devices import DEVICE, needs_device
+from tests.helpers.drafters import Noise, Prophet
 
 pytestmark = needs_device
 NEW_TOKENS = 24

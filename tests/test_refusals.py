@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import small, tiny_config
-from calls import PROMPT, ListStreamer
-from drafters import Noise, Prophet
-from own_forward import own_forward
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -22,6 +18,10 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.refusals import check_prepared
+from tests.helpers.architectures import small, tiny_config
+from tests.helpers.calls import PROMPT, ListStreamer
+from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.own_forward import own_forward
 
 
 @pytest.fixture

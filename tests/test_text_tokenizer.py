@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from texts import bag_of_words
 from transformers import ProcessorMixin
 
 import hf_refspec as rs
+from tests.helpers.texts import bag_of_words
 
 TEXTS = ["The moon pulls the sea.", "The sea follows the moon."]
 QUIET = {"progress": False}

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import small
-from devices import DEVICE
-from drafters import Prophet, Prophets
 
 import hf_refspec as rs
+from tests.helpers.architectures import small
+from tests.helpers.devices import DEVICE
+from tests.helpers.drafters import Prophet, Prophets
 
 pytestmark = pytest.mark.skipif(
     DEVICE != "pretended", reason="test_pretended_device.py runs it on a device that counts"
@@ -119,7 +119,7 @@ def new_drafter(kind: str, case: Case, plain: torch.Tensor) -> rs.Drafter:
 @cache
 def measured(case: Case, kind: str) -> PerPass:
     """Counts two calls, and compares their ids with plain decoding."""
-    from pretended_device import traffic
+    from tests.helpers.pretended_device import traffic
 
     model = model_of(case.model_type, case.attention)
     given = {name: value.to(DEVICE) for name, value in case.inputs().items()}

@@ -7,7 +7,8 @@ import json
 import guard
 import pytest
 from guard import BASELINE, LEAST_MAT, Figures, data_cases, failures, measure, shipped_cases
-from shared_data import SOURCES, data_file
+
+from tests.helpers.shared_data import SOURCES, data_file
 
 
 def check(cases: dict[str, guard.Case]) -> None:

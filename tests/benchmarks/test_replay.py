@@ -10,12 +10,12 @@ import pytest
 import replay as script
 import sessions
 import torch
-from calls import Forced
 from suites import random_model
 
 from hf_refspec.apps.bench.measure import replay
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import DraftStats
+from tests.helpers.calls import Forced
 
 
 def test_a_replay_counts_as_generate_does():

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import retrieval
 import torch
-from encoders import load_letters
 from retrieval import BATCHES, METHODS, OURS, as_long_as, main, retrievers
 
 from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
+from tests.helpers.encoders import load_letters
 
 DENSE = ["--encoder", "letters-64"]
 SIZES = ["--vectors", "100", "--graph", "60"]

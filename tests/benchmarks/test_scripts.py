@@ -13,12 +13,12 @@ import knn_perplexity
 import pytest
 import torch
 from ablation import BLEND, COMPACT, CREST_NAME, MIXED, REST
-from knn_texts import CORPUS
 
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import Mixture
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.knn_texts import CORPUS
 
 TEXT = "for k in range(3):\n    f(k)\n"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import byte_model
 import pytest
-from shared_data import data_file
 from suites import (
     humaneval,
     llma_rag,
@@ -18,6 +16,8 @@ from suites import (
 )
 
 from hf_refspec.apps.shared.loading import load_tokenizer
+from tests.helpers import byte_model
+from tests.helpers.shared_data import data_file
 
 
 @pytest.fixture

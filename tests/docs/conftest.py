@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hub_server import hub_in_place
+
+from tests.helpers.hub_server import hub_in_place
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from architectures import CHAIN, MODEL_TYPES, PLAIN, small
-from calls import GREEDY, RANDOM_PROMPT, Call
-from drafters import Prophet
 from transformers import GenerationMixin, StaticCache
 
 import hf_refspec as rs
 from hf_refspec import DraftTree
+from tests.helpers.architectures import CHAIN, MODEL_TYPES, PLAIN, small
+from tests.helpers.calls import GREEDY, RANDOM_PROMPT, Call
+from tests.helpers.drafters import Prophet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snippets import Snippet, commands, parse, run, server, snippets, with_outputs
 
 from hf_refspec import default_model
+from tests.helpers.snippets import Snippet, commands, parse, run, server, snippets, with_outputs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

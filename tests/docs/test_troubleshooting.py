@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters import Noise
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
+from tests.helpers.drafters import Noise
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 IDS = torch.tensor([[5, 6, 7]])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from drafters import Fixed
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
+from tests.helpers.drafters import Fixed
 
 VOCAB_SIZE = 10
 PROMPT = np.array([1, 2, 3])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from drafters import Fixed
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import draft_trees
 
 from hf_refspec import DraftTree
 from hf_refspec.drafting.calibration import CLASSES, Calibration, calibrate, record_outcome
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
+from tests.helpers.drafters import Fixed
+from tests.helpers.trees import draft_trees
 
 VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)

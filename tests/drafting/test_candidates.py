@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from calls import PROMPT
-from drafters import Fixed, Prophet
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_refspec as rs
@@ -14,6 +12,8 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.tree import DraftTree
+from tests.helpers.calls import PROMPT
+from tests.helpers.drafters import Fixed, Prophet
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
 

@@ -8,9 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from calls import GREEDY, PROMPT, Call
-from datastores import write_store
-from drafters import Prophet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +15,9 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call, remember_outputs
 from hf_refspec.drafting.stats import DraftStats
 from hf_refspec.index.suffix_array import DEPTH
+from tests.helpers.calls import GREEDY, PROMPT, Call
+from tests.helpers.datastores import write_store
+from tests.helpers.drafters import Prophet
 
 SHORTEST, END = 5, 2**16 - 1
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datastores import write_store
-from drafters import drafted as draft
-from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
 from hf_refspec.store.crest import CONTINUATION_LENGTH, PLACES_READ
 from hf_refspec.store.files import write_arrays
+from tests.helpers.datastores import write_store
+from tests.helpers.drafters import drafted as draft
+from tests.helpers.trees import nodes_of
 
 VOCAB_SIZE = 50
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from calls import GREEDY, PROMPT
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import hf_refspec as rs
+from tests.helpers.calls import GREEDY, PROMPT
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import cpu_offload
-from architectures import ARCHITECTURES, VOCAB_SIZE, small
-from calls import PROMPT, assert_lossless
 from transformers import PreTrainedModel
 
 import hf_refspec as rs
@@ -21,6 +19,8 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation, PathDrafter, Sampling, checked_draft
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.tree import merged
+from tests.helpers.architectures import ARCHITECTURES, VOCAB_SIZE, small
+from tests.helpers.calls import PROMPT, assert_lossless
 
 
 def expected(model: PreTrainedModel, ids, count: int) -> list[int]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import draft_trees, nodes_of
 
 from hf_refspec.drafting.tree import (
     FOREIGN_TOKEN,
@@ -22,6 +21,7 @@ from hf_refspec.drafting.tree import (
     tree_depths,
     tree_fault,
 )
+from tests.helpers.trees import draft_trees, nodes_of
 
 VOCAB_SIZE = 3
 

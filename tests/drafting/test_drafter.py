@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from drafters import Fixed
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Drafter, Observation, checked_draft
 from hf_refspec.drafting.tree import DraftTree
+from tests.helpers.drafters import Fixed
 
 PROMPT = np.array([1, 2, 3])
 

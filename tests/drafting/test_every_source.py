@@ -9,16 +9,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from architectures import VOCAB_SIZE
-from calls import PROMPT, assert_lossless
-from datastores import write_store
-from drafters import drafted
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.apps.serve.engine import Prediction
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
+from tests.helpers.architectures import VOCAB_SIZE
+from tests.helpers.calls import PROMPT, assert_lossless
+from tests.helpers.datastores import write_store
+from tests.helpers.drafters import drafted
 
 TEXT, PATH = np.array([20, 21, 1]), np.array([2, 3])
 SEEN = [*[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7], *[1, 2, 3, 4, 5, 6, 30, 2, 3, 4, 7]]

@@ -8,14 +8,14 @@ import pickle
 import dill
 import pytest
 import torch
-from architectures import small
-from datastores import write_store
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec import Blend
 from hf_refspec.drafting.calls import as_drafter
 from hf_refspec.drafting.candidates import AssistedDrafts
+from tests.helpers.architectures import small
+from tests.helpers.datastores import write_store
 
 PROMPTS = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7], [4, 8, 6, 3, 4, 8, 6, 3, 4]])
 OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}

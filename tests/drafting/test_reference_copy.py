@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from drafters import drafted as draft
 
 from hf_refspec.drafting.reference_copy import ReferenceCopy
+from tests.helpers.drafters import drafted as draft
 
 
 class WordLengths:

@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from trees import nodes_of
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation
 from hf_refspec.drafting.session_drafts import SessionDrafts
+from tests.helpers.trees import nodes_of
 
 
 def drafted(cache: SessionDrafts, context, budget: int = 16) -> rs.DraftTree:

@@ -10,12 +10,12 @@ import threading
 
 import numpy as np
 import pytest
-from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.session_drafts import Memory
 from hf_refspec.store.sessions import DATABASE, SessionDatabase
+from tests.helpers.full_disk import full_disk
 
 
 def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:

@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from calls import Call, padded_prompts
 
 import hf_refspec as rs
 from hf_refspec.drafting import contract
 from hf_refspec.drafting.calls import drafter_call
+from tests.helpers.calls import Call, padded_prompts
 
 PROMPT, OTHER = np.array([1, 2, 3]), np.array([1, 2, 4])
 

@@ -8,13 +8,13 @@ import threading
 
 import numpy as np
 import pytest
-from calls import Call as PlainCall
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation, Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
+from tests.helpers.calls import Call as PlainCall
 
 PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40

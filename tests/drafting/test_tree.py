@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import given
-from trees import draft_trees
 
 from hf_refspec.drafting.tree import DraftTree
+from tests.helpers.trees import draft_trees
 
 #         root
 #        /    \

@@ -10,9 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from snippets import masked
 
 from hf_refspec import default_model
+from tests.helpers.snippets import masked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {

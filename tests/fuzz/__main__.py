@@ -11,7 +11,6 @@ from pathlib import Path
 
 # Before anything is imported that reads them. Threads that are waited for do not outlive a fork.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SECONDS = {"mutate": 20, "kill": 60, "decode": 120}
 

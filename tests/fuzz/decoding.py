@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pass_times import time_is
 from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.transformers_names import CACHE_NAME
 from hf_refspec.warm_up import warmup
+from tests.helpers.pass_times import time_is
 
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model

@@ -11,13 +11,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from calls import Alternating, ListStreamer, StopAtCall, compiled_anywhere
 from transformers import DynamicCache, LogitsProcessor, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import stopping_criteria
 
 import hf_refspec as rs
 from hf_refspec.transformers_names import CACHE_NAME, cache_name
+from tests.helpers.calls import Alternating, ListStreamer, StopAtCall, compiled_anywhere
 
 from .decoding_models import VOCAB_SIZE, Last, Side, drafter_of, tokenizer
 

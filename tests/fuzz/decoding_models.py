@@ -17,9 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
-from byte_model import byte_tokenizer
-from drafters import Noise, Prophet
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import Cache
@@ -27,6 +24,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import hf_refspec as rs
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
+from tests.helpers.byte_model import byte_tokenizer
+from tests.helpers.drafters import Noise, Prophet
 
 _DROPOUT = dict.fromkeys(
     ("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"),

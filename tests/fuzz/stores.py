@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from byte_model import byte_llama, byte_tokenizer
-from drafters import drafted
-from encoders import letters
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.drafting.calls import drafter_call
@@ -34,6 +31,9 @@ from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
+from tests.helpers.byte_model import byte_llama, byte_tokenizer
+from tests.helpers.drafters import drafted
+from tests.helpers.encoders import letters
 
 # A use gets the folder, and an empty one to write into. What it returns is compared.
 Use = Callable[[Path, Path], Any]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pass_times import time_is
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -24,6 +23,7 @@ from hf_refspec.generation.column_noise import ColumnNoise
 from hf_refspec.generation.row import Row
 from hf_refspec.kernels.compilation import drafting_kernels
 from hf_refspec.verification.passes import PassResult
+from tests.helpers.pass_times import time_is
 
 VOCAB_SIZE = 8
 #   root -> 1 -> 2 -> 3

@@ -8,9 +8,18 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from architectures import CHAIN, MODEL_TYPES, NOT_COMPARED, ONE_ROW, PLAIN, VOCAB_SIZE, small
-from drafters import Prophet, Prophets
 from transformers import PreTrainedModel
+
+from tests.helpers.architectures import (
+    CHAIN,
+    MODEL_TYPES,
+    NOT_COMPARED,
+    ONE_ROW,
+    PLAIN,
+    VOCAB_SIZE,
+    small,
+)
+from tests.helpers.drafters import Prophet, Prophets
 
 pytestmark = pytest.mark.slow
 

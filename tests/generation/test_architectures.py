@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, Architecture, small
-from calls import RANDOM_PROMPT as PROMPT
-from calls import Alternating, Call, assert_lossless
-from drafters import Noise, Prophet
 from transformers import LogitsProcessorList
 
 import hf_refspec as rs
+from tests.helpers.architectures import ARCHITECTURES, Architecture, small
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.calls import Alternating, Call, assert_lossless
+from tests.helpers.drafters import Noise, Prophet
 
 TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
 

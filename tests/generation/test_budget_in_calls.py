@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from calls import GREEDY, PROMPT, assert_lossless
-from drafters import Prophet
-from pass_times import passes_take
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_refspec.generation.pass_costs import pass_costs
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
+from tests.helpers.drafters import Prophet
+from tests.helpers.pass_times import passes_take
 
 
 def generated(model, accuracy: float, calls: int = 2):

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from architectures import MODEL_TYPES, small
-from calls import GREEDY, PROMPT, Call, assert_same_entries
-from drafters import Noise, Prophets
 from transformers import DynamicCache, StaticCache, StoppingCriteriaList
 
 from hf_refspec.transformers_names import CACHE_NAME
+from tests.helpers.architectures import MODEL_TYPES, small
+from tests.helpers.calls import GREEDY, PROMPT, Call, assert_same_entries
+from tests.helpers.drafters import Noise, Prophets
 
 UNEQUAL = [0.95, 0.2, 0.5, 1.0]  # accuracies of rows
 STATIC = {"cache_implementation": "static"}

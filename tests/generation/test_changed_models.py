@@ -8,15 +8,15 @@ from types import MethodType
 
 import pytest
 import torch
-from architectures import small
-from calls import GREEDY, PROMPT, Call, assert_lossless
-from drafters import Noise, Prophet
-from own_forward import own_forward
 from torch.nn.functional import linear, silu
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_refspec.verification.model_memo import memo_of_state
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless
+from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.own_forward import own_forward
 
 
 def check(model, drafter=0.8, **options) -> float:

@@ -8,13 +8,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from calls import GREEDY, Call, compiled_anywhere
-from calls import RANDOM_PROMPT as PROMPT
-from drafters import Prophet
 from torch._dynamo.utils import counters
 
 import hf_refspec as rs
 from hf_refspec.verification.slots import WIDTHS
+from tests.helpers.calls import GREEDY, Call, compiled_anywhere
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.drafters import Prophet
 
 HAS_COMPILER = any(map(shutil.which, ("g++", "clang++", "c++")))
 

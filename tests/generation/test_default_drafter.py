@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from calls import GREEDY, PROMPT, Call, assert_lossless
-from drafters import Noise
 
 import hf_refspec as rs
 from hf_refspec.drafting.auto import default_drafters
 from hf_refspec.verification.model_memo import memo_of
+from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless
+from tests.helpers.drafters import Noise
 
 OPTIONS = {**GREEDY, "max_new_tokens": 48}
 

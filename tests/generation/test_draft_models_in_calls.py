@@ -7,9 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from architectures import small
-from calls import GREEDY, Call, assert_lossless, padded_prompts
-from calls import RANDOM_PROMPT as PROMPT
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
@@ -18,6 +15,9 @@ from transformers.generation.candidate_generator import (
 )
 
 import hf_refspec as rs
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, Call, assert_lossless, padded_prompts
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 import torch
-from calls import GREEDY, ListStreamer
-from own_forward import own_forward
 
 import hf_refspec as rs
 from hf_refspec.kernels.compilation import DraftingKernels, drafting_kernels
+from tests.helpers.calls import GREEDY, ListStreamer
+from tests.helpers.own_forward import own_forward
 
 PROMPT = torch.tensor([[5, 6, 7, 8] * 4])
 OPTIONS = {"max_new_tokens": 30, **GREEDY}

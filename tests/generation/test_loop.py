@@ -6,16 +6,6 @@ import copy
 
 import pytest
 import torch
-from calls import (
-    Alternating,
-    Call,
-    Forced,
-    ListStreamer,
-    StopAtCall,
-    assert_same_entries,
-    up_to_end,
-)
-from drafters import Noise, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -29,6 +19,16 @@ from transformers import (
 
 import hf_refspec as rs
 from hf_refspec.generation import column_noise
+from tests.helpers.calls import (
+    Alternating,
+    Call,
+    Forced,
+    ListStreamer,
+    StopAtCall,
+    assert_same_entries,
+    up_to_end,
+)
+from tests.helpers.drafters import Noise, Prophets
 
 UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
 # The type, its attention, the rows and the options of a call.

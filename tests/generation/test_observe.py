@@ -7,14 +7,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from calls import Call, up_to_end
-from drafters import Listening, Observed
-from pass_times import passes_take
-from trees import paths
 
 import hf_refspec as rs
 from hf_refspec.generation import plan
 from hf_refspec.generation.pass_costs import PassCosts
+from tests.helpers.calls import Call, up_to_end
+from tests.helpers.drafters import Listening, Observed
+from tests.helpers.pass_times import passes_take
+from tests.helpers.trees import paths
 
 ACCURACIES = [0.9, 0.4, 0.7]
 

@@ -6,14 +6,14 @@ import copy
 
 import pytest
 import torch
-from architectures import small
-from calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
-from drafters import Noise, Prophets
-from own_forward import own_forward
 from transformers import DynamicCache, LogitsProcessor, StaticCache, TemperatureLogitsWarper
 
 import hf_refspec as rs
 from hf_refspec.verification.caches import find_cache
+from tests.helpers.architectures import small
+from tests.helpers.calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
+from tests.helpers.drafters import Noise, Prophets
+from tests.helpers.own_forward import own_forward
 
 
 class Broken(RuntimeError):

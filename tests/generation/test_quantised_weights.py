@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from calls import assert_lossless
 
 import hf_refspec as rs
+from tests.helpers.calls import assert_lossless
 
 quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import rank
 
 import hf_refspec
+from tests.helpers import rank
 
 EQUAL = [
     f"{kind} {case}"

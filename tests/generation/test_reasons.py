@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
-from architectures import small
-from drafters import Noise
 
 import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.kernels.compilation import drafting_kernels
+from tests.helpers.architectures import small
+from tests.helpers.drafters import Noise
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 11, 12]])
 OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

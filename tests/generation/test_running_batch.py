@@ -9,9 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, small
-from calls import Alternating, ListStreamer, StopAtCall
-from drafters import Prophet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -21,6 +18,9 @@ from hf_refspec.generation.plan import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME
+from tests.helpers.architectures import VOCAB_SIZE, small
+from tests.helpers.calls import Alternating, ListStreamer, StopAtCall
+from tests.helpers.drafters import Prophet
 
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 CACHE_NAMES = {"past_key_values", CACHE_NAME}

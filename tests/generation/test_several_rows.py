@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import Call, assert_lossless, up_to_end
-from drafters import Listening, Noise, Prophets
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.verification.caches import find_cache
+from tests.helpers.calls import Call, assert_lossless, up_to_end
+from tests.helpers.drafters import Listening, Noise, Prophets
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import GREEDY, padded_prompts
 
 import hf_refspec as rs
 from hf_refspec.ralm.hidden_states import recorded
+from tests.helpers.calls import GREEDY, padded_prompts
 
 OPTIONS = {**GREEDY, "max_new_tokens": 12}
 THREADS, CALLS = 4, 40

@@ -12,9 +12,9 @@ from functools import cache
 
 import pytest
 import torch
-from drafters import Noise, Prophet
 
 import hf_refspec as rs
+from tests.helpers.drafters import Noise, Prophet
 
 NEW_TOKENS = 24
 DOCUMENT = """\

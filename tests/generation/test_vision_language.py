@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, tiny_config
-from calls import GREEDY
-from drafters import Prophet, Prophets
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedModel
 
 import hf_refspec as rs
+from tests.helpers.architectures import VOCAB_SIZE, tiny_config
+from tests.helpers.calls import GREEDY
+from tests.helpers.drafters import Prophet, Prophets
 
 Inputs = dict[str, torch.Tensor]
 

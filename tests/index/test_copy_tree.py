@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import paths
 
 from hf_refspec.index.copy_tree import ANCHOR_LENGTH, NEAR, NEAR_FACTOR, SKIP_LENGTH, copy_tree
 from hf_refspec.index.token_buffer import TokenBuffer
+from tests.helpers.trees import paths
 
 texts = st.lists(st.integers(-1, 4), max_size=40)
 contexts = st.lists(st.integers(0, 4), min_size=1, max_size=16)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from guarded import Guarded, guarded_arrays
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import draft_trees
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index import crest
@@ -21,6 +19,8 @@ from hf_refspec.index.crest import (
     pack_table,
     table_bytes,
 )
+from tests.helpers.guarded import Guarded, guarded_arrays
+from tests.helpers.trees import draft_trees
 
 VOCAB_SIZE = 5
 BUDGET = 8

@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from guarded import guarded_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index import crest
 from hf_refspec.index.crest import common_ngrams, count_runs
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+from tests.helpers.guarded import guarded_arrays
 
 VOCAB_SIZE = 5
 types = st.sampled_from([np.dtype(np.uint16), np.dtype(np.uint32)])

@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import paths
 
 from hf_refspec.index.crest import best_nodes, replaced_nodes, worth_keeping
 from hf_refspec.index.rest_trie import mixed_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+from tests.helpers.trees import paths
 
 VOCAB_SIZE = 4
 texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=3, max_size=40)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import paths
 
 from hf_refspec.index.recycling import (
     COMMONEST,
@@ -22,6 +21,7 @@ from hf_refspec.index.recycling import (
     Pooling,
     TableContent,
 )
+from tests.helpers.trees import paths
 
 VOCAB_SIZE = 6
 TOP_K = 2

@@ -6,10 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from datastores import shards_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from trees import nodes_of
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index import rest_trie
@@ -21,6 +19,8 @@ from hf_refspec.index.rest_trie import (
     mixed_matches,
 )
 from hf_refspec.index.suffix_array import Continuations
+from tests.helpers.datastores import shards_of
+from tests.helpers.trees import nodes_of
 
 VOCAB_SIZE = 3
 ALL = 1_000_000  # continuations, more than there are

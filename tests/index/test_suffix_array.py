@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from guarded import Guarded, guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from hf_refspec.index.suffix_array import (
     find_suffixes,
     sample_continuations,
 )
+from tests.helpers.guarded import Guarded, guarded
 
 VOCAB_SIZE = 4
 types = st.sampled_from([np.uint16, np.uint32])

@@ -9,7 +9,8 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 from pydantic import BaseModel
-from running_server import server_process
+
+from tests.helpers.running_server import server_process
 
 pytest.importorskip("llguidance")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -8,11 +8,11 @@ import json
 
 import numpy as np
 import pytest
-from running_server import serving
 
 import hf_refspec as rs
 from hf_refspec.apps.cli import main
 from hf_refspec.drafting.contract import Call
+from tests.helpers.running_server import serving
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat"] * 2
 IMAGE = "<image>"

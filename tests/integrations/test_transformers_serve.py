@@ -7,11 +7,11 @@ import socket
 import openai
 import pytest
 import requests
-from running_server import wait_until
 from transformers.utils.import_utils import is_serve_available
 
 import hf_refspec as rs
 from hf_refspec import default_model
+from tests.helpers.running_server import wait_until
 
 if not is_serve_available():
     pytest.skip("transformers[serving] is not installed", allow_module_level=True)

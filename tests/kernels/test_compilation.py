@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import torch
-from architectures import small
-from calls import GREEDY, PROMPT, ListStreamer
 
 import hf_refspec as rs
 from hf_refspec.kernels import compilation
 from hf_refspec.kernels import kernel as kernels
 from hf_refspec.kernels.compilation import DraftingKernels
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, PROMPT, ListStreamer
 
 # Prints the tokens of calls, whether they drafted, and how long they took.
 PROGRAM = """
@@ -22,7 +22,7 @@ import contextlib, logging, os, time, torch
 from pathlib import Path
 torch.set_num_threads(1)
 import hf_refspec as rs
-from architectures import small
+from tests.helpers.architectures import small
 from hf_refspec.kernels import compilation
 from hf_refspec.kernels.compilation import drafting_kernels
 model, prompt = small("llama"), torch.tensor([[5, 6, 7, 8] * 4])
@@ -84,8 +84,7 @@ assert (drafter.stats.drafted, drafter.stats.accepted) == first, "a late beginni
 
 def run(program: str, folder) -> str:
     """Runs it with numba's cache in a folder; returns what it logs."""
-    here = os.path.dirname(os.path.dirname(__file__))
-    paths = [here, *filter(None, sys.path)]
+    paths = filter(None, sys.path)
     environment = {"NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", PROGRAM + program]
     process = subprocess.run(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from knn_texts import CORPUS
 
 from hf_refspec.ralm.knn_datastore import KnnDatastore
+from tests.helpers.knn_texts import CORPUS
 
 
 @pytest.fixture(scope="session")

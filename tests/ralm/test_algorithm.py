@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walks import (
+
+from hf_refspec.ralm.checked_search import RalmError
+from hf_refspec.ralm.options import RalmSpeculation
+from hf_refspec.ralm.run import generate_with_retrieval
+from tests.helpers.walks import (
     ENTRIES,
     Slow,
     Timed,
@@ -20,10 +24,6 @@ from walks import (
     assert_no_search_goes_on,
     generated,
 )
-
-from hf_refspec.ralm.checked_search import RalmError
-from hf_refspec.ralm.options import RalmSpeculation
-from hf_refspec.ralm.run import generate_with_retrieval
 
 speculations = st.builds(
     RalmSpeculation,

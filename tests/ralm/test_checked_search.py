@@ -7,12 +7,12 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from walks import Vectors, Walk, assert_no_search_goes_on, generated
 
 from hf_refspec.ralm.checked_search import CheckedRetriever, RalmError
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
+from tests.helpers.walks import Vectors, Walk, assert_no_search_goes_on, generated
 
 
 def test_as_many_searches_run_at_once_as_the_retriever_allows():

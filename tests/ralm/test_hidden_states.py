@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
 
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.text_config import text_config
+from tests.helpers.architectures import ARCHITECTURES
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[:4], ids=str)

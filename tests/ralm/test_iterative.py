@@ -8,20 +8,20 @@ import time
 import numpy as np
 import pytest
 import torch
-from architectures import VOCAB_SIZE
-from bag_of_tokens import BagOfTokens
-from drafters import Fixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
-from pass_times import passes_take
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-from walks import assert_no_search_goes_on
 
 import hf_refspec as rs
 from hf_refspec.ralm.checked_search import RalmError
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.stats import RalmStats
+from tests.helpers.architectures import VOCAB_SIZE
+from tests.helpers.bag_of_tokens import BagOfTokens
+from tests.helpers.drafters import Fixed
+from tests.helpers.iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
+from tests.helpers.pass_times import passes_take
+from tests.helpers.walks import assert_no_search_goes_on
 
 SPECULATIONS = [
     "",

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from knn_texts import CORPUS, generate
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,6 +17,7 @@ from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays
+from tests.helpers.knn_texts import CORPUS, generate
 
 
 @pytest.fixture(scope="module")

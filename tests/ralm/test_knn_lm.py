@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from architectures import small
-from knn_texts import CORPUS, generate
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
 from hf_refspec.ralm.knn_datastore import KnnDatastore
@@ -16,6 +14,8 @@ from hf_refspec.ralm.knn_lm import Mixture
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
+from tests.helpers.architectures import small
+from tests.helpers.knn_texts import CORPUS, generate
 
 SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", RalmSpeculation.published("psa")]
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from bag_of_tokens import BagOfTokens
-from iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
 
 from hf_refspec.ralm import passage_entries
 from hf_refspec.ralm.passage_entries import PassageEntries
+from tests.helpers.bag_of_tokens import BagOfTokens
+from tests.helpers.iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
 
 OTHER_PROMPT = torch.tensor([[BOS, 8, 44, 61, 8, 44]])
 NEW_TOKENS = 22

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walks import ENTRIES, Slow, Timed, Vectors, all_ids_are_kept, generated
 
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.request_cache import LEARNED, RequestCache
+from tests.helpers.walks import ENTRIES, Slow, Timed, Vectors, all_ids_are_kept, generated
 
 PS = RalmSpeculation.parse("ps")
 

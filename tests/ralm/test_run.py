@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from bag_of_tokens import BagOfTokens
-from calls import ListStreamer
 from transformers import MaxLengthCriteria
-from walks import OnTwoCores, Vectors, generated
 
 import hf_refspec as rs
 from hf_refspec.ralm.options import RalmSpeculation
+from tests.helpers.bag_of_tokens import BagOfTokens
+from tests.helpers.calls import ListStreamer
+from tests.helpers.walks import OnTwoCores, Vectors, generated
 
 every_speculation = pytest.mark.parametrize("speculation", [None, "", "psa"])
 

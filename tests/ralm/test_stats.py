@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from walks import Slow, Walk, generated
-
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.run import generate_with_retrieval
+from tests.helpers.walks import Slow, Walk, generated
 
 
 def test_stats_are_cleared_filled_and_printed():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import bm25s
 import numpy as np
 import pytest
-from texts import some_texts
 
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from tests.helpers.texts import some_texts
 
 # More than are scored at once.
 TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]

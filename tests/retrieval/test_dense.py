@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from texts import bag_of_words, some_texts
 from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.files import DatastoreError, write_arrays
+from tests.helpers.texts import bag_of_words, some_texts
 
 TEXTS = some_texts(400)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hard_vectors import HARD, hard_vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.retrieval import int8_copy
 from hf_refspec.retrieval.int8_copy import Int8Copy
+from tests.helpers.hard_vectors import HARD, hard_vectors
 
 
 def true_scores(vectors: np.ndarray, query: np.ndarray, by_distance: bool) -> np.ndarray:

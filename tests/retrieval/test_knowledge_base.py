@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from safetensors.numpy import load_file
-from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +17,7 @@ from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
+from tests.helpers.texts import DIMENSION, bag_of_words, some_texts
 
 
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):

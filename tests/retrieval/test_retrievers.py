@@ -6,12 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from texts import bag_of_words, some_texts
 
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
+from tests.helpers.texts import bag_of_words, some_texts
 
 TEXTS = some_texts(400)
 KINDS = {

@@ -7,13 +7,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hard_vectors import HARD, hard_vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex
 from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.retrieval.vector_index import HnswIndex, squared_lengths
+from tests.helpers.hard_vectors import HARD, hard_vectors
 
 METRICS = ["l2", "inner_product"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from tiny_package import GGUF_FILE, default_model, write_gguf
 
 from hf_refspec.smollm2 import PACKAGE
+from tests.helpers.tiny_package import GGUF_FILE, default_model, write_gguf
 
 
 @pytest.fixture(scope="session")

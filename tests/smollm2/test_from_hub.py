@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hub_server import Blob, Fault, hub_in_place
-from tiny_package import content, default_model
 
 from hf_refspec import smollm2
 from hf_refspec.smollm2 import HUB_ID
+from tests.helpers.hub_server import Blob, Fault, hub_in_place
+from tests.helpers.tiny_package import content, default_model
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_package import GGUF_FILE, default_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_refspec.smollm2 import HUB_ID, PACKAGE
+from tests.helpers.tiny_package import GGUF_FILE, default_model
 
 
 def assert_equal_bit_by_bit(model, other) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from datastores import DOCUMENTS, QUIET, make_store, write_store
 
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.datastores import DOCUMENTS, QUIET, make_store, write_store
 
 
 @pytest.fixture

@@ -11,10 +11,6 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-from byte_model import word_tokenizer
-from datastores import documents_of
-from full_disk import full_disk
-from stored import content_of, in_a_child
 
 from hf_refspec.corpus.tokenise import LONGEST_PIECE
 from hf_refspec.store.build import open_engine
@@ -24,6 +20,10 @@ from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.folder import LOCK
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 from hf_refspec.version import __version__
+from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.datastores import documents_of
+from tests.helpers.full_disk import full_disk
+from tests.helpers.stored import content_of, in_a_child
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 

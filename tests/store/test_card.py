@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from datastores import SOURCE, fetch, push
-from hub_server import TOKEN
 
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
+from tests.helpers.datastores import SOURCE, fetch, push
+from tests.helpers.hub_server import TOKEN
 
 REPO = "owner/store"
 

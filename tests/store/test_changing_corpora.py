@@ -11,11 +11,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from byte_model import word_tokenizer
-from datastores import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import content_of, flip_last_bit
 
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
@@ -23,6 +20,9 @@ from hf_refspec.store import datastore
 from hf_refspec.store.build import read_names, write_names
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
+from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.datastores import documents_of
+from tests.helpers.stored import content_of, flip_last_bit
 
 QUIET = {"progress": False, "num_proc": 1}
 # Few tokens, so that documents are alike, and documents that do not fit into a shard.

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from datastores import QUIET, drafts_of, some_documents, write_store
-from stored import content_of
 
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
+from tests.helpers.datastores import QUIET, drafts_of, some_documents, write_store
+from tests.helpers.stored import content_of
 
 
 def test_compacting_in_place_again_removes_the_older_form(full):

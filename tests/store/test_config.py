@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import CONFIG, NGRAMS, SHARD, readers
 
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
@@ -22,6 +21,7 @@ from hf_refspec.store.datastore_config import (
 )
 from hf_refspec.store.files import DatastoreError, FileEntry
 from hf_refspec.store.stored_folder import StoredFolder
+from tests.helpers.stored import CONFIG, NGRAMS, SHARD, readers
 
 
 def config_of(config: StoreConfig, folder: Path) -> dict[str, Any]:

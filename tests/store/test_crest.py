@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from datastores import shards_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from hf_refspec.store.crest import (
 )
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import write_arrays
+from tests.helpers.datastores import shards_of
 
 VOCAB_SIZE = 4
 MAX_NGRAM = 3

@@ -13,15 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datastores import (
-    DOCUMENTS,
-    FINGERPRINT,
-    QUIET,
-    drafts_of,
-    write_store,
-)
 from safetensors.numpy import load_file, save_file
-from stored import content_of
 
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call
@@ -31,6 +23,14 @@ from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
 from hf_refspec.store.shards import split_documents
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
+from tests.helpers.datastores import (
+    DOCUMENTS,
+    FINGERPRINT,
+    QUIET,
+    drafts_of,
+    write_store,
+)
+from tests.helpers.stored import content_of
 
 
 def test_each_form_is_opened_where_it_is(full, both, compact):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
 
 from hf_refspec.store.files import (
     Blocks,
@@ -23,6 +22,7 @@ from hf_refspec.store.files import (
     write_arrays,
     write_bytes,
 )
+from tests.helpers.stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
 
 
 def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:

@@ -6,13 +6,13 @@ import os
 
 import huggingface_hub
 import pytest
-from datastores import fetch, make_store, push
-from hub_server import TOKEN, Blob, Fault, point_to
 from huggingface_hub import constants
-from stored import content_of
 
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file
+from tests.helpers.datastores import fetch, make_store, push
+from tests.helpers.hub_server import TOKEN, Blob, Fault, point_to
+from tests.helpers.stored import content_of
 
 REPO = "owner/store"
 

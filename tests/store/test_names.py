@@ -8,12 +8,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from hub_server import TOKEN, Blob, point_to
 from huggingface_hub import constants
 
 from hf_refspec.store import names
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.names import ask_hub, is_here, model_source, named_tokenizer
+from tests.helpers.hub_server import TOKEN, Blob, point_to
 
 REPO = "owner/model"
 

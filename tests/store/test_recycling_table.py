@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_model import word_tokenizer
 
 import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
@@ -17,6 +16,7 @@ from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
 from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.stored_folder import token_dtype
+from tests.helpers.byte_model import word_tokenizer
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
 

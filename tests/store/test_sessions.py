@@ -12,13 +12,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from byte_model import word_tokenizer
-from full_disk import full_disk
-from stored import in_a_child
 
 from hf_refspec import DatastoreError
 from hf_refspec.index.token_buffer import LARGEST_ID
 from hf_refspec.store.sessions import DATABASE, LONGEST_SESSION, SessionDatabase
+from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.full_disk import full_disk
+from tests.helpers.stored import in_a_child
 
 FILES = [DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"]
 

@@ -8,15 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from datastores import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import content_of, flip_last_bit
 
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
 from hf_refspec.store.shards import GROWTH, grouped
+from tests.helpers.datastores import documents_of
+from tests.helpers.stored import content_of, flip_last_bit
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 

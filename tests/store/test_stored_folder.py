@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hub_server import TOKEN
-from texts import bag_of_words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_refspec as rs
 from hf_refspec.corpus.documents import files_of
+from tests.helpers.hub_server import TOKEN
+from tests.helpers.texts import bag_of_words
 
 SECRET = "where-nobody-looks"
 REPO = "owner/store"

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
-from stored import entry_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
@@ -24,6 +23,7 @@ from hf_refspec.store.stored_tokenizer import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
+from tests.helpers.stored import entry_of
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
 OPTIONS = {"num_proc": 1, "progress": False}

@@ -7,9 +7,9 @@ import copy
 import peft
 import pytest
 import torch
-from calls import RANDOM_PROMPT, Call, assert_lossless
 
 from hf_refspec.transformers_names import CACHE_NAME
+from tests.helpers.calls import RANDOM_PROMPT, Call, assert_lossless
 
 KEYS = {"target_modules": ["q_proj", "v_proj"]}
 LORA = {"init_lora_weights": False, **KEYS}

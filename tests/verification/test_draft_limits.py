@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, WINDOW, small
-from calls import GREEDY, PROMPT, ListStreamer, assert_lossless
-from drafters import Noise, Prophet
-from own_forward import own_forward
 from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
 from hf_refspec.verification.caches import find_cache
 from hf_refspec.verification.draft_limits import DraftLimits
 from hf_refspec.verification.verifier import TREE
+from tests.helpers.architectures import VOCAB_SIZE, WINDOW, small
+from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
+from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.own_forward import own_forward
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 LONG = {

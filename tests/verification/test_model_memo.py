@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from calls import GREEDY, PROMPT, assert_lossless
-from drafters import Noise
 from transformers import AutoModelForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.verification.model_memo import memo_of
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
+from tests.helpers.drafters import Noise
 
 
 @pytest.fixture

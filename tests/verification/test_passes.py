@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from calls import padded_prompts, prepared
 from transformers import DynamicCache
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import AllButLast, FixedTokens, Pass, uploaded
 from hf_refspec.verification.verifier import TREE, Verifier
+from tests.helpers.calls import padded_prompts, prepared
 
 BRANCHES = DraftTree(
     np.array([7, 8, 9]), np.array([-1, -1, 1], dtype=np.int32), np.ones(3, np.float32)

@@ -6,10 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from architectures import small
-from calls import GREEDY, PROMPT, assert_lossless, prepared
-from drafters import Noise
-from own_forward import own_forward
 
 import hf_refspec as rs
 from hf_refspec.verification import caches
@@ -17,6 +13,10 @@ from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.entries import InPlaceEntries
 from hf_refspec.verification.probe import ProbedCall, probe
 from hf_refspec.verification.verifier import CHAIN, TREE
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, PROMPT, assert_lossless, prepared
+from tests.helpers.drafters import Noise
+from tests.helpers.own_forward import own_forward
 
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),

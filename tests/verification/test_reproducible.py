@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import small
-from calls import GREEDY, Call, compiled_anywhere
-from calls import RANDOM_PROMPT as PROMPT
-from drafters import Noise, Prophet, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
@@ -15,6 +11,10 @@ from transformers import DynamicCache, StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import hf_refspec as rs
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, Call, compiled_anywhere
+from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.drafters import Noise, Prophet, Prophets
 
 MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mistral"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

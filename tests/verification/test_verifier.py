@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import PROMPT, prepared
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import FixedTokens
 from hf_refspec.verification.verifier import CHAIN, RECURRENT, TREE, Verifier
+from tests.helpers.calls import PROMPT, prepared
 
 NO_DRAFT = DraftTree.empty()
 DRAFT = DraftTree.chain([3, 4, 5])

@@ -8,9 +8,9 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import pytest
-from texts import some_texts
 
 from hf_refspec.apps.cli.main import main
+from tests.helpers.texts import some_texts
 
 
 @pytest.fixture(scope="session")

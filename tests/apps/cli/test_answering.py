@@ -7,13 +7,13 @@ import re
 import signal
 
 import pytest
-from texts import some_texts
 
 from hf_refspec import Datastore, ReferenceCopy, SessionDrafts
 from hf_refspec.apps.cli.chat import TerminalChat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 from hf_refspec.apps.shared.streams import AnswerStream, LiveDrafts, Terminal
+from tests.helpers.texts import some_texts
 
 SHORT = ["--max-new-tokens", "12"]
 

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hub_server import TOKEN
 
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared import comparison
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.folder import only_writer
+from tests.helpers.hub_server import TOKEN
 
 ASKED = ["tell me of the cat on the mat", "the cat sat on the mat, the cat sat on the"]
 

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from texts import some_texts
 
 import hf_refspec as rs
 from hf_refspec.apps.shared import comparison
 from hf_refspec.ralm.knn_datastore import KnnDatastore
+from tests.helpers.texts import some_texts
 
 QUESTION = "stone light music "
 SHORT = ["--max-new-tokens", 14]

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from byte_model import word_tokenizer
 
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.byte_model import word_tokenizer
 
 FILES = {
     "texts/a.txt": b"text a: the cat sat on the mat",

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 import requests
-from running_server import server_process
-from texts import some_texts
 
 from hf_refspec import Datastore
 from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.cli.main import main
+from tests.helpers.running_server import server_process
+from tests.helpers.texts import some_texts
 
 
 def begun(address: str):

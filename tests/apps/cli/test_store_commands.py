@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from byte_model import word_tokenizer
-from hub_server import TOKEN
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.byte_model import word_tokenizer
+from tests.helpers.hub_server import TOKEN
 
 TEXTS = {
     "a.py": "def area(width, height):\n    return width * height\n",

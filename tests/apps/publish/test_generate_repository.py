@@ -9,11 +9,11 @@ import sys
 from textwrap import dedent
 
 import transformers.dynamic_module_utils
-from hub_server import TOKEN, running_hub
 
 import hf_refspec as rs
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.publish.repositories import generate_repository
+from tests.helpers.hub_server import TOKEN, running_hub
 
 INDEX = ["--package", f"hf_refspec=={rs.__version__}"]
 PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"

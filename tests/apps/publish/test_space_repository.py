@@ -13,12 +13,12 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
-from hub_server import TOKEN
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.publish import repositories
 from hf_refspec.apps.publish.repositories import FROM_INDEX, package, space_repository
+from tests.helpers.hub_server import TOKEN
 
 pytest.importorskip("gradio")
 REPO = "owner/page"

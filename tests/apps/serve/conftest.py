@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from running_server import RunningServer, Slow, serving
+
+from tests.helpers.running_server import RunningServer, Slow, serving
 
 
 @pytest.fixture(scope="session")

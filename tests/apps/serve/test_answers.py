@@ -10,7 +10,6 @@ import requests
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from running_server import NAME, RunningServer, serving, streamed
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -21,6 +20,7 @@ from hf_refspec import ReferenceCopy, TokenRecycling
 from hf_refspec.apps.serve.served_model import OutputPenalties
 from hf_refspec.apps.serve.served_row import StopStrings
 from hf_refspec.apps.shared.streams import PART_OF_CHARACTER
+from tests.helpers.running_server import NAME, RunningServer, serving, streamed
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
 

@@ -8,9 +8,9 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from running_server import NAME, RunningServer, serving, wait_until
 
 from hf_refspec.apps.serve import server as servers
+from tests.helpers.running_server import NAME, RunningServer, serving, wait_until
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

@@ -11,7 +11,6 @@ from itertools import count
 import numpy as np
 import openai
 import pytest
-from running_server import serving, streamed, wait_until
 
 from hf_refspec import GrammarDrafts
 from hf_refspec.apps.serve.engine import Grammar
@@ -19,6 +18,7 @@ from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.grammars import Constraint, GrammarBudget, GrammarCompiler
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call
+from tests.helpers.running_server import serving, streamed, wait_until
 
 pytest.importorskip("llguidance")
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
-from running_server import NAME, Slow, serving, streamed, wait_until
 
 from hf_refspec.apps.serve import served_row
+from tests.helpers.running_server import NAME, Slow, serving, streamed, wait_until
 
 LONG = {"max_tokens": 900}
 

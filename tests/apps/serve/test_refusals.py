@@ -14,10 +14,10 @@ import requests
 from huggingface_hub import ChatCompletionOutputMessage
 from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
-from running_server import NAME, serving
 
 from hf_refspec.apps.serve.errors import ApiError
 from hf_refspec.apps.serve.protocol import UNSUPPORTED, ChatRequest, CompletionRequest, parsed
+from tests.helpers.running_server import NAME, serving
 
 MESSAGES = [{"role": "user", "content": "one"}]
 CHAT = {"model": NAME, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}

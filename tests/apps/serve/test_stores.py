@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 import requests
-from running_server import serving
 
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.folder import only_writer
+from tests.helpers.running_server import serving
 
 
 @pytest.fixture(scope="module")

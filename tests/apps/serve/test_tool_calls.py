@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-import byte_model
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_server import serving
 
 from hf_refspec.apps.serve.protocol import ChatMessage, Tool
 from hf_refspec.apps.serve.tool_calls import CallReader, template_messages
+from tests.helpers import byte_model
+from tests.helpers.running_server import serving
 
 TOOL = Tool.model_validate({"type": "function", "function": {"name": "f"}})
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

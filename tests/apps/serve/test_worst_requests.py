@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from running_server import NAME, RunningServer, serving
+
+from tests.helpers.running_server import NAME, RunningServer, serving
 
 pytest.importorskip("llguidance")
 

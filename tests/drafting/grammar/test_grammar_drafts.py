@@ -6,12 +6,9 @@ import copy
 import json
 import pickle
 
-import byte_model
 import numpy as np
 import pytest
 import torch
-from calls import Alternating, assert_lossless
-from drafters import Fixed, Noise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
@@ -24,6 +21,9 @@ from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.grammar.grammar_drafts import _warn_unconstrained
 from hf_refspec.drafting.grammar.processor import unpacked_mask
 from hf_refspec.drafting.grammar.schemas import call_schema
+from tests.helpers import byte_model
+from tests.helpers.calls import Alternating, assert_lossless
+from tests.helpers.drafters import Fixed, Noise
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 

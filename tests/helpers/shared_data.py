@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("HF_REFSPEC_DATA") or Path(__file__).parents[2] / "shared" / "data")
+FOLDER = Path(os.environ.get("HF_REFSPEC_DATA") or Path(__file__).parents[3] / "shared" / "data")
 SOURCES = {
     "llma_rag.jsonl": "github.com/microsoft/LMOps, llma/src/data/rag.jsonl",
     "HumanEval.jsonl.gz": "github.com/openai/human-eval, data/HumanEval.jsonl.gz",

@@ -13,10 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from architectures import WINDOW, small
-from calls import GREEDY, PROMPT, StopAtCall, padded_prompts
-from drafters import Prophet, Prophets
-from pass_times import passes_take
 from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
@@ -24,6 +20,10 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import hf_refspec as rs
 from hf_refspec.verification.model_memo import memo_of
+from tests.helpers.architectures import WINDOW, small
+from tests.helpers.calls import GREEDY, PROMPT, StopAtCall, padded_prompts
+from tests.helpers.drafters import Prophet, Prophets
+from tests.helpers.pass_times import passes_take
 
 
 def save_models(folder: Path) -> None:

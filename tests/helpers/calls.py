@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from architectures import VOCAB_SIZE
-from drafters import Prophet, Prophets
 from transformers import Cache, CompileConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
+
+from tests.helpers.architectures import VOCAB_SIZE
+from tests.helpers.drafters import Prophet, Prophets
 
 RANDOM_PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from architectures import VOCAB_SIZE
 
 from hf_refspec.retrieval.retriever import Retrieved
+from tests.helpers.architectures import VOCAB_SIZE
 
 
 class BagOfTokens:

@@ -18,9 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from running_server import server_process
-
 from hf_refspec.apps.cli.main import COMMANDS, main
+from tests.helpers.running_server import server_process
 
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
 OUTPUT, EXAMPLE = 'text title="Output"', 'text title="Output, for example"'
