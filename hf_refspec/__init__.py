@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .attachment import attach, detach
-from .hook import install, is_installed, uninstall
+from .hook import GenerateOptions, install, is_installed, uninstall
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "GenerateOptions",
     "__version__",
     "attach",
     "detach",

@@ -13,7 +13,7 @@ import inspect
 import logging
 import sys
 from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from .attachment import Attachment, attachment_of
 from .version import untested_transformers
@@ -23,12 +23,37 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from transformers import PreTrainedModel
+    from transformers.generation import CandidateGenerator
+
+    from .drafting.contract import Drafter
+    from .store.datastore import Datastore
 
 logger = logging.getLogger("hf_refspec")
 
 # The module that has `generate`. Its import takes seconds, which `import hf_refspec` must not.
 _MODULE = "transformers.generation.utils"
-OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options that this package adds to `generate`, for type checkers."""
+
+    candidate_generator: Drafter | Datastore | CandidateGenerator | Literal["auto"] | None
+    max_draft_tokens: int | Literal["auto"]
+    verification: Literal["auto", "tree", "chain", "reproducible"]
+
+
+OPTIONS = tuple(GenerateOptions.__annotations__)
+_PARAMETERS = """
+        Parameters that hf_refspec adds:
+            candidate_generator (`Drafter`, `Datastore`, `CandidateGenerator` or `"auto"`, *optional*):
+                The drafter. `"auto"` copies from the text and recycles the model's own earlier logits.
+                By default nothing is drafted.
+            max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`):
+                The most draft nodes of a forward pass, up to 1,024. `"auto"` verifies as many as pay.
+            verification (`"auto"`, `"tree"`, `"chain"` or `"reproducible"`, *optional*, defaults to `"auto"`):
+                How drafts are verified. `"auto"` takes trees where a probe finds them exact for this
+                model, else chains. With `"reproducible"` no bit depends on the drafts.
+"""  # noqa: E501
 
 # The function that `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -97,6 +122,22 @@ def _wrap(module: ModuleType) -> None:
     _wrapper = mixin.generate = _speculative(mixin.generate)
 
 
+def _shown(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of `generate` with this package's options, for `help()` and IDEs."""
+    *others, kwargs = signature.parameters.values()
+    types: dict[str, Any] = GenerateOptions.__annotations__
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if name == "candidate_generator" else "auto",
+            annotation=types[name].__forward_arg__,
+        )
+        for name in OPTIONS
+    ]
+    return signature.replace(parameters=[*others, *added, kwargs])
+
+
 def _speculative(generate: Any) -> Any:
     signature = inspect.signature(generate)
 
@@ -119,7 +160,10 @@ def _speculative(generate: Any) -> Any:
             return _attached(generate, self, named, attachment)
         return generate(self, **_prepared(self, named))
 
-    return generate_speculatively
+    shown: Any = generate_speculatively
+    shown.__signature__ = _shown(signature)
+    shown.__doc__ = (generate.__doc__ or "") + _PARAMETERS
+    return shown
 
 
 def _is_ours(kwargs: dict[str, Any]) -> bool:

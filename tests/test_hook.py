@@ -41,11 +41,21 @@ def test_installs_once_and_comes_off(uninstalled, llama):
     assert rs.is_installed()
 
 
-def test_keeps_signature_name_and_docstring(uninstalled):
+def test_signature_and_docstring_gain_the_options_alone(uninstalled):
     original = GenerationMixin.generate
     rs.install()
-    assert inspect.signature(GenerationMixin.generate) == inspect.signature(original)
-    assert GenerationMixin.generate.__doc__ == original.__doc__
+    shown = inspect.signature(GenerationMixin.generate)
+    options = [*rs.GenerateOptions.__annotations__]
+    assert options == ["candidate_generator", "max_draft_tokens", "verification"]
+    assert {shown.parameters[name].kind for name in options} == {inspect.Parameter.KEYWORD_ONLY}
+    others = [each for name, each in shown.parameters.items() if name not in options]
+    assert shown.replace(parameters=others) == inspect.signature(original)
+    added = GenerationMixin.generate.__doc__.removeprefix(original.__doc__)
+    assert all(f"{name} (" in added for name in options)
+
+
+def test_keeps_its_name(uninstalled):
+    rs.install()
     assert pickle.loads(pickle.dumps(GenerationMixin.generate)) is GenerationMixin.generate
 
 
