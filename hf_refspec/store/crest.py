@@ -56,10 +56,13 @@ def build_ngram_table(
     """Counts the commonest n-grams of each order and builds their table."""
     dtype = config.token_dtype
     candidates = options.ngrams_per_order
-    if candidates is None and options.max_bytes is not None:
+    max_bytes = options.max_bytes
+    if candidates is None and max_bytes is not None:
         # More than fit, even if most of their trees are small.
         entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
-        candidates = options.max_bytes // entry
+        candidates = max_bytes // entry
+    elif candidates is None and not options.published:  # no more than the full form takes
+        max_bytes = max(LEAST_BYTES, sum(t.tokens.nbytes + t.suffixes.nbytes for t in texts))
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
     grow = rest_tree if options.published else mixed_tree
     trees: list[TreeArrays] = []
@@ -70,12 +73,12 @@ def build_ngram_table(
         trees.append(
             grow(texts, ngram, min_match, NODES_PER_TREE, continuations, CONTINUATION_LENGTH)
         )
-    if options.max_bytes is not None and trees:
+    if max_bytes is not None and trees:
 
         def bytes_of(entries: int, nodes: int) -> int:
             return HEADER_BYTES + table_bytes(entries, nodes, options.max_ngram, dtype)
 
-        sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, options.max_bytes)
+        sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, max_bytes)
         kept = np.split(sizes > 0, np.cumsum([len(order) for order in ngrams])[:-1])
         ngrams = [order[is_kept] for order, is_kept in zip(ngrams, kept, strict=True)]
         trees = [

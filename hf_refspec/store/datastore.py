@@ -334,7 +334,8 @@ class Datastore(StoredFolder[StoreConfig]):
             ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest
                 (then the smallest ids); 20,000 without `max_bytes`.
             max_bytes (`int`, *optional*): The most bytes of the file, used for the n-grams and
-                nodes that are accepted most often for their bytes.
+                nodes that are accepted most often for their bytes. By default as many as the full
+                form has, unless `published` or `ngrams_per_order` decides.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:

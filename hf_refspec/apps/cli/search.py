@@ -41,8 +41,14 @@ def search(args: Namespace) -> None:
             print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
             show(node, longer, depth + 1)
 
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     with store.naming_damage():
-        ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+        ids = np.array(tokens(args.text), dtype=np.int64)
+        if args.text[1:].endswith(" ") and tokens(f"{args.text}a")[: len(ids)] != ids.tolist():
+            print("without the space at the end, which this tokenizer puts before the next word:")
+            ids = np.array(tokens(args.text[:-1]), dtype=np.int64)
         if len(ids) == 0:
             raise ValueError("text has no tokens; give at least a word")
         if store.form == "full":
@@ -63,8 +69,6 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         return
     match = matches[0]
     words = tokenizer.decode(ids[-match.length :])
-    if match.length == 1 and words.isspace():  # most tokenizers put it before the next word
-        print("only the space at the end occurs; leave it out")
     last = "token" if match.length == 1 else f"{match.length} tokens"
     verb = "occurs" if match.length == 1 else "occur"
     print(f"the last {last}, {words!r}, {verb} {counted(match.count, 'time')}, such as:")

@@ -89,11 +89,15 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-bytes", type=positive, metavar="N", help="keep the n-grams that gain most per byte")
+    help = "keep the n-grams that gain most per byte; by default as many bytes as the full form"
+    add("--max-bytes", type=positive, metavar="N", help=help)
 
 
 def compact(args: Namespace) -> None:
-    _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
+    store = Datastore(args.store)
+    _print_info(store.compact(args.out, max_bytes=args.max_bytes))
+    if args.out is not None:
+        print(f"  made from   {store.config.card_texts()['full_form']}")
 
 
 def add_push(parser: ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
@@ -288,4 +289,13 @@ def test_search_prints_text_and_says_where_nothing_is_found(search):
     assert any(line.endswith("  ' '") for line in search("cat"))
     found, tree = search("Q")
     assert found == "not even the last token occurs" and tree.startswith("the draft tree, 0 nodes")
-    assert search("Q ")[0] == "only the space at the end occurs; leave it out"
+    assert search("Q ")[0].startswith("the last token, ' ', occurs ")
+
+
+def test_a_space_that_belongs_to_the_next_word_is_left_out_of_a_search(run, search, tmp_path):
+    texts = ["def area(width):\n    return width", "on 5 May and on 6 May"]
+    model = smollm2.default_model()
+    Datastore.build(texts, AutoTokenizer.from_pretrained(model), tmp_path / "s", progress=False)
+    first, *lines = search("return ", tmp_path / "s")
+    assert first.startswith("without the space at the end, which this tokenizer puts before")
+    assert lines == search("return", tmp_path / "s") and "'return'" in lines[0]
