@@ -41,22 +41,28 @@ class RowAnswer:
 
 
 class Answer:
-    """Submits a request, and writes its answer in the event loop: a choice for each row."""
+    """Submits a request, and writes its answer in the event loop: a choice for each row of each
+    prompt."""
 
     def __init__(
-        self, engine: RequestEngine, prepared: PreparedRequest, model: str, request: TextRequest
+        self,
+        engine: RequestEngine,
+        prompts: Sequence[PreparedRequest],
+        model: str,
+        request: TextRequest,
     ) -> None:
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
         self._source_names = engine.source_names if self._is_chat else None
         self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
-        self._logprobs = prepared.top_logprobs is not None
+        self._logprobs = prompts[0].top_logprobs is not None
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
-        self._choices = [RowAnswer(prepared.reader()) for _ in range(prepared.rows)]
+        self._choices = [RowAnswer(each.reader()) for each in prompts for _ in range(each.rows)]
+        self._rows_a_prompt = prompts[0].rows
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._rows = engine.submit(prepared, self._put)
+        self._rows = engine.submit(prompts, self._put)
 
     async def events(self) -> AsyncIterator[Event]:
         """The events of a stream; raises an `ApiError` if a row could not be generated."""
@@ -198,7 +204,7 @@ class Answer:
     def _figures(self) -> Event:
         """The usage and, for a single row, draft statistics in vLLM's form."""
         rows = self._rows
-        prompt = rows[0].prompt_tokens  # counts once
+        prompt = sum(row.prompt_tokens for row in rows[:: self._rows_a_prompt])  # each counts once
         completion = sum(row.tokens for row in rows)
         usage = {
             "prompt_tokens": prompt,

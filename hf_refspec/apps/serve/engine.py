@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from threading import Condition, Thread
 from time import monotonic
 from typing import Any
@@ -98,21 +99,24 @@ class RequestEngine:
         self._thread.start()
 
     def submit(
-        self, request: PreparedRequest, listener: Callable[[int, Piece | None], None]
+        self, prompts: Sequence[PreparedRequest], listener: Callable[[int, Piece | None], None]
     ) -> list[ServedRow]:
-        """Queues the rows of a request, or raises an `ApiError`. `listener` receives each one's
-        index and pieces."""
+        """Queues the rows of a request's prompts, or raises an `ApiError`. `listener` receives each
+        one's index and pieces."""
+        indices = count()
         rows = [
-            ServedRow(request, index, self._tokenizer, partial(listener, index))
-            for index in range(request.rows)
+            ServedRow(prompt, row, self._tokenizer, partial(listener, next(indices)))
+            for prompt in prompts
+            for row in range(prompt.rows)
         ]
         with self._changed:
             if self._closed:
                 raise shutting_down()
             room = self._max_waiting + self._batch.max_rows
-            if request.rows > room:
-                raise ApiError(400, f"n: this server takes {room} at most", "n")
-            if self.waiting + self.running + request.rows > room:
+            if len(rows) > room:
+                param = "n" if len(prompts) == 1 else "prompt"
+                raise ApiError(400, f"{param}: this server takes {room} at most", param)
+            if self.waiting + self.running + len(rows) > room:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
             self._waiting.extend(rows)

@@ -41,7 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 UNKNOWN = "unknown_parameter"  # OpenAI's code
 
 _MAX_ITEMS = 2048  # messages of a chat, and parts of a message
-_MAX_ROWS = 128  # `n`
+MAX_ROWS = 128  # `n`, and the prompts of a completion
 _MAX_TOOLS = 128
 _MAX_BIASES = 1024
 _MAX_SCHEMA = 65_536  # characters of a JSON schema
@@ -246,7 +246,7 @@ class TextRequest(RequestObject):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1, le=_MAX_ROWS)
+    n: int | None = Field(None, ge=1, le=MAX_ROWS)
     logprobs: int | None = None  # each kind of request has its own
     stop: Stop | None = None
     prediction: PredictedContent | None = None
@@ -268,12 +268,13 @@ class ChatRequest(TextRequest):
 
 
 class CompletionRequest(TextRequest):
-    """The body of `/v1/completions`; the prompt is one text, or its ids."""
+    """The body of `/v1/completions`; a prompt is a text, or its ids."""
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=1)]
+        | Annotated[list[Text], Field(min_length=1, fail_fast=True)]
         | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[list[int]], Field(min_length=1, fail_fast=True)]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
 

@@ -58,9 +58,9 @@ def make_app(
     places = Places("requests wait to be read")
 
     async def answered(
-        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], PreparedRequest]
+        http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[PreparedRequest]]
     ) -> Response:
-        def read(body: bytes) -> tuple[RequestT, PreparedRequest]:
+        def read(body: bytes) -> tuple[RequestT, list[PreparedRequest]]:
             request = parsed(kind, body)
             return request, prepare(request)
 
@@ -70,7 +70,8 @@ def make_app(
             with places:
                 loop = asyncio.get_running_loop()
                 request, prepared = await loop.run_in_executor(reader, read, body)
-            answer = Answer(engine, await served.constrained(prepared), served.names[0], request)
+            prompts = [await served.constrained(prompt) for prompt in prepared]
+            answer = Answer(engine, prompts, served.names[0], request)
             ignored = {"X-Ignored-Fields": "reasoning_effort"}
             headers = {} if request.reasoning_effort is None else ignored
             if request.stream:

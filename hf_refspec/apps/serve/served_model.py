@@ -25,7 +25,14 @@ from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
 from .errors import ApiError
 from .grammars import GrammarBudget, GrammarCompiler, constraint
-from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, content_text
+from .protocol import (
+    MAX_ROWS,
+    ChatRequest,
+    CompletionRequest,
+    TextRequest,
+    Tool,
+    content_text,
+)
 from .served_row import PreparedRequest
 from .tool_calls import CallReader, template_messages
 
@@ -46,7 +53,7 @@ class ServedModel:
     max_new_tokens: int  # of an answer
     clock: Callable[[], float] = thread_time  # measures grammars
 
-    def chat(self, request: ChatRequest) -> PreparedRequest:
+    def chat(self, request: ChatRequest) -> list[PreparedRequest]:
         self.check_name(request.model)
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
@@ -64,7 +71,7 @@ class ServedModel:
             common = constrained is not None or template is None
             reader = partial(CallReader, self.tokenizer, text, tools, common)
             prepared = replace(prepared, reader=reader, keeps_special_tokens=not common)
-        return prepared
+        return [prepared]
 
     async def constrained(self, request: PreparedRequest) -> PreparedRequest:
         """Compiles the grammar that constrains a request, if there is one."""
@@ -96,14 +103,25 @@ class ServedModel:
             message = f"the model's chat template does not take {noun}: {why}"
             raise ApiError(400, message, "messages") from error
 
-    def completion(self, request: CompletionRequest) -> PreparedRequest:
+    def completion(self, request: CompletionRequest) -> list[PreparedRequest]:
+        """Prepares each prompt."""
         self.check_name(request.model)
-        match request.prompt:
-            case [str(text)] | str(text):
-                ids = self._ids(text, "prompt", add_special_tokens=True)
-            case ids:
-                self._check_length(len(ids), "prompt")
-                self._check_ids(ids, "the prompt's ids", "prompt")
+        prompts: Sequence[Any] = request.prompt
+        if not prompts or isinstance(prompts, str) or isinstance(prompts[0], int):
+            prompts = [prompts]
+        if len(prompts) > MAX_ROWS:
+            raise ApiError(400, f"prompt: a request has at most {MAX_ROWS} prompts", "prompt")
+        return [self._one_completion(request, prompt) for prompt in prompts]
+
+    def _one_completion(
+        self, request: CompletionRequest, prompt: str | list[int]
+    ) -> PreparedRequest:
+        if isinstance(prompt, str):
+            ids = self._ids(prompt, "prompt", add_special_tokens=True)
+        else:
+            ids = prompt
+            self._check_length(len(ids), "prompt")
+            self._check_ids(ids, "the prompt's ids", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
         prepared = self._prepared(request, ids, request.max_tokens)

@@ -50,6 +50,24 @@ def test_a_completion_goes_on_from_a_text_or_its_ids(server, plain, tokenizer, p
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_several_prompts_are_answered_in_their_order(server, plain, tokenizer, as_ids):
+    texts = ["the cat", "a dog"]
+    prompts = tokenizer(texts)["input_ids"] if as_ids else texts
+    create = server.client.completions.create
+    options = {"model": NAME, "prompt": prompts, "temperature": 0, "max_tokens": 12, "n": 2}
+    answer = create(**options)
+    expected = [plain(prompt=text, max_new_tokens=12) for text in texts for _ in range(2)]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == sum(map(len, tokenizer(texts)["input_ids"]))
+    assert answer.usage.completion_tokens == 48
+    streamed_texts = [""] * 4
+    for chunk in create(**options, stream=True):
+        streamed_texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed_texts == expected
+
+
 def test_a_message_may_come_in_parts_and_from_any_role_that_the_template_has(server):
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]
     messages = [

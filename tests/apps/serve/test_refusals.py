@@ -267,8 +267,9 @@ def test_a_refused_request_is_logged_without_its_text(server, caplog):
     assert logged == [f"refused: {each}" for each in (*chats, "no route, 404, Not Found")]
 
 
-PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
-PROMPTS += [([[1, 2]], "prompt"), ([1.5], "prompt")]
+PROMPTS = [("", "empty"), ([], "prompt"), (["a", ""], "empty"), ([[1, 2], []], "empty")]
+PROMPTS += [(["a", [1]], "prompt"), ([[[1]]], "prompt"), ([1.5], "prompt")]
+PROMPTS += [(["a"] * 129, "at most 128 prompts"), (["a"] * 128, "prompt: this server takes")]
 PROMPTS += [(ids, "from 0 to 258") for ids in ([5, 10_000], [-1], [2**70])]
 PROMPTS += [("x" * 3000, "3,000 tokens, and the model's context holds 2,048")]
 PROMPTS += [("x" * 90_000, "90,000 characters, and the model's context holds 2,048")]
@@ -368,7 +369,7 @@ MILLIONS = [f'{{"metadata":[{",".join([unit] * 600_000)}]}}' for unit in ("[]", 
         (ChatRequest, {"messages": [0] * MOST}),
         (ChatRequest, {"messages": [{}] * (MOST // 2)}),
         (ChatRequest, {"messages": [{"role": "user", "content": [0] * MOST}]}),
-        (CompletionRequest, {"prompt": [[]] * (MOST // 2)}),
+        (CompletionRequest, {"prompt": [{}] * (MOST // 2)}),
         (ChatRequest, {"messages": [], **dict.fromkeys(map(str, range(MOST // 2)), 0)}),
     ],
     ids=["messages", "objects", "content", "prompt", "fields"],
