@@ -32,8 +32,7 @@ class Attachment:
     """
 
     def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
-        from .drafting.calls import as_drafter
-        from .drafting.contract import DrafterPool
+        from .drafting.calls import DrafterPool, as_drafter
         from .drafting.stats import DraftStats
         from .refusals import check_options
 
@@ -61,7 +60,7 @@ class Attachment:
         """A drafter that no other call has, for one call."""
         if self._pool is not None:
             return self._pool.drafter()
-        from .drafting.auto import default_drafters
+        from .drafting.calls import default_drafters
         from .text_config import text_config
         from .verification.model_memo import memo_of
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .auto import sources_of
 from .calibration import PRIOR_EXPONENT, Calibration
 from .contract import NO_PATH, Call, Drafter, Observation, PathDrafter, checked_draft
 from .stats import SourceStats
@@ -46,12 +47,8 @@ class Blend(Drafter):
     """
 
     def __init__(self, drafters: Sequence[Any]) -> None:
-        from .calls import as_drafter  # which makes blends
-
-        sources: list[Drafter] = []
-        for drafter in drafters:
-            is_ready = isinstance(drafter, Drafter)
-            sources += (drafter if is_ready else as_drafter(drafter, "a source of a blend")).sources
+        role = "a source of a blend"
+        sources = [source for drafter in drafters for source in sources_of(drafter, role)]
         if not sources:
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, sources))) < len(sources):

@@ -1,64 +1,37 @@
-"""The drafters of one call: what the user gives as one, and the drafter of each row, from `begin`
-to `end`."""
+"""The drafters of one call: the drafter of each row, from `begin` to `end`."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
-from transformers.generation import CandidateGenerator
 
 from ..kernels.compilation import drafting_kernels
-from ..messages import did_you_mean
 from ..text_tokenizer import text_tokenizer
-from .auto import auto_drafter, share_table
-from .candidates import CandidateChain
+from .auto import sources_of
+from .blend import Blend
 from .contract import Call, Drafter, LookUp, Observation, PathDrafter, owned
 from .stats import DraftStats, SourceStats
+from .token_recycling import TokenRecycling
 from .tree import DraftTree
 
 logger = logging.getLogger("hf_refspec")
 
-# How the drafters that users name are constructed, for messages.
-_CONSTRUCTORS = {
-    "referencecopy": "rs.ReferenceCopy()",
-    "tokenrecycling": "rs.TokenRecycling()",
-    "sessiondrafts": "rs.SessionDrafts()",
-    "siblingcopy": "rs.SiblingCopy()",
-    "datastoredrafts": "rs.DatastoreDrafts(store)",
-    "draftmodel": "rs.DraftModel(assistant)",
-    "grammardrafts": "rs.GrammarDrafts(tokenizer, json_schema=...)",
-}
-
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
-    """The drafter for a call's `candidate_generator`, which may be `"auto"`, a datastore or a
-    transformers `CandidateGenerator`. Raises a TypeError for anything else, which names the
-    argument by its `role`, and for a drafter whose methods do not take the call."""
+    """The drafter for a call's `candidate_generator`, see [`sources_of`]: itself if it is one.
+    Raises a TypeError for a drafter whose methods do not take the call."""
+    sources = sources_of(value, role)
+    for source in sources:
+        _check_signatures(source)
     if isinstance(value, Drafter):
-        for source in value.sources:
-            _check_signatures(source)
         return value
-    if isinstance(value, str) and value == "auto":
-        return auto_drafter()
-    if isinstance(value, CandidateGenerator):
-        return CandidateChain(value)
-    from ..store.datastore import Datastore  # loaded only where a store is given
-    from .datastore_drafts import DatastoreDrafts
-
-    if isinstance(value, Datastore):
-        return DatastoreDrafts(value)
-    raise TypeError(
-        f'{role} must be "auto", a drafter of hf_refspec or a transformers `CandidateGenerator`, '
-        f"but is {_shown_with_remedy(value)}."
-    )
+    return sources[0] if len(sources) == 1 else Blend(sources)
 
 
 def _check_signatures(drafter: Drafter) -> None:
@@ -76,22 +49,44 @@ def _check_signatures(drafter: Drafter) -> None:
                 ) from None
 
 
-def _shown_with_remedy(value: Any) -> str:
-    """Describes an argument that is not a drafter, and how to draft from it, for a message."""
-    is_name = isinstance(value, str | os.PathLike | type)
-    remedies: dict[Any, str] = {
-        type: "pass an instance, not the class",
-        PreTrainedModel: "a model drafts as `rs.DraftModel(model)`",
-        (list, tuple): "join drafters with `|`, as in `rs.ReferenceCopy() | store`",
-        (str, os.PathLike): "open a datastore by `rs.Datastore.from_pretrained(repo_or_path)`",
-    }
-    remedy = next((f": {remedies[kind]}" for kind in remedies if isinstance(value, kind)), "")
-    if isinstance(value, str):
-        name = value.removeprefix("rs.").partition("(")[0].replace("_", "").lower()
-        close = get_close_matches(name, _CONSTRUCTORS, n=1, cutoff=0.9)
-        named = f": pass `{_CONSTRUCTORS[close[0]]}`, not its name" if close else ""
-        remedy = named or did_you_mean(value, ["auto"]) or remedy
-    return f"{value!r}{remedy}" if is_name else f"of the type {type(value).__name__}{remedy}"
+class DrafterPool:
+    """Lends a drafter, or a fork while it is in use; [`Drafter.fork`] says what forks share."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._idle = [drafter]
+        self._unused = drafter.fork()  # a drafter that is in use cannot be forked
+
+    @contextmanager
+    def drafter(self) -> Iterator[Drafter]:
+        """A drafter that no other call has."""
+        try:
+            drafter = self._idle.pop()
+        except IndexError:
+            drafter = self._unused.fork()
+        try:
+            yield drafter
+        finally:
+            self._idle.append(drafter)
+
+
+def default_drafters(memo: MutableMapping[Any, Any], vocab_size: int) -> DrafterPool:
+    """The drafters of `"auto"` that a model's findings keep, for calls in several threads."""
+    key = ("default drafters", vocab_size)
+    if key not in memo:
+        drafter = as_drafter("auto")
+        _share_table(drafter, memo, vocab_size)
+        memo.setdefault(key, DrafterPool(drafter))
+    pool: DrafterPool = memo[key]
+    return pool
+
+
+def _share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:
+    """Lets the `TokenRecycling` of `"auto"` learn into the one table that a model's findings keep
+    for it."""
+    for source in drafter.sources:
+        if isinstance(source, TokenRecycling) and source.kept_at_model:
+            table = TokenRecycling(min(8, vocab_size))
+            source.learns_into(memo.setdefault(("default table", vocab_size), table))
 
 
 class LateDrafter(Drafter):
@@ -164,7 +159,7 @@ def drafter_call(
     """
     with owned(drafter), ExitStack() as ends:
         if memo is not None:
-            share_table(drafter, memo, vocab_size)
+            _share_table(drafter, memo, vocab_size)
         drafter.check(vocab_size, processors)
         drafters = [drafter, *(drafter.fork() for _ in prompts[1:])]
         rows: list[Drafter] = []

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -133,6 +133,9 @@ class Drafter:
     observed_top_k: int = 0
     # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
     _of_a_call: tuple[str, ...] = ("_in_use", "stats")
+    # `a | b` drafts from both: `__init__.py` defines it, as a [`Blend`] is made of drafters.
+    __or__: ClassVar[Callable[[Drafter, Any], Drafter]]
+    __ror__: ClassVar[Callable[[Drafter, Any], Drafter]]
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -188,17 +191,6 @@ class Drafter:
 
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""
-
-    def __or__(self, other: Any) -> Drafter:
-        """`a | b` drafts from both, see [`Blend`]; one may be a datastore, or `"auto"`."""
-        from .blend import Blend  # which is a drafter itself
-
-        return Blend([self, other])
-
-    def __ror__(self, other: Any) -> Drafter:
-        from .blend import Blend
-
-        return Blend([other, self])
 
     def __repr__(self) -> str:
         """Its arguments that differ from the defaults: numbers and strings alone."""
@@ -312,23 +304,3 @@ def owned(drafter: Drafter) -> Iterator[None]:
                 )
             stack.callback(lock.release)
         yield
-
-
-class DrafterPool:
-    """Lends a drafter, or a fork while it is in use; [`Drafter.fork`] says what forks share."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._idle = [drafter]
-        self._unused = drafter.fork()  # a drafter that is in use cannot be forked
-
-    @contextmanager
-    def drafter(self) -> Iterator[Drafter]:
-        """A drafter that no other call has."""
-        try:
-            drafter = self._idle.pop()
-        except IndexError:
-            drafter = self._unused.fork()
-        try:
-            yield drafter
-        finally:
-            self._idle.append(drafter)

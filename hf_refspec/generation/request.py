@@ -17,8 +17,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.auto import default_drafters
-from ..drafting.calls import as_drafter, drafter_call
+from ..drafting.calls import as_drafter, default_drafters, drafter_call
 from ..drafting.contract import Drafter
 from ..refusals import FURTHER_OUTPUTS, check_prepared
 from ..text_config import text_config

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.drafting.auto import default_drafters
+from hf_refspec.drafting.calls import default_drafters
 from hf_refspec.verification.model_memo import memo_of
 from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless
 from tests.helpers.drafters import Noise

@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...drafting.blend import Blend
-from ...drafting.contract import NO_PATH, Call, Drafter, DrafterPool, Observation, PathDrafter
+from ...drafting.calls import DrafterPool
+from ...drafting.contract import NO_PATH, Call, Drafter, Observation, PathDrafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import DraftStats
 from ...drafting.tree import DraftTree
