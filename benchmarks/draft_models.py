@@ -38,7 +38,7 @@ from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Call, Observation, Sampling
 from hf_refspec.drafting.draft_model import DraftModel
-from hf_refspec.generation.column_noise import ColumnNoise
+from hf_refspec.generation.row import ColumnNoise
 from hf_refspec.text_config import text_config
 
 ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")

@@ -321,7 +321,7 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .refusals import setting
-    from .text_tokenizer import text_tokenizer
+    from .text_config import text_tokenizer
 
     stop_strings = setting("stop_strings", model, kwargs)
     tokenizer = text_tokenizer(kwargs.get("tokenizer"))

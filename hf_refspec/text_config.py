@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Fields of configurations that limit attention to some of the positions.
 LOCAL_ATTENTION = (
@@ -59,3 +59,10 @@ def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     dependent = ("dynamic", "longrope")
     return next((rope for rope in sets if rope.get("rope_type") in dependent), {})
+
+
+def text_tokenizer(tokenizer: Any) -> Any:
+    """A multimodal processor's tokenizer. Anything else is returned as it is."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):  # which may wrap another library's
+        return tokenizer
+    return getattr(tokenizer, "tokenizer", tokenizer)

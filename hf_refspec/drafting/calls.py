@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..kernels.compilation import drafting_kernels
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from .auto import sources_of
 from .blend import Blend
 from .contract import Call, Drafter, LookUp, Observation, PathDrafter, owned

@@ -12,7 +12,7 @@ from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.suffix_array import DEPTH
 from ..index.token_buffer import TokenBuffer
 from ..messages import check_count
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from .contract import Call, LookUp, Observation
 from .token_ids import Reference, references_to_ids
 from .tree import DraftTree

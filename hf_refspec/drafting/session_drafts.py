@@ -23,7 +23,7 @@ from ..index.token_buffer import LinkedText, TokenBuffer
 from ..messages import check_count
 from ..store.files import DatastoreError
 from ..store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from .contract import Call, LookUp, Observation
 from .token_ids import Reference, to_ids
 from .tree import DraftTree, merged

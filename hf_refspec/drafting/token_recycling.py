@@ -17,8 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..index.recycling import MOST_CONTEXT, NextTokens, Pooling
 from ..messages import check_count
-from ..text_config import context_length, text_config
-from ..text_tokenizer import text_tokenizer
+from ..text_config import context_length, text_config, text_tokenizer
 from .contract import Call, LookUp, Observation, Sampling
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree

@@ -30,8 +30,8 @@ from ..verification.passes import FixedTokens, PassResult
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .batch import BatchCriteria
 from .plan import Budget, Drafts, draft, make_budget, plan_step
+from .request import BatchCriteria
 from .row import Row, longest_row
 
 

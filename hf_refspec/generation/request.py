@@ -1,8 +1,20 @@
-"""A call as `generate` hands it over, once it has been checked."""
+"""A call as `generate` hands it over, and its rows.
+
+Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
+a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
+the processors of transformers, but for the few that know rows by their number. With any other
+processor the rows are decoded plainly.
+
+Each row asks the stopping criteria of transformers as soon as it has a token. Other criteria may
+count their calls or judge all rows together (lm-eval's stops when each row has had its stop
+string), so they are asked about all rows at once, one length after another; tokens of a row after
+a stop are dropped. A streamer gets the tokens of all rows at once too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,20 +22,26 @@ from typing import Any, Literal
 
 import torch
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
 from ..drafting.calls import as_drafter, default_drafters, drafter_call
 from ..drafting.contract import Drafter
-from ..refusals import FURTHER_OUTPUTS, check_prepared
+from ..refusals import FURTHER_OUTPUTS, check_prepared, is_of_transformers, knows_one_row
 from ..text_config import text_config
-from ..transformers_names import ends_and_padding
+from ..transformers_names import ends_and_padding, prefix_constraint
 from ..verification.model_memo import memo_of
-from .row import prompt_tokens
+from ..verification.ranks import Ranks
+from .row import Row, longest_row, padded_ids, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -102,3 +120,85 @@ class Request:
                 memo=memo,
             )
             yield stack.enter_context(call)
+
+
+@dataclass
+class BatchCriteria:
+    """Stopping criteria that are asked about all rows of a call at once, once for each length, and
+    the streamer, which gets a token of each row, padding included. The first of the `ranks`
+    decides."""
+
+    criteria: StoppingCriteriaList
+    streamer: BaseStreamer | None
+    asked: int  # the length up to which they have been asked, at first that of the prompts
+    pads: bool  # whether a row that has ended is padded, or goes on until all have ended
+    pad_id: int
+    ranks: Ranks
+
+    def ask(self, rows: Sequence[Row]) -> None:
+        """Asks about the lengths that all rows have come to since, stops rows, and streams."""
+        while self.asked < self._reached(rows):
+            self.asked += 1
+            ids = padded_ids(rows, self.asked, self.pads, self.pad_id)
+            stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
+            for row, stopped in zip(rows, stops, strict=bool(stops)):
+                if stopped:  # it may be longer by now, or have been ended before
+                    row.stopped_at = min(self.asked, row.stopped_at or self.asked)
+            if self.streamer is not None:
+                self.streamer.put(ids[:, -1].cpu())
+
+    def _reached(self, rows: Sequence[Row]) -> int:
+        """The length that the call has come to, were its rows decoded in step."""
+        going = [len(row) for row in rows if not (row.finished and self.pads)]
+        return min([*going, longest_row(rows)])
+
+
+def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | None]:
+    """The rows of a call, and the criteria and streamer that several rows have together, if any."""
+    count = len(request.input_ids)
+    config = request.generation_config
+    processors = request.logits_processor
+    criteria = request.stopping_criteria
+    if count == 1:
+        return [Row(request.input_ids, processors, criteria, config, request.streamer)], None
+    row_criteria = StoppingCriteriaList()
+    batch_criteria = StoppingCriteriaList()
+    for criterion in criteria:
+        (row_criteria if is_of_transformers(criterion) else batch_criteria).append(criterion)
+    rows = []
+    for i in range(count):
+        ids = request.input_ids[i : i + 1]
+        own_processors = [processor_of_row(processor, i, count) for processor in processors]
+        rows.append(Row(ids, LogitsProcessorList(own_processors), row_criteria, config))
+    if not batch_criteria and request.streamer is None:
+        return rows, None
+    return rows, BatchCriteria(
+        criteria=batch_criteria,
+        streamer=request.streamer,
+        asked=request.prompt_length,
+        pads=request.pads,
+        pad_id=request.pad_id,
+        ranks=ranks,
+    )
+
+
+def processor_of_row(processor: Any, row: int, rows: int) -> Any:
+    """The logits processor for one of several rows."""
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        function, prompt = prefix_constraint(processor, row)
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: function(prompt, ids), num_beams=1)
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    is_repetition = isinstance(processor, RepetitionPenaltyLogitsProcessor)
+    if is_repetition and isinstance(ignored, torch.Tensor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored[row : row + 1])
+    if knows_one_row(processor) or isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
+        return copy.deepcopy(processor)  # they keep state
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
+        processor = copy.copy(processor)
+        processor.encoder_input_ids = processor.encoder_input_ids[row : row + 1]
+    elif isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):
+        processor = copy.copy(processor)
+        prompt = row * processor.batch_size // rows  # several sequences have one prompt
+        processor.generated_ngrams = [processor.generated_ngrams[prompt]]
+        processor.batch_size = 1
+    return processor

@@ -27,8 +27,7 @@ from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
 from ..version import untested_transformers
 from .loop import Loop
-from .prefixes import CachedText, Prefixes
-from .running_text import RunningText, prepare_text
+from .running_text import CachedText, Prefixes, RunningText, prepare_text
 
 # The length of a text by which the memory of a row is estimated.
 _ROW_TOKENS = 4096

@@ -1,12 +1,17 @@
-"""One text of a running batch, from the arguments that `generate` has prepared to its end."""
+"""One text of a running batch, from the arguments that `generate` has prepared to its end, and the
+prefixes that texts have in common, whose keys and values are computed once."""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -20,20 +25,65 @@ from transformers.generation import BaseStreamer, CandidateGenerator
 from ..drafting.calls import remember_outputs
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
+from ..drafting.token_ids import common_length
 from ..refusals import why_plain
 from ..text_config import text_config
 from ..transformers_names import cache_name
-from ..verification.caches import find_cache, has_padding, new_cache
-from ..verification.choice import known_finding, select_verifier
+from ..verification.caches import KeysAndValues, find_cache, has_padding, new_cache
 from ..verification.entries import InPlaceEntries
-from ..verification.probe import ProbedCall
+from ..verification.model_memo import state_of
+from ..verification.probe import ProbedCall, known_finding, select_verifier
 from ..verification.ranks import Ranks
 from ..verification.verifier import PLAIN, TREE, Verifier
-from .batch import rows_of
 from .loop import Loop
-from .prefixes import CachedText, Prefixes, state_of
-from .request import Request
+from .request import Request, rows_of
 from .row import Row
+
+# A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
+_LEAST_SHARED = 16
+
+
+@dataclass(frozen=True)
+class CachedText:
+    """The ids `(n,)` of a text as far as they are cached, their keys and values
+    `(1, heads, n, head_dim)`, and the state of the model that computed them."""
+
+    ids: np.ndarray
+    entries: KeysAndValues
+    state: tuple[Any, ...]
+
+
+class Prefixes:
+    """Texts that have ended and stay cached, the latest of up to `tokens` in all."""
+
+    def __init__(self, tokens: int) -> None:
+        self._max_tokens = tokens
+        self._kept: deque[CachedText] = deque()
+
+    def keep(self, text: CachedText) -> None:
+        """Copies a text that leaves, unless it is so long that it would displace all others."""
+        if not 0 < len(text.ids) <= self._max_tokens:
+            return
+        copied = [(keys.clone(), values.clone()) for keys, values in text.entries]
+        self._kept.append(replace(text, entries=copied))
+        while sum(len(text.ids) for text in self._kept) > self._max_tokens:
+            self._kept.popleft()
+
+    def longest(
+        self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
+    ) -> tuple[KeysAndValues, int]:
+        """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
+        prompt has in common with a kept or a `running` text, and its length n; the last token of
+        the prompt is no part of it."""
+        if self._max_tokens == 0:
+            return [], 0
+        texts = [text for text in chain(self._kept, running) if text.state == state]
+        lengths = [common_length(ids[:-1], text.ids) for text in texts]
+        longest = max(lengths, default=0)
+        if longest < _LEAST_SHARED:
+            return [], 0
+        shared = texts[lengths.index(longest)].entries
+        return [(keys[:, :, :longest], values[:, :, :longest]) for keys, values in shared], longest
 
 
 def prepare_text(

@@ -1,16 +1,18 @@
 """The entry point of `generate(candidate_generator=...)`.
 
-[`speculate`] returns what `generate` would have returned without drafts, see `loop.py`.
+[`speculate`] returns what `generate` would have returned without drafts, see `loop.py`. Where
+drafts could change that, transformers itself decodes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -22,7 +24,7 @@ from transformers.generation import BaseStreamer, CandidateGenerator, GenerateDe
 
 from ..drafting.calls import LateDrafter, remember_outputs
 from ..drafting.candidates import CandidateChain
-from ..drafting.contract import Drafter
+from ..drafting.contract import Drafter, Observation
 from ..refusals import (
     Reason,
     RefusedCallError,
@@ -31,18 +33,24 @@ from ..refusals import (
     why_plain,
     why_undrafted,
 )
-from ..transformers_names import belongs_to_caller, decoder_output, is_synced
-from ..verification.choice import Choice, select_verifier
-from ..verification.random_state import random_numbers
+from ..transformers_names import (
+    CACHE_NAMES,
+    belongs_to_caller,
+    decoder_output,
+    ends_and_padding,
+    is_synced,
+    transformers_loop,
+)
+from ..verification.passes import random_numbers
+from ..verification.probe import Choice, select_verifier
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.verifier import REPRODUCIBLE, Verifier
 from .accept import is_blind
-from .batch import BatchCriteria, rows_of
-from .column_noise import ColumnNoise
 from .loop import Loop
-from .plain import decode_plainly, log_plain
-from .request import Request
-from .row import Row, longest_row, own_length, padded_ids
+from .request import Request, rows_of
+from .row import ColumnNoise, longest_row, own_length, padded_ids
+
+logger = logging.getLogger("hf_refspec")
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -129,7 +137,6 @@ def speculate(  # noqa: D417
         request.drafters() as drafters,
     ):
         max_draft_tokens, verification = ranks.agree((max_draft_tokens, verification))
-        options = _Options(max_draft_tokens, verification, ranks)
         if synced:
             generation_config.disable_compile = True  # a graph drops the hook of `kept_in_step`
         if generation_config.do_sample and not ranks.alone:
@@ -152,31 +159,33 @@ def speculate(  # noqa: D417
             streamer.put(input_ids.cpu())
         if choice.verifier is None:
             assert choice.reason is not None
-            return decode_plainly(request, drafters, choice.reason)
-        output = _decode(request, options, drafters, choice.verifier, choice.is_probed)
+            return _decode_plainly(request, drafters, choice.reason)
+        output = _decode(
+            request,
+            drafters,
+            choice.verifier,
+            ranks,
+            max_draft_tokens=max_draft_tokens,
+            chains=verification == "chain",
+            is_probed=choice.is_probed,
+        )
     if streamer is not None:
         streamer.end()
     return output
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How a call is drafted and verified, the same in all `ranks`."""
-
-    max_draft_tokens: int | str
-    verification: str
-    ranks: Ranks
-
-
 def _decode(
     request: Request,
-    options: _Options,
     drafters: Sequence[Drafter],
     verifier: Verifier,
+    ranks: Ranks,
+    *,
+    max_draft_tokens: int | str,
+    chains: bool,
     is_probed: bool,
 ) -> Output:
     """Decodes with drafts until all rows have ended."""
-    rows, criteria = rows_of(request, options.ranks)
+    rows, criteria = rows_of(request, ranks)
     for row, drafter in zip(rows, drafters, strict=True):
         row.drafter = drafter
     stats = drafters[0].stats
@@ -185,38 +194,23 @@ def _decode(
         verifier,
         drafters[0],
         stats,
-        max_draft_tokens=options.max_draft_tokens,
+        max_draft_tokens=max_draft_tokens,
         rows=len(rows),
-        chains=options.verification == "chain",
+        chains=chains,
         is_probed=is_probed,
         waits=True,
-        ranks=options.ranks,
+        ranks=ranks,
     )
-    output = _run(loop, request, options.ranks, rows, criteria)
-    pads = request.pads
-    outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
-    remember_outputs(stats, drafters, outputs)
-    if not stats.drafted:
-        reason = _why_undrafted(loop, drafters)
-        stats.reason = reason.text
-        if reason.kind == "probe":
-            log_plain(request, reason)
-    return output
-
-
-def _run(
-    loop: Loop, request: Request, ranks: Ranks, rows: list[Row], criteria: BatchCriteria | None
-) -> Output:
-    verifier = loop.verifier
-    device = request.input_ids.device
-    returns_dict = request.generation_config.return_dict_in_generate
+    config = request.generation_config
+    returns_dict = config.return_dict_in_generate
     keeps_cache = bool(returns_dict or belongs_to_caller(verifier.entries.cache))
     pads = request.pads
     noise = None
+    device = request.input_ids.device
     # Random numbers that are drawn ahead let all tokens of a pass be chosen at once; on the CPU
     # that would cost more than it saves.
     on_device = device.type != "cpu" and is_blind(request.logits_processor)
-    if request.generation_config.do_sample and (len(rows) > 1 or on_device):
+    if config.do_sample and (len(rows) > 1 or on_device):
         noise = ColumnNoise(len(rows), device)
         for i, row in enumerate(rows):
             row.noise = partial(noise.of, i)
@@ -234,13 +228,65 @@ def _run(
     finally:
         if noise is not None:
             noise.end(longest_row(rows) - request.prompt_length)
+    outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
+    remember_outputs(stats, drafters, outputs)
+    if not stats.drafted:
+        late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
+        reason = loop.limits.refused or why_undrafted(
+            loop.budget.max_nodes, waited=all(late), offered=loop.offered
+        )
+        stats.reason = reason.text
+        if reason.kind == "probe":
+            _log_plain(request, reason)
     if not returns_dict:
         return ids
     return decoder_output(ids, verifier.entries.cache, rows[0].scores, rows[0].logits)
 
 
-def _why_undrafted(loop: Loop, drafters: Sequence[Drafter]) -> Reason:
-    """Why a call that could have verified drafts has verified none."""
-    late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
-    undrafted = why_undrafted(loop.budget.max_nodes, waited=all(late), offered=loop.offered)
-    return undrafted if loop.limits.refused is None else loop.limits.refused
+def _log_plain(request: Request, reason: Reason) -> None:
+    """Warns that a call decodes plainly."""
+    name = type(request.model).__name__
+    logger.warning("%s decodes plainly, with the same text and no speed-up: %s.", name, reason.text)
+
+
+def _decode_plainly(request: Request, drafters: Sequence[Drafter], reason: Reason) -> Output:
+    """Plain decoding by transformers itself; the drafters observe its tokens."""
+    _log_plain(request, reason)
+    stats = drafters[0].stats
+    stats.reason = reason.text
+    stats.verification = "none"
+    kwargs = request.model_kwargs
+    if request.adds_cache:
+        request.generation_config.use_cache = False
+        others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
+        kwargs = {**others, "use_cache": False}
+    output = transformers_loop(
+        request.model,
+        request.input_ids,
+        logits_processor=request.logits_processor,
+        stopping_criteria=request.stopping_criteria,
+        generation_config=request.generation_config,
+        streamer=request.streamer,
+        **kwargs,
+    )
+    ids = output if isinstance(output, torch.Tensor) else output.sequences
+    new_ids = ids[:, request.prompt_length :].numpy(force=True).astype(np.int64)
+    emitted = [_without_padding(row, request) for row in new_ids]
+    for column in range(new_ids.shape[1]):
+        stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+    remember_outputs(stats, drafters, [tokens.tolist() for tokens in emitted])
+    for drafter, tokens in zip(drafters, emitted, strict=True):
+        for token in tokens:
+            drafter.observe(Observation(token[None]))
+    return output
+
+
+def _without_padding(new_ids: np.ndarray, request: Request) -> np.ndarray:
+    """The new ids of a row without the padding behind the end of one that ended early."""
+    eos, pad = ends_and_padding(request.generation_config)
+    if len(request.input_ids) == 1 or eos is None or pad is None:
+        return new_ids
+    ends = np.flatnonzero(np.isin(new_ids, eos.numpy(force=True)))
+    if len(ends):
+        return new_ids[: ends[0] + 1]
+    return new_ids[: np.flatnonzero(new_ids != int(pad)).max(initial=-1) + 1]  # another criterion

@@ -37,8 +37,7 @@ from ..messages import check_count
 from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
-from ..text_config import context_length, length_dependent_rope, text_config
-from ..text_tokenizer import text_tokenizer
+from ..text_config import context_length, length_dependent_rope, text_config, text_tokenizer
 from ..transformers_names import (
     CACHE_NAME,
     CACHE_NAMES,
@@ -48,10 +47,10 @@ from ..transformers_names import (
     prefill,
 )
 from ..verification.caches import find_cache, fresh_kwargs
-from ..verification.choice import select_verifier
 from ..verification.draft_limits import DraftLimits
 from ..verification.model_memo import memo_of
 from ..verification.passes import FixedTokens
+from ..verification.probe import select_verifier
 from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
 from .options import RalmSpeculation

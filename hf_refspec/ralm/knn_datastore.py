@@ -31,8 +31,7 @@ from ..store.files import FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.stored_folder import FolderConfig, StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
-from ..text_config import text_config
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_config, text_tokenizer
 from ..version import __version__
 from .hidden_states import Layer, model_fingerprint, read_documents, recorded
 

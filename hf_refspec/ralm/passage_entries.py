@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from ..generation.prefixes import state_of
-from ..verification.model_memo import memo_of
+from ..verification.model_memo import memo_of, state_of
 
 # The size of all passages: a quarter of the weights' bytes, but no less than that of 43 passages of
 # 256 tokens with a model of 135M parameters in float32; on a GPU at most a quarter of its free

@@ -31,7 +31,7 @@ from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.folder import new_folder
 from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from ..version import __version__
 from .text_encoder import TextEncoder
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.tokenise import naming_failures
 from ..index.crest import NgramTable
 from ..index.suffix_array import IndexedText
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from .build import (
     SHARD_TOKENS,
     BuildOptions,

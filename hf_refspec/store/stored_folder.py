@@ -52,7 +52,7 @@ from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.untrusted import DatastoreError, read_small, reading
-from ..text_tokenizer import text_tokenizer
+from ..text_config import text_tokenizer
 from . import hub
 from .files import CONFIG, FileEntry, check_file, copy_file, write_bytes
 from .folder import new_folder, only_writer, sync_folder

@@ -13,8 +13,7 @@ from transformers import DynamicCache, PreTrainedConfig
 from ..drafting.stats import DraftStats
 from ..refusals import Reason, why_refused
 from ..text_config import context_length, length_dependent_rope, text_config
-from .choice import known_finding
-from .probe import ProbedCall
+from .probe import ProbedCall, known_finding
 from .ranks import Ranks
 from .verifier import Verifier
 

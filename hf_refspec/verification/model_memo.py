@@ -55,6 +55,16 @@ def memo_of_state(model: nn.Module) -> dict[Any, Any]:
     return states[0][1]
 
 
+def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """The state of a model that keys and values depend on: its weights, and whatever else can
+    change logits."""
+    versions = [
+        (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
+        for parameter in model.parameters()
+    ]
+    return memo_of_state(model).setdefault("identity", object()), tuple(versions)
+
+
 @contextmanager
 def probing(model: PreTrainedModel) -> Iterator[None]:
     """Around forward passes of a probe. Restores what modules hold of the last text, with which

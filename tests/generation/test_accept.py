@@ -19,8 +19,7 @@ from transformers import (
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.generation.accept import Accepted, accept
-from hf_refspec.generation.column_noise import ColumnNoise
-from hf_refspec.generation.row import Row
+from hf_refspec.generation.row import ColumnNoise, Row
 from hf_refspec.kernels.compilation import drafting_kernels
 from hf_refspec.verification.passes import PassResult
 from tests.helpers.pass_times import time_is

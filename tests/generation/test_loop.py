@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import hf_refspec as rs
-from hf_refspec.generation import column_noise
+from hf_refspec.generation import row as rows
 from tests.helpers.calls import (
     Alternating,
     Call,
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_texts_and_random_numbers(
     call, sampling, keeps_noise, monkeypatch
 ):
     if not keeps_noise:  # beyond one column: slow rows draw theirs again
-        monkeypatch.setattr(column_noise, "_KEPT_BYTES", 1)
+        monkeypatch.setattr(rows, "_KEPT_BYTES", 1)
     options = {"do_sample": True, **SAMPLING[sampling]}
     torch.manual_seed(7)
     plain = call.generate(**options)

@@ -9,9 +9,8 @@ import torch
 
 import hf_refspec as rs
 from hf_refspec.verification import caches
-from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.entries import InPlaceEntries
-from hf_refspec.verification.probe import ProbedCall, probe
+from hf_refspec.verification.probe import ProbedCall, probe, select_verifier
 from hf_refspec.verification.verifier import CHAIN, TREE
 from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, PROMPT, assert_lossless, prepared

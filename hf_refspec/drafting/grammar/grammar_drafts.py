@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...text_tokenizer import text_tokenizer
+from ...text_config import text_tokenizer
 from ..calibration import Outcomes
 from ..contract import NO_PATH, Call, Observation, PathDrafter
 from ..tree import ROOT, DraftTree

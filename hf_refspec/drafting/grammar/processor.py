@@ -138,7 +138,7 @@ class GrammarProcessor(LogitsProcessor):
     it. It may serve one call after another, with any number of rows: ids are a prompt unless they
     continue a known text by one token, or go back in its output."""
 
-    knows_one_row = True  # of several, each may be asked about by a copy, see `generation/batch.py`
+    knows_one_row = True  # a copy may be asked about each of several, see `request.py`
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar

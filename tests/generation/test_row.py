@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_refspec.generation.column_noise import ColumnNoise
+from hf_refspec.generation.row import ColumnNoise
 
 
 @pytest.mark.parametrize("vocab_size", [5, 97, 49_152])
