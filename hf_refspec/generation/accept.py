@@ -69,20 +69,21 @@ class Accepted:
 
 
 class _Walk:
-    """A row that walks down its draft tree. `places` are the indices of its logits in the pass:
-    after the row, and after each node."""
+    """A row that walks down its draft tree.
+
+    Attributes:
+        places (`range`): The indices of its logits in the pass: after the row, and after each node.
+        place (`int`): The index of the logits that choose its next token.
+        path (`list[int]`): The nodes that it has accepted.
+    """
 
     def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
         self.row = row
         self.tree = tree
         self.places = range(root, root + 1 + len(tree))
+        self.place = root
         self.path: list[int] = []
         self._children = tree.children()
-
-    @property
-    def place(self) -> int:
-        """The index of the logits by which the next token is chosen."""
-        return self.places[1 + self.path[-1] if self.path else 0]
 
     def goes_on(self, token: int) -> bool:
         """Emits a token; True if it is a node of the draft, and the row has not ended."""
@@ -90,6 +91,7 @@ class _Walk:
         if self.row.append(token) or node is None:
             return False
         self.path.append(node)
+        self.place = self.places[1 + node]
         return True
 
 
@@ -133,7 +135,7 @@ def _known_tokens(
 ) -> dict[int, int]:
     """The tokens that no processor has to be asked about, by their place in the logits; `choices`
     `(N,)` are their argmax where it is known."""
-    greedy = [walk for walk in walks if walk.row.chooses_by_logits_alone()]
+    greedy = [walk for walk in walks if walk.row.takes_argmax]
     known: dict[int, int] = {}
     if greedy:  # all nodes in one copy
         if choices is None:

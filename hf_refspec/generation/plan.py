@@ -69,24 +69,14 @@ class Plan:
     depths: list[int | None]
     width: int | None = None
 
-    def call(self, index: int) -> Call:
-        """The options of the call, for the drafter of a row."""
-        row = self.rows[index]
-        return Call(
-            sampling=row.sampling,
-            chain=self.limits.chains,
-            depth=self.depths[index] or 0,
-            speed=self.budget.speed,
-            noise=row.noise_ahead(self.limits.vocab_size) if row.do_sample else None,
-        )
-
     def trim(self, drafts: Drafts) -> Drafts:
         """The nodes that pay, none if the model turns out not to verify them exactly. Sets the
         width of their pass. The first of several ranks decides."""
         began = perf_counter()
         trees = self.budget.trim(self.rows, drafts)
         seconds = drafts.seconds + perf_counter() - began
-        trees = self.limits.ranks.agree(trees)
+        if not self.limits.ranks.alone:
+            trees = self.limits.ranks.agree(trees)
         going = [row.seen for row, tree in zip(self.rows, trees, strict=True) if tree is not None]
         if any(trees) and not self.limits.allow(max(map(len, going))):
             trees = [None if tree is None else DraftTree.empty() for tree in trees]
@@ -102,8 +92,10 @@ def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest:
     A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
     as the others."""
     going = [not row.finished or len(row) < longest for row in rows]
-    drafting = limits.ranks.is_first  # of several ranks
-    nodes = min(budget.nodes(rows, going), limits.room) if drafting else 0
+    nodes = 0
+    if limits.ranks.is_first:  # it drafts for the others
+        entries = limits.verifier.entries
+        nodes = min(budget.nodes(rows, going), entries.room(limits.verifier.cached))
     depths: list[int | None] = []
     for i, row in enumerate(rows):
         depth = limits.depth(i, len(row.seen)) if going[i] and nodes > 0 else 0
@@ -116,13 +108,19 @@ def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest:
 def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
     """The draft tree of each row, as large and deep as planned."""
     began = perf_counter()
+    vocab_size = plan.limits.vocab_size
     trees: list[DraftTree | None] = []
-    for i, (row, depth) in enumerate(zip(rows, plan.depths, strict=True)):
+    for row, depth in zip(rows, plan.depths, strict=True):
         tree = None if depth is None else DraftTree.empty()
         if depth:
-            call = plan.call(i)
-            tree = checked_draft(row.drafter, plan.nodes, call, plan.limits.vocab_size)
-            tree = tree.truncated(depth)
+            call = Call(
+                sampling=row.sampling,
+                chain=plan.limits.chains,
+                depth=depth,
+                speed=plan.budget.speed,
+                noise=row.noise_ahead(vocab_size) if row.do_sample else None,
+            )
+            tree = checked_draft(row.drafter, plan.nodes, call, vocab_size).truncated(depth)
         trees.append(tree)
     return Drafts(trees, trees, perf_counter() - began)
 

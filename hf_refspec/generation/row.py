@@ -103,6 +103,9 @@ class Row:
             of the new token and the size of the vocabulary, see [`ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
+        is_recorded (`bool`): True if it asks for scores or logits.
+        takes_argmax (`bool`): True if each token is the argmax of the raw logits, and nothing is
+            recorded.
     """
 
     def __init__(
@@ -121,8 +124,10 @@ class Row:
         none: tuple[torch.Tensor, ...] = ()
         self.scores = none if recorded and config.output_scores else None
         self.logits = none if recorded and config.output_logits else None
+        self.is_recorded = self.scores is not None or self.logits is not None
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
+        self.takes_argmax = not (self.do_sample or logits_processor or self.is_recorded)
         self.sampling = Sampling.of(config)
         self._seen: TokenSequence | None = None
         self.output: list[int] = []
@@ -179,15 +184,6 @@ class Row:
         if count > len(self.output):
             return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
         return np.array(self.output[len(self.output) - count :], dtype=np.int64)
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether the call returns scores or logits."""
-        return self.scores is not None or self.logits is not None
-
-    def chooses_by_logits_alone(self) -> bool:
-        """Whether the next token is the argmax of the raw logits, and nothing is recorded."""
-        return not (self.do_sample or self.logits_processor or self.is_recorded)
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by the target's logits `(vocab_size,)`, as `GenerationMixin._sample`

@@ -1,5 +1,5 @@
-"""What drafts may be: no deeper than the length at which the model's attention changes (windows,
-rotary scaling) before it is probed there, and no larger than the cache has room for."""
+"""How deep drafts may go: no further than the length at which the model's attention changes
+(windows, rotary scaling) before it is probed there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CROSSED = 8
 
 
 class DraftLimits:
-    """What the drafts of a call may be: how deep, how many nodes, chains or trees.
+    """What the drafts of a call may be: how deep, and whether chains or trees.
 
     Drafts first end before the next length at which attention may become another computation. Once
     a text is there and has a draft, a probe whose text crosses it decides whether drafts go on. A
@@ -65,11 +65,6 @@ class DraftLimits:
         self._unscaled = unscaled if rope else None
         self._is_dynamic = rope.get("rope_type") == "dynamic"
         self._boundaries = ([] if probed else [0]) + boundaries(config)
-
-    @property
-    def room(self) -> int:
-        """The most nodes of a row for which the cache has room."""
-        return self.verifier.entries.room(self.verifier.cached)
 
     @property
     def may_pad(self) -> bool:

@@ -76,9 +76,6 @@ def packed(
     roots = [0] * len(order)
     for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
         roots[i] = end - len(pass_.drafts[i]) - 1
-    attention = PackedAttention(
-        pass_, entries.rows, order, entries.window_of_layer, unused, compares=not entries.compared
-    )
     tokens, indices, of_row = (
         np.pad(np.concatenate(parts), (0, unused), mode="edge")
         for parts in (
@@ -87,16 +84,16 @@ def packed(
             [np.full(pass_.sizes[i], i) for i in order],
         )
     )
-    arrays = {
-        "tokens": tokens[None],
-        "positions": inputs.positions(indices[None], of_row),
-    }
-    tensors = attention.upload(arrays, inputs.device)
+    arrays = {"tokens": tokens[None], "positions": inputs.positions(indices[None], of_row)}
+    windows = entries.window_of_layer
+    attention = PackedAttention(
+        pass_, entries.rows, order, windows, arrays, inputs.device, unused, not entries.compared
+    )
     entries.attend_by(attention.write, attention.end)
     skipped = max(min(roots), 0)  # pending tokens before all roots
     model_inputs = inputs.of_pass(
-        tensors["tokens"],
-        tensors["positions"],
+        attention.tensors["tokens"],
+        attention.tensors["positions"],
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
@@ -246,12 +243,12 @@ class PackedAttention:
 
     Attributes:
         end (`int`): The length of the longest row after the pass.
-        arrays (`dict[Any, np.ndarray]`): What attention needs on the device, by the number of the
-            group: `"at"` and `"slots"` int64 `(tokens,)`, where each token is written; where rows
-            have fewer tokens than the longest, `"filled"` and `"own"`, the tokens that fill up all
-            rows and which of these are the rows' own; and for each window which slots each token
-            sees, bool `(rows, S, slots)`, unless all see all.
-        tensors (`dict[Any, torch.Tensor]`): The same on the device, before the pass runs.
+        tensors (`dict[Any, torch.Tensor]`): The `arrays` of the pass on the device and, by the
+            number of the group, what attention needs there: `"at"` and `"slots"` int64 `(tokens,)`,
+            where each token is written; where rows have fewer tokens than the longest, `"filled"`
+            and `"own"`, the tokens that fill up all rows and which of these are the rows' own; and
+            for each window which slots each token sees, bool `(rows, S, slots)`, unless all see
+            all. One copy takes all of them there.
     """
 
     def __init__(
@@ -260,19 +257,20 @@ class PackedAttention:
         rows: Sequence[CachedRow],
         order: Sequence[int],
         window_of_layer: Sequence[int | None],
+        arrays: Mapping[str, np.ndarray],
+        device: torch.device,
         unused: int = 0,
         compares: bool = False,
     ) -> None:
-        """The tokens of the `rows` stand in the pass in this `order`, those of a block together.
-        The last `unused` tokens are padding: they belong to no row, and attend to nothing. Where it
-        `compares`, what layers attend to is compared with what they have written."""
+        """The `rows` follow one another in the pass in this `order`, those of a block together. The
+        last `unused` tokens are padding: they belong to no row, and attend to nothing. If it
+        `compares`, layers must attend to the very keys and values that they have written."""
         self._window_of_layer = window_of_layer
         self._compares = compares
         self._unused = unused
         self._groups: list[Group] = []
         self.end = max(row.length + size for row, size in zip(rows, pass_.sizes, strict=True))
-        self.arrays: dict[Any, np.ndarray] = {}
-        self.tensors: dict[Any, torch.Tensor] = {}
+        self._arrays: dict[Any, np.ndarray] = {**arrays}
 
         def likeness(i: int) -> tuple[int, int]:  # by block and about the number of slots seen
             row = rows[i]
@@ -281,24 +279,18 @@ class PackedAttention:
         for _, alike in groupby(order, key=likeness):
             for members in _attending_together(pass_, rows, [*alike]):
                 self._add_group(pass_, rows, members)
+        self.tensors = uploaded(self._arrays, device)
         # The layer that has written and not yet attended, with its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._equal: list[torch.Tensor] = []  # whether each layer attended to what it wrote
         # The masks as they are added to scores, by all that layers may differ in.
         self._masks: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
-    def upload(
-        self, arrays: dict[str, np.ndarray], device: torch.device
-    ) -> dict[Any, torch.Tensor]:
-        """These arrays on the device, in one copy with what attention needs there."""
-        self.tensors = uploaded({**self.arrays, **arrays}, device)
-        return self.tensors
-
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values `(1, heads, S, head_dim)` of all tokens behind their rows."""
-        self.check_attended()
+        self._check_attended()
         for number, group in enumerate(self._groups):
             cached = group.rows[0].block.layers[layer]
             for tensor, new in zip(cached, (keys, values), strict=True):
@@ -308,14 +300,15 @@ class PackedAttention:
         self._written = layer, keys, values
         return keys, values
 
-    def check_attended(self) -> None:
-        """Makes sure that what was written last has been attended to."""
+    def _check_attended(self) -> None:
+        """Raises an UnpackableError if no layer has attended to what was written last."""
         if self._written is not None:
             raise UnpackableError("a layer has written to the cache without attending")
 
     def check(self) -> None:
-        """Makes sure, after the pass, that its layers have attended to what they wrote."""
-        self.check_attended()
+        """Raises an UnpackableError, after the pass, if its layers have attended to anything but
+        what they wrote."""
+        self._check_attended()
         if self._equal:  # the host waits once for all layers
             device = self._equal[0].device
             if not torch.stack([equal.to(device) for equal in self._equal]).all():
@@ -368,12 +361,12 @@ class PackedAttention:
                 for row, row_size in zip(group_rows, sizes, strict=True)
             )
             if not sees_all:
-                self.arrays[number, window] = np.stack(
+                self._arrays[number, window] = np.stack(
                     [rows[i].seen(pass_, i, size, seen[window], window) for i in members]
                 )
         places = np.arange(len(members)) + group_rows[0].at
-        self.arrays[number, "at"] = np.repeat(places, sizes)
-        self.arrays[number, "slots"] = np.concatenate(
+        self._arrays[number, "at"] = np.repeat(places, sizes)
+        self._arrays[number, "slots"] = np.concatenate(
             [
                 np.arange(row.length, row.length + n)
                 for row, n in zip(group_rows, sizes, strict=True)
@@ -383,8 +376,8 @@ class PackedAttention:
             last = np.cumsum(sizes)[:, None]
             steps = np.arange(size)
             filled = np.clip(last - sizes[:, None] + steps, 0, last - 1).clip(0)
-            self.arrays[number, "filled"] = filled.ravel()
-            self.arrays[number, "own"] = np.flatnonzero(steps < sizes[:, None])
+            self._arrays[number, "filled"] = filled.ravel()
+            self._arrays[number, "own"] = np.flatnonzero(steps < sizes[:, None])
         tokens = slice(start, start + int(sizes.sum()))
         self._groups.append(Group(group_rows, tokens, size, seen))
 
@@ -432,7 +425,7 @@ class PackedAttention:
 
 
 class AttentionProxy(torch.Tensor):
-    """Stands in the place of a mask: torch asks it to attend."""
+    """Takes the place of a mask: torch asks it to attend."""
 
     attention: PackedAttention
 

@@ -42,13 +42,20 @@ class FailedRankError(RuntimeError):
 
 
 class Ranks:
-    """The processes that decode one text together, by default this one alone."""
+    """The processes that decode one text together, by default this one alone.
+
+    Attributes:
+        is_first (`bool`): True if this is the rank that decides.
+        alone (`bool`): True if there is no other.
+    """
 
     def __init__(self, group: Any = None, device: str = "cpu") -> None:
         self._group = group
         self._device = device
         self._count: int = 1 if group is None else group.size()
         self._index: int = 0 if group is None else group.rank()
+        self.is_first = self._index == 0
+        self.alone = group is None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Ranks:
@@ -56,16 +63,6 @@ class Ranks:
         if (mesh := device_mesh(model)) is None:
             return cls()
         return cls(mesh.get_group("tp" if mesh.ndim > 1 else 0), mesh.device_type)
-
-    @property
-    def alone(self) -> bool:
-        """Whether this process is the only one."""
-        return self._group is None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that decides."""
-        return self._index == 0
 
     def agree(self, value: _Value) -> _Value:
         """The value that the first rank passes. All ranks must call it at the same point."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.entries import Block, CachedRow, block_size
 from hf_refspec.verification.layouts import AttentionProxy, PackedAttention, UnpackableError
-from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
+from hf_refspec.verification.passes import FixedTokens, Pass
 
 CPU = torch.device("cpu")
 # What a row has in a pass: nothing, or a root with no node, a chain, two branches, a long chain.
@@ -94,9 +94,7 @@ def check(
 
 
 def packed_attention(now, rows, order, window=None, unused=0, compares=False) -> PackedAttention:
-    packed = PackedAttention(now, rows, order, [window], unused, compares)
-    packed.tensors = uploaded(packed.arrays, CPU)
-    return packed
+    return PackedAttention(now, rows, order, [window], {}, CPU, unused, compares)
 
 
 row_lists = st.lists(
