@@ -1,4 +1,4 @@
-"""What messages share: numbers with their nouns, hints for misspelt names, refused counts and
+"""Parts of messages: numbers with their nouns, hints for misspelt names, refused counts and
 missing packages.
 """
 

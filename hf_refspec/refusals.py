@@ -3,9 +3,9 @@ configuration, its cache, the model, the probe. The version of transformers come
 them, see `version.py`: this file cannot be loaded under another one.
 
 Some refuse the call, by a [`RefusedCallError`] before any forward pass that says what to do
-instead: what was asked for is no single text, or would silently be another one. With all others it
-decodes plainly, and says why once. `caller` is the name that messages use for the feature:
-`candidate_generator`, `knn_lm`.
+instead: it asks for more than a single text, or drafts would silently change the text. With all
+others it decodes plainly, and says why once. `caller` is the name that messages use for the
+feature: `candidate_generator`, `knn_lm`.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _of_configuration(
     if input_ids.shape[1] == 0:
         yield "`input_ids` with no token: pass a prompt"
     if not config.use_cache:
-        yield "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`"
+        yield "`use_cache=False`: verification continues from the cache. Pass `use_cache=True`"
     outputs = (*FURTHER_OUTPUTS, "output_scores", "output_logits")
     for name in outputs if config.return_dict_in_generate else ():
         if getattr(config, name) and name in FURTHER_OUTPUTS:
@@ -296,7 +296,7 @@ def check_reproducible(
         mask = model_kwargs.get("attention_mask")
         seen = mask_length(generation_config) if mask is None else mask.shape[1]
         cached = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
-        # Ended rows of a batch keep their last token in a slot behind the text.
+        # Ended rows of a batch keep their last token in a slot after the text.
         needed = generation_config.max_length + cached + (len(input_ids) > 1)
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:
@@ -341,7 +341,7 @@ def why_plain(
 
 
 def fits_single_rows(processor: Any, rows: int) -> bool:
-    """Whether a logits processor returns the same scores when it is asked about each of several
+    """True if a logits processor returns the same scores when it is asked about each of several
     rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
     by their number."""
     kind = type(processor)
@@ -354,12 +354,12 @@ def fits_single_rows(processor: Any, rows: int) -> bool:
 
 
 def knows_one_row(processor: Any) -> bool:
-    """Whether a logits processor says that it may be asked about one row of several, by a copy."""
+    """True if a logits processor says that a copy of it may be asked about one row of several."""
     return getattr(type(processor), "knows_one_row", False)
 
 
 def is_of_transformers(member: Any) -> bool:
-    """Whether a processor or a criterion is one of transformers' own."""
+    """True if a processor or a criterion is one of transformers' own."""
     return type(member).__module__.startswith("transformers.generation.")
 
 
@@ -370,8 +370,8 @@ def why_unverifiable(
     verification: str,
     trusts_code: bool = False,
 ) -> Reason | None:
-    """Why nothing can be verified in the model's present state, which no probe shows; with
-    `trusts_code` code of others is no reason."""
+    """Why nothing can be verified in the model's present state, which no probe shows. Foreign code
+    is no reason where the call `trusts_code`."""
     code = None if trusts_code else foreign_code(model)
     if code is not None:
         return Reason(
@@ -424,7 +424,7 @@ def _of_adapters(model: PreTrainedModel, rows: int) -> str | None:
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:
-    """Whether tokens choose among experts, so that shapes depend on what other tokens choose. Few
+    """True if tokens choose among experts, so that shapes depend on what other tokens choose. Few
     texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
     config = text_config(model)
     counts = (value for name, value in vars(config).items() if "expert" in name)

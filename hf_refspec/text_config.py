@@ -23,7 +23,7 @@ def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
 
 
 def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
-    """How many tokens a model can read; `None` if its configuration sets no limit."""
+    """The number of tokens that a model can read; `None` if its configuration sets no limit."""
     config = text_config(model)
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
@@ -34,7 +34,7 @@ def attends_locally(config: PreTrainedConfig) -> bool:
 
 
 def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
-    """How many of the last tokens each type of layer attends to.
+    """The number of last tokens that each type of layer attends to.
 
     Returns:
         `dict` or `None`: The number of tokens by the name of the type, `None` for all tokens; the

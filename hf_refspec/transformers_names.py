@@ -64,7 +64,7 @@ def cache_name(values: Mapping[str, Any]) -> str:
 
 
 def belongs_to_caller(cache: Any) -> bool:
-    """True if a cache was passed to `generate`, and goes on after it."""
+    """True if a cache was passed to `generate`, whose caller may use it afterwards."""
     return bool(getattr(cache, "_is_user_defined", False))
 
 
@@ -144,7 +144,7 @@ def compiles_passes(
 
 
 def has_compiled_call(model: PreTrainedModel) -> bool:
-    """Whether the model itself has been compiled (`model.compile()`)."""
+    """True if the model itself has been compiled (`model.compile()`)."""
     return model._compiled_call_impl is not None
 
 
@@ -181,7 +181,7 @@ def attention_functions(model: PreTrainedModel) -> list[Any]:
 
 
 def experts_implementation(config: Any) -> str | None:
-    """How the experts of a mixture are run; `None` where the configuration does not say."""
+    """The implementation of a mixture's experts; `None` where the configuration names none."""
     return getattr(config, "_experts_implementation", None)
 
 

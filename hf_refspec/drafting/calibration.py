@@ -62,7 +62,7 @@ class Calibration(Outcomes):
         self._accepted = np.zeros(CLASSES, dtype=np.float64)
 
     def calibrated(self, tree: DraftTree) -> DraftTree:
-        """The same tree with corrected estimates."""
+        """The tree with corrected estimates."""
         probs = calibrate(
             tree.parents,
             tree.probs,

@@ -34,8 +34,8 @@ class Sampling:
     as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
 
     Attributes:
-        temperature (`float`): What logits are divided by.
-        top_k (`int`): How many of the most probable tokens may be drawn; 0 for all.
+        temperature (`float`): The divisor of logits.
+        top_k (`int`): The number of most probable tokens that may be drawn; 0 for all.
         top_p (`float`): The probability up to which the most probable tokens may be drawn.
     """
 
@@ -69,7 +69,7 @@ class Call:
         noise (callable, *optional*): Returns the random numbers `(vocab_size,)` of a token after
             the text, counted from 0: a sampled call chooses the argmax of its probabilities divided
             by them.
-        known ([`DraftTree`]): What the other sources of a [`Blend`] have drafted, for one that is
+        known ([`DraftTree`]): The drafts of the other sources of a [`Blend`], for one that is
             `costly`.
     """
 
@@ -123,8 +123,8 @@ class Drafter:
             forks. Calls whose budget chooses nodes record there what was accepted.
         decides_length (`bool`): True if a call without `max_draft_tokens` verifies its drafts as
             they are, and not only what pays.
-        observed_top_k (`int`): How many of the target's best next tokens it needs at each verified
-            node; 0 if none.
+        observed_top_k (`int`): The number of the target's best next tokens that it needs at each
+            verified node; 0 if none.
     """
 
     stats: DraftStats
@@ -260,7 +260,7 @@ class LookUp(PathDrafter):
     """Drafts what has followed the last tokens elsewhere: a subclass implements `look_up`.
 
     Attributes:
-        longest_match (`int`): How many of the last tokens are looked up.
+        longest_match (`int`): The number of last tokens that are looked up.
     """
 
     longest_match: int

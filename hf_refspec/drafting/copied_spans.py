@@ -23,11 +23,11 @@ class CopiedSpan:
     """New tokens of a row that occur one after another in a source.
 
     Attributes:
-        start, end (`int`): Where they are in the row's new tokens, the end exclusive.
+        start, end (`int`): Their range in the row's new tokens, the end exclusive.
         source (`str`): `"references"`, `"prompt"`, `"sessions"`, or the path of a datastore.
         document (`int`): Which of the references, of [`Datastore.iter_documents`], or of the
             sessions when the call began (each a prompt and its output, the oldest first).
-        offset (`int`): Where they begin in the document, in tokens.
+        offset (`int`): Their first place in the document, in tokens.
         row (`int`): The row of the call.
     """
 

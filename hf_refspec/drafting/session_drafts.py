@@ -206,8 +206,8 @@ class View:
     Attributes:
         text ([`LinkedText`]): All of them, with a boundary after each.
         ids (`np.ndarray`, int64 of shape `(d,)`): Their ids in the database.
-        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary after each one is.
-        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of its tokens are its prompt.
+        ends (`np.ndarray`, int32 of shape `(d,)`): The place of the boundary after each one.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): The length of each one's prompt.
         oldest (`int`): The first that is remembered; the text may still have earlier ones.
     """
 

@@ -67,11 +67,11 @@ class DraftStats:
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill, and the
             choice of the next tokens, with logits processors, stopping criteria and the streamer.
-        learning_seconds (`float`): What the drafters and the budget learn of each pass.
+        learning_seconds (`float`): The drafters and the budget learn from each pass.
         other_seconds (`float`): Keeping the accepted tokens in the cache.
         sources (`list[SourceStats]`): One for each source of a blend; a drafter alone is its only
             source.
-        verification (`str`): How drafts were verified: `"tree"`, `"chain"`, `"static"` or
+        verification (`str`): The kind of verification: `"tree"`, `"chain"`, `"static"` or
             `"reproducible"`; `"none"` where the call decoded plainly.
         reason (`str`, *optional*): Why nothing was drafted; `None` where something was.
     """

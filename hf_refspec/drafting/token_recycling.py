@@ -78,7 +78,7 @@ class TokenRecycling(LookUp):
             A context takes 8 k + 28 to 8 k + 36 bytes: 24 MB at most by default.
 
     Raises:
-        TypeError: if a number is no int.
+        TypeError: if a number is not an int.
         ValueError: if a number is less than 1 or too large.
             `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
             has learned from a model with another vocabulary.
@@ -86,7 +86,7 @@ class TokenRecycling(LookUp):
 
     longest_match = MOST_CONTEXT
     kept_at_model = False  # true if calls give it the table that "auto" has of their model
-    _runners_up = _NOTHING  # what the target expected in place of the very last token
+    _runners_up = _NOTHING  # the tokens that the target expected instead of the last one
     _of_a_call = (*LookUp._of_a_call, "_runners_up")
 
     def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
@@ -195,7 +195,7 @@ class TokenRecycling(LookUp):
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            ValueError: If the documents have no token, or one of them is no document.
+            ValueError: If the documents have no token, or one of them cannot be read as a document.
         """
         # Loaded only where a table is built.
         from ..corpus.documents import open_source
@@ -262,8 +262,9 @@ class TokenRecycling(LookUp):
                 [`~store.stored_folder.StoredFolder.from_pretrained`].
 
         Raises:
-            OSError: If there is no such folder or repo, or it cannot be reached.
-            DatastoreError: If it is no recycling table, damaged, or made for another tokenizer.
+            OSError: If the folder or repo does not exist, or cannot be reached.
+            DatastoreError: If it is not a recycling table, is damaged, or was made for another
+                tokenizer.
         """
         from ..store.recycling_table import RecyclingTable
 

@@ -108,7 +108,7 @@ def _top_of_blocks(logits, largest, choices, tokens, probs):
 
 @njit(nogil=True)
 def _argmax(values):
-    """The first place of the largest value, or of NaN."""
+    """The index of the first largest value, or of the first NaN."""
     best = 0
     for i in range(len(values)):
         if values[i] != values[i]:

@@ -87,7 +87,7 @@ class DraftTree:
         return tree_depths(self.parents)
 
     def ancestors(self) -> np.ndarray:
-        """Which nodes each node sees, bool of shape `(T, T)`.
+        """The nodes that each node sees, bool of shape `(T, T)`.
 
         `ancestors()[i, j]` is true where `j` is `i` itself or an ancestor of it: the lower right
         corner of the attention mask.
@@ -154,7 +154,7 @@ class DraftTree:
         Raises:
             ValueError: if an array has the wrong type or shape, a token is outside of the
                 vocabulary, a parent does not come before its child, two siblings have the same
-                token, or a probability is no number in [0, 1] or larger than the parent's.
+                token, or a probability is not in [0, 1] or larger than the parent's.
         """
         arrays = []
         for name, dtype in _DTYPES:

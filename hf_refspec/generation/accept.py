@@ -32,7 +32,7 @@ _BLIND_TO_IDS = (
 
 @dataclass(frozen=True)
 class Taken:
-    """What a row has taken of a pass.
+    """The part of a pass that a row has taken.
 
     Attributes:
         path (`list[int]`, *optional*): The accepted nodes of its draft, from the root on; `None` if
@@ -48,10 +48,10 @@ class Taken:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What all rows have taken of a pass.
+    """The parts of a pass that its rows have taken.
 
     Attributes:
-        rows (`list[Taken]`): What each row has taken.
+        rows (`list[Taken]`): The part of each row.
         pass_tokens (`int`): The tokens of the pass, with its padding.
         seconds (`float`): The time from the beginning of the pass until all tokens were known.
         top ([`TopTokens`], *optional*): The best next tokens at each node, if any drafter needs

@@ -59,8 +59,8 @@ class Loop:
         waits: bool = False,  # whether one call waits for all rows
         ranks: Ranks | None = None,
     ) -> Loop:
-        """The loop of a call whose passes this verifier runs. `drafter` is that of all rows, or a
-        plain [`Drafter`] if each row has its own."""
+        """The loop of a call whose passes this verifier runs. All rows draft by this `drafter`, or,
+        if it is a plain [`Drafter`], each by its own."""
         return cls(
             verifier=verifier,
             budget=make_budget(max_draft_tokens, drafter, verifier, waits),
@@ -100,8 +100,8 @@ class Loop:
     ) -> None:
         """Decodes until all rows have ended.
 
-        A row that has ended is padded (`pads`), or goes on until it is as long as the longest. It
-        stays in the cache if that `keeps_cache`. `criteria` are those that no row asks of itself.
+        A row that has ended is padded (`pads`), or decoded until it is as long as the longest. It
+        stays in the cache if the call `keeps_cache`. No row asks these `criteria` itself.
         """
         all_rows = rows
         self.prefill(rows)
@@ -140,7 +140,7 @@ class Loop:
         self.stats.record_seconds(prefill=perf_counter() - began)
 
     def _agreed(self, rows: Sequence[Row], taken: Accepted) -> Accepted:
-        """What the first of several ranks has taken, in the rows of all of them."""
+        """The tokens that the first of several ranks has taken, in the rows of all of them."""
         ranks = self.limits.ranks
         if ranks.alone:
             return taken

@@ -4,7 +4,7 @@ how wide the pass is.
 [`plan_step`] decides them, nothing else does. What is allowed (the length of the text, room in the
 cache, chains) comes from [`~draft_limits.DraftLimits`], what pays from a budget: the best nodes of
 all rows together are verified, up to the number that yields the most expected tokens per second. A
-pass over packed rows costs what their tokens cost; where rows stand side by side, all get the same
+pass over packed rows costs as much as their tokens; where rows run side by side, all get the same
 number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
 drafts that could cost a call more than a small part of its time are not verified.
 """
@@ -34,10 +34,10 @@ class Drafts:
     """The drafts of a step.
 
     Attributes:
-        trees (`list[DraftTree | None]`): What the pass verifies of each row's draft; `None` for a
-            row that takes no part in the pass.
+        trees (`list[DraftTree | None]`): The part of each row's draft that the pass verifies;
+            `None` for a row that takes no part in the pass.
         drafted (`list[DraftTree | None]`): The drafts as they were made.
-        seconds (`float`): What drafting has taken.
+        seconds (`float`): The time that drafting has taken.
     """
 
     trees: list[DraftTree | None]
@@ -56,8 +56,8 @@ class Plan:
 
     Attributes:
         nodes (`int`): The most nodes that each row drafts.
-        depths (`list[int | None]`): How deep the draft of each row may go, 0 for none; `None` for a
-            row that takes no part in the pass.
+        depths (`list[int | None]`): The greatest depth of each row's draft, 0 for none; `None` for
+            a row that takes no part in the pass.
         width (`int`, *optional*): The tokens to which the pass is padded; `None` for no more than
             it needs. Known once drafts are trimmed.
     """
@@ -329,8 +329,8 @@ class AutoBudget(Budget):
         takes no part.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
-        tokens, and any other only what one more row adds to these passes. A row that is behind and
-        drafts little is likely to be the last."""
+        tokens, and any other only what one more row adds to these passes. A short row that drafts
+        little is likely to be the last."""
         estimates = [
             np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
             for row, draft in zip(rows, drafts, strict=True)
@@ -368,7 +368,7 @@ def make_budget(
 
 
 def _ranks(gains: np.ndarray) -> np.ndarray:
-    """The place of each node among the best, from 0. Parents come before their children, also where
+    """The rank of each node by its gain, from 0. Parents come before their children, also where
     they are equally probable."""
     ranks = np.empty(len(gains), dtype=np.int64)
     ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))

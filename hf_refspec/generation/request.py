@@ -60,7 +60,7 @@ class Request:
     adds_cache: bool = False  # whether plain decoding would have no cache
 
     def __post_init__(self) -> None:
-        _ = self.drafter  # which raises a TypeError if it is no drafter
+        _ = self.drafter  # raises a TypeError if it is not a drafter
         check_prepared(
             self.model,
             self.input_ids,
@@ -71,7 +71,7 @@ class Request:
 
     @cached_property
     def drafter(self) -> Drafter | None:
-        """The drafter of the call; `None` stands for the model's own of `"auto"`."""
+        """The drafter of the call; `None` for the model's own of `"auto"`."""
         generator = self.candidate_generator
         return None if generator is None or generator == "auto" else as_drafter(generator)
 
@@ -92,8 +92,8 @@ class Request:
 
     @property
     def pads(self) -> bool:
-        """Whether a row that has ended is padded, as in plain decoding: if there is an end-of-text
-        token. Otherwise (stop strings alone) it goes on until all rows have ended."""
+        """True if a row that has ended is padded, as in plain decoding with an end-of-text token.
+        Otherwise (stop strings alone) it is decoded until all rows have ended."""
         return any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
 
     @property
@@ -130,8 +130,8 @@ class BatchCriteria:
 
     criteria: StoppingCriteriaList
     streamer: BaseStreamer | None
-    asked: int  # the length up to which they have been asked, at first that of the prompts
-    pads: bool  # whether a row that has ended is padded, or goes on until all have ended
+    asked: int  # the length up to which they have been asked, at first the prompts'
+    pads: bool  # whether a row that has ended is padded, or decoded until all have ended
     pad_id: int
     ranks: Ranks
 

@@ -28,7 +28,8 @@ from transformers.generation import BaseStreamer
 from ..drafting.contract import Drafter, Noise, Sampling
 from ..verification.passes import TokenSequence, random_numbers
 
-# The size of the noise that is kept. A row that is far behind the others draws its columns again.
+# The size of the noise that is kept. A row that is much shorter than the others draws its columns
+# again.
 _KEPT_BYTES = 1 << 26
 
 
@@ -80,7 +81,7 @@ class ColumnNoise:
 
 @dataclass(frozen=True, slots=True)
 class RowMark:
-    """Where a row was: its length, when it was stopped, what was recorded, the random numbers."""
+    """An earlier state of a row: its length and end, what was recorded, the random numbers."""
 
     length: int
     stopped_at: int | None
@@ -166,7 +167,7 @@ class Row:
 
     @property
     def finished(self) -> bool:
-        """Whether a stopping criterion has ended it."""
+        """True if a stopping criterion has ended it."""
         return self.stopped_at is not None
 
     @property
@@ -308,7 +309,7 @@ def longest_row(rows: Sequence[Row]) -> int:
 
 
 def own_length(row: Row, pads: bool) -> int:
-    """How many tokens of a row are returned before its padding."""
+    """The number of tokens of a row that are returned before its padding."""
     return row.stopped_at if pads and row.stopped_at is not None else len(row)
 
 

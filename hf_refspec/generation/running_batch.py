@@ -48,9 +48,9 @@ class RunningBatch:
 
     Args:
         model ([`PreTrainedModel`]): The target model.
-        max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, first
-            come, first served. By default as many texts of 4,096 tokens as half of the free memory
-            holds, at most 16 on a CPU and 64 elsewhere.
+        max_rows (`int`, *optional*): The most texts that are decoded at once; the others wait. By
+            default as many texts of 4,096 tokens as half of the free memory holds, at most 16 on a
+            CPU and 64 elsewhere.
         prefill_tokens (`int`, *optional*): The most tokens of prompts that run between two steps of
             the other texts. By default 128 on a CPU, 1024 elsewhere.
         prefix_tokens (`int`, *optional*, defaults to 4096): The most tokens of texts that have
@@ -98,12 +98,12 @@ class RunningBatch:
         self._alone: list[RunningText] = []  # each with a loop of its own
 
     def __len__(self) -> int:
-        """How many texts are decoded or wait."""
+        """The number of texts that are decoded or wait."""
         return self.running + len(self._waiting)
 
     @property
     def running(self) -> int:
-        """How many texts are decoded, including one whose prompt is being read."""
+        """The number of texts that are decoded, including one whose prompt is being read."""
         return len(self._decoded) + (self._prefilling is not None)
 
     @property
@@ -116,8 +116,8 @@ class RunningBatch:
         """Puts a text at the end of the queue.
 
         Args:
-            seed (`int`, *optional*): The seed; the text equals that of `torch.manual_seed(seed)`
-                and a separate call. By default torch draws one.
+            seed (`int`, *optional*): The seed; the text equals the one that a
+                separate call gives after `torch.manual_seed(seed)`. By default torch draws one.
             arguments: As of `generate`, for one prompt. Each text needs a drafter of its own;
                 `candidate_generator` is `"auto"` unless given.
 
@@ -277,7 +277,7 @@ def _end(texts: Sequence[RunningText]) -> None:
 
 
 def _default_rows(model: PreTrainedModel) -> int:
-    """How many texts a running batch decodes at once, see [`RunningBatch`]."""
+    """The number of texts that a running batch decodes at once, see [`RunningBatch`]."""
     config = text_config(model)
     device = model.device
     queries = _size(config, "num_attention_heads") or 1

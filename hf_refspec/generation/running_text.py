@@ -73,8 +73,8 @@ class Prefixes:
         self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
     ) -> tuple[KeysAndValues, int]:
         """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
-        prompt has in common with a kept or a `running` text, and its length n; the last token of
-        the prompt is no part of it."""
+        prompt has in common with a kept or a `running` text, and its length n, without the last
+        token of the prompt."""
         if self._max_tokens == 0:
             return [], 0
         texts = [text for text in chain(self._kept, running) if text.state == state]
@@ -128,7 +128,7 @@ class RunningText:
 
     Attributes:
         input_ids (`torch.Tensor` of shape `(1, n)`): The prompt.
-        finished (`bool`): Whether it has ended, for whatever reason.
+        finished (`bool`): True once it has ended, for whatever reason.
         shared_tokens (`int`): Tokens of the prompt whose keys and values were copied from another
             text.
         stats ([`DraftStats`]): Counts and times of this text. Passes that it shares with others are
@@ -146,7 +146,7 @@ class RunningText:
         self.row = row
         self.joins = joins  # whether it shares its passes with others
         self.verifier = verifier
-        # Whether its prompt is read in pieces, and may share them. The first piece must not be
+        # True if its prompt is read in pieces, and may share them. The first piece must not be
         # padding alone, and other positions would have other keys and values.
         kwargs = verifier.model_kwargs
         usual = torch.arange(row.ids.shape[1], device=row.ids.device)  # positions
@@ -166,12 +166,12 @@ class RunningText:
 
     @property
     def complete(self) -> bool:
-        """Whether one of its stopping criteria ended it."""
+        """True if one of its stopping criteria ended it."""
         return self.row.finished
 
     @property
     def unread(self) -> int:
-        """How many tokens of the prompt have to run."""
+        """The number of tokens of the prompt that have to run."""
         return self.input_ids.shape[1] - self._cached
 
     def begin(

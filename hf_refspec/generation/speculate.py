@@ -77,7 +77,7 @@ def speculate(  # noqa: D417
 
     Args:
         candidate_generator ([`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`,
-            *optional*, defaults to `"auto"`): The drafter. A datastore stands for
+            *optional*, defaults to `"auto"`): The drafter. A datastore drafts as
             `DatastoreDrafts(store)`; a transformers `CandidateGenerator` is verified as a chain.
             `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is stored on
             the model between calls, and `SiblingCopy()` for rows of one prompt. With
@@ -282,7 +282,7 @@ def _decode_plainly(request: Request, drafters: Sequence[Drafter], reason: Reaso
 
 
 def _without_padding(new_ids: np.ndarray, request: Request) -> np.ndarray:
-    """The new ids of a row without the padding behind the end of one that ended early."""
+    """The new ids of a row, without padding if it ended early."""
     eos, pad = ends_and_padding(request.generation_config)
     if len(request.input_ids) == 1 or eos is None or pad is None:
         return new_ids

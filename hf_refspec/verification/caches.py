@@ -1,5 +1,5 @@
-"""What the key-value cache of a target model is, which passes it allows, and the arguments of calls
-with a fresh one."""
+"""The key-value cache of a target model: its kind, the passes that it allows, and the arguments of
+calls with a fresh one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ..transformers_names import (
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Keys and values of each layer, `(rows, heads, length, head_dim)`.
 KeysAndValues: TypeAlias = Sequence[tuple[torch.Tensor, ...]]
-# The tokens for which a fresh static cache has room behind its prompts.
+# The tokens for which a fresh static cache has room after its prompts.
 _ROOM = 8
 
 
@@ -76,7 +76,7 @@ def fresh_kwargs(
 
 
 def has_padding(model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether some prompt of a call is padded."""
+    """True if some prompt of a call is padded."""
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
@@ -91,7 +91,7 @@ def call_device(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> torc
 
 
 def keeps_every_position(cache: Cache) -> bool:
-    """Whether every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
+    """True if every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
     tokens can be moved and cropped."""
     return (
         all(type(layer) is DynamicLayer for layer in cache.layers)
@@ -100,8 +100,8 @@ def keeps_every_position(cache: Cache) -> bool:
 
 
 def crosses_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether some layers attend to images alone (Mllama, Idefics): in a call that has images, or
-    goes on from a cache that may have."""
+    """True if some layers attend to images alone (Mllama, Idefics), in a call that has images or
+    whose cache may have some."""
     names = ("cross_attention_layers", "cross_layer_interval")
     if not any(getattr(config, name, None) for name in names):
         return False
@@ -110,25 +110,25 @@ def crosses_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) ->
 
 
 def holds_running_state(cache: Cache) -> bool:
-    """Whether some layer holds a running state, which cannot be cropped."""
+    """True if some layer holds a running state, which cannot be cropped."""
     return any(isinstance(layer, RunningStateLayer) for layer in cache.layers)
 
 
 def has_static_layers(cache: Cache) -> bool:
-    """Whether some layer has a fixed length, so that nothing can be cropped from its end."""
+    """True if some layer has a fixed length, so that nothing can be cropped from its end."""
     return any(isinstance(layer, StaticLayer) for layer in cache.layers)
 
 
 def has_begun(cache: StaticCache) -> bool:
-    """Whether anything has been written into a static cache."""
+    """True if anything has been written into a static cache."""
     return int(cache.get_seq_length()) > 0
 
 
-# --- whether a kind of verifier may be tried with a model and a call's arguments
+# --- kinds of verifiers that may be tried with a model and a call's arguments
 
 
 def keeps_text(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the layers of the cache keep the text or a sliding window, and passes [`take_masks`].
+    """True if the layers of the cache keep the text or a sliding window, and passes [`take_masks`].
 
     The configuration is asked too: a model with chunked attention may be given a cache that keeps
     everything, and would still need another mask; and where rotary frequencies depend on the length
@@ -152,7 +152,7 @@ def _fits_in_place(cache: Cache) -> bool:
 
 
 def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the cache is static, keeps the whole text or has not begun, and passes
+    """True if the cache is static, keeps the whole text or has not begun, and passes
     [`take_masks`]."""
     cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache) or not take_masks(model, model_kwargs):
@@ -168,7 +168,7 @@ def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
 
 
 def can_be_cropped(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether tokens can be cropped from the end of the cache."""
+    """True if tokens can be cropped from the end of the cache."""
     cache = find_cache(model_kwargs)
     # A stateful model with another kind of cache keeps its state somewhere else.
     return (
@@ -180,13 +180,13 @@ def can_be_cropped(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool
 
 
 def may_hold_state(_model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the cache may hold a state: one of the model's own kind does not say so."""
+    """True if the cache may hold a state: a cache of the model's own kind does not say so."""
     cache = find_cache(model_kwargs)
     return cache is not None and not has_static_layers(cache)
 
 
 def take_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether passes of a model can be given masks and positions: it needs position ids, an
+    """True if passes of a model can be given masks and positions: it needs position ids, an
     attention kernel that takes masks, layers that attend to the text or a sliding window, rotary
     frequencies that do not depend on the length of the text, and no virtual tokens."""
     config = text_config(model)
@@ -202,7 +202,7 @@ def take_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
 
 
 def attends_packed(model: PreTrainedModel) -> bool:
-    """Whether passes of a model may be packed: it attends by torch's attention, in transformers'
+    """True if passes of a model may be packed: it attends by torch's attention, in transformers'
     own forward pass, which does not know rows by their number."""
     return attention_implementation(model) == "sdpa" and type(model).forward.__module__.startswith(
         "transformers."
@@ -210,7 +210,7 @@ def attends_packed(model: PreTrainedModel) -> bool:
 
 
 def adds_tokens(model: PreTrainedModel) -> bool:
-    """Whether PEFT puts virtual tokens before the text (prompt, prefix and P-tuning, CPT): it then
+    """True if PEFT puts virtual tokens before the text (prompt, prefix and P-tuning, CPT): it then
     prepares the arguments of a pass itself, and takes masks `(R, length)` alone."""
     owner = getattr(model.prepare_inputs_for_generation, "__self__", None)
     config = getattr(owner, "active_peft_config", None)

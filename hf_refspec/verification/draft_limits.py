@@ -1,4 +1,4 @@
-"""How deep drafts may go: no further than the length at which the model's attention changes
+"""The greatest depth of drafts: no further than the length at which the model's attention changes
 (windows, rotary scaling) before it is probed there."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CROSSED = 8
 
 
 class DraftLimits:
-    """What the drafts of a call may be: how deep, and whether chains or trees.
+    """Limits of the drafts of a call: their depth, and whether they may branch.
 
     Drafts first end before the next length at which attention may become another computation. Once
-    a text is there and has a draft, a probe whose text crosses it decides whether drafts go on. A
-    verifier that has not been `probed` is probed before its first draft.
+    a text is there and has a draft, a probe whose text crosses it decides whether drafts continue.
+    A verifier that has not been `probed` is probed before its first draft.
 
     Attributes:
         verifier ([`Verifier`]): Runs the passes.
@@ -74,8 +74,8 @@ class DraftLimits:
         return self.verifier.entries.packs and is_exact and self.ranks.alone
 
     def allow(self, length: int) -> bool:
-        """Whether drafts after texts of up to this length may be verified. Probes the lengths that
-        they have come to, once each."""
+        """True if drafts after texts of up to this length may be verified. Probes the lengths that
+        they have reached, once each."""
         while self.refused is None and self._boundaries and length >= self._boundaries[0]:
             call = self._call._replace(boundary=self._boundaries[0] or None)
             finding = known_finding(call, self._stats)
@@ -86,14 +86,14 @@ class DraftLimits:
         return self.refused is None
 
     def depth(self, index: int, length: int) -> int:
-        """How deep a draft may go after the row with this index, whose text has this length; 0 or
-        less allows none.
+        """The greatest depth of a draft after the row with this index, whose text has this length;
+        0 or less allows none.
 
         A draft passes no length that its text has not come to, and none where drafts are refused;
         what is probed is probed before a draft is verified. It ends with the table of positions,
         unless the text is past it already, as in plain decoding; and before rotary frequencies
-        change: one pass has one set of them, so that a longer draft would change those of the
-        tokens that are accepted."""
+        change: one pass has one set of them, so that a longer draft would change the accepted
+        tokens' frequencies."""
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (self.verifier.last_position(index, length), length - 1):

@@ -1,4 +1,4 @@
-"""How a call's cache keeps the keys and values of accepted tokens and drops the others.
+"""A call's cache keeps the keys and values of accepted tokens and drops the others.
 
 | entries | a rejected branch is dropped |
 | --- | --- |
@@ -49,11 +49,11 @@ class Entries:
             ids.
     """
 
-    # Whether accepted tokens run again in the next pass.
+    # True if accepted tokens run again in the next pass.
     reruns = False
-    # Whether rows of other calls may join; a prompt that several rows have then runs once.
+    # True if rows of other calls may join; a prompt that several rows have then runs once.
     joins = False
-    # Whether a pass costs what all its tokens cost; else each row costs what the widest does.
+    # True if a pass costs as much as all its tokens; else each row costs as much as the widest.
     packs = False
 
     def __init__(
@@ -68,7 +68,7 @@ class Entries:
 
     @property
     def variant(self) -> str:
-        """What the cost of a pass depends on beside the kind of verifier and the tokens."""
+        """Distinguishes passes of different cost within a kind of verifier."""
         return ""
 
     def before_prefill(self, count: int) -> None:
@@ -78,7 +78,7 @@ class Entries:
         """Prepares for drafts."""
 
     def replace(self, cache: Cache) -> None:
-        """Goes on with the cache that a model has begun in the middle of a text."""
+        """Takes over the cache that a model has begun in the middle of a text."""
         self.cache = cache
 
     def before(self, pass_: Pass) -> None:
@@ -107,7 +107,7 @@ class Entries:
         raise NotImplementedError(f"{type(self).__name__} take no further row")
 
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
-        """How much of each row stays before the last pass brings all rows to this length."""
+        """The length of each row that stays before the last pass brings all rows to this length."""
         return cached
 
     def close(self, cached: list[int]) -> None:
@@ -228,12 +228,12 @@ def _copied(value: Any) -> Any:
 
 
 class CachedRow:
-    """A row of a block: its first `length` slots are kept, and a pass writes behind them. The first
+    """A row of a block: its first `length` slots are kept, and a pass writes after them. The first
     `skipped` of them hold padding, which no token sees."""
 
     block: Block
     at: int  # its place in the block
-    hidden: np.ndarray | None = None  # which slots are hidden, where not only the `skipped` are
+    hidden: np.ndarray | None = None  # the hidden slots, where not only the `skipped` are
 
     def __init__(self, skipped: int, length: int) -> None:
         self.skipped = skipped
@@ -246,9 +246,9 @@ class CachedRow:
     def seen(
         self, pass_: Pass, index: int, size: int, slots: slice, window: int | None
     ) -> np.ndarray:
-        """Which of these slots each of `size` tokens of this row of a pass sees, bool
-        `(size, slots)`: the row up to the pass, then what the draft's mask allows, and nothing
-        outside of the window. A token that the row lacks sees what its last one does."""
+        """The mask of `size` tokens of this row of a pass over these slots, bool `(size, slots)`:
+        each sees the row up to the pass, then what the draft's mask allows, and nothing outside of
+        the window. A token that the row lacks sees what its last one does."""
         behind = self.length - slots.start
         count = pass_.sizes[index]
         seen = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
@@ -268,7 +268,7 @@ class CachedRow:
         return seen
 
     def move(self, slots: torch.Tensor) -> None:
-        """Moves the contents of these slots, int64 `(n,)`, to the first ones behind the row."""
+        """Moves the contents of these slots, int64 `(n,)`, to the first ones after the row."""
         behind = slice(self.length, self.length + len(slots))
         for layer in self.block.layers:
             slots = slots.to(layer[0].device, non_blocking=True)
@@ -305,7 +305,7 @@ class Block:
         self.rows.append(row)
 
     def remove(self, at: int) -> None:
-        """Takes out the row at a place; those behind it move up."""
+        """Removes the row at this index; later rows move up."""
         del self.rows[at]
         end = len(self.rows)
         for layer in self.layers if at < end else []:
@@ -377,8 +377,8 @@ class InPlaceEntries(Entries):
 
     Attributes:
         window_of_layer (`list`): The sliding window of each layer, or `None`.
-        packs (`bool`): Whether rows stand one behind another in a pass, in any number of blocks;
-            otherwise they stand in one block, in their order.
+        packs (`bool`): True if the rows of a pass follow one another, and are in any number of
+            blocks; otherwise they are in one block, in their order.
         rows (`list[CachedRow]`): The rows.
         current ([`CurrentPass`], *optional*): The pass whose accepted tokens are not yet kept.
         compared (`bool`): True once a packed pass has attended to what it wrote.
@@ -424,7 +424,7 @@ class InPlaceEntries(Entries):
         return min(row.begin(window) for row in self.rows)
 
     def sees_all(self, pass_: Pass) -> bool:
-        """Whether a pass is the next tokens of equally long rows, without drafts, each of which
+        """True if a pass is the next tokens of equally long rows, without drafts, each of which
         sees all before it: the very step of plain decoding, or several tokens of it at once."""
         return (
             min(pass_.pending) == pass_.size
@@ -443,7 +443,7 @@ class InPlaceEntries(Entries):
         self.window_of_layer += [getattr(layer, "sliding_window", None) for layer in further]
         self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
         placed = list(zip(self.rows, prefill.prompts, strict=True))
-        if self.packs:  # rows of like length then stand together, and attend in one call
+        if self.packs:  # rows of similar length are then together, and attend in one call
             placed.sort(key=lambda row_and_prompt: row_and_prompt[0].skipped)
         for row, prompt in placed:
             contents: KeysAndValues = [
@@ -509,7 +509,7 @@ class InPlaceEntries(Entries):
         other._blocks = {}
 
     def stop_packing(self, room: int) -> None:
-        """Puts all rows in one block, in their order, with `room` slots behind the longest: the
+        """Puts all rows in one block, in their order, with `room` slots after the longest: the
         model attends to something else than it caches, and no later pass is packed either."""
         memo_of(self._model)[_UNPACKABLE] = True
         self.packs = self.joins = False
@@ -520,7 +520,7 @@ class InPlaceEntries(Entries):
             self._add(row, row.first(row.length), room_of_row, capacity=len(self.rows))
 
     def packed_order(self) -> list[int]:
-        """The rows as a packed pass runs them: those of a block together, as they stand in it."""
+        """The rows in the order of a packed pass: block by block."""
         places = {id(row): i for i, row in enumerate(self.rows)}
         return [places[id(row)] for block in self._blocks.values() for row in block.rows]
 
@@ -564,7 +564,7 @@ class InPlaceEntries(Entries):
         return go_back
 
     def _add(self, row: CachedRow, held: KeysAndValues, room: int = 0, capacity: int = 0) -> None:
-        """Puts a row in the shortest block that has `room` slots behind it."""
+        """Puts a row in the shortest block that has `room` slots after it."""
         slots = block_size(row.length + room)
         self._blocks.setdefault(slots, Block(slots)).add(row, held, capacity)
 

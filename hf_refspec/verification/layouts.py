@@ -7,8 +7,8 @@ rows, each with a tree of its own. Its rows follow one another where the model a
     the pass   r d d d r r d        r  root or pending token, d  draft node
     of row     0 0 0 0 1 2 2
 
-Such a pass costs what its tokens cost, and pads nothing. An object in the place of the mask says
-which tokens belong together: models pass it through untouched, and torch asks it to attend. No
+Such a pass costs what its tokens cost, and pads nothing. An object that takes the place of the mask
+says which tokens belong together: models pass it through untouched, and torch asks it to attend. No
 model and no setting is changed, so that nothing has to be put back. Layers that do not attend to
 the very keys and values that they cache (DiffLlama, JetMoe, latent attention) are noticed:
 [`UnpackableError`]. These models, eager attention and arguments that know rows by their number
@@ -67,7 +67,7 @@ def tree_pass(
 def packed(
     model: PreTrainedModel, pass_: Pass, entries: InPlaceEntries, inputs: MaskedInputs
 ) -> PassResult:
-    """One pass over all rows; padding of the pass stands behind the last of them."""
+    """One pass over all rows; padding of the pass follows the last of them."""
     order = entries.packed_order()
     sizes = [pass_.sizes[i] for i in order]
     count = sum(sizes)
@@ -148,7 +148,7 @@ def _write_rows(
     values: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Writes the `(R, heads, S, head_dim)` keys and values of a pass into these `slots` `(R, S)`,
-    or behind rows of one length; returns those that attention sees."""
+    or after rows of one length; returns all that attention sees."""
     count, _, size, _ = keys.shape
     seen = slice(entries.first_seen(entries.window_of_layer[layer]), end)
     cached = entries.rows[0].block.layers[layer]
@@ -229,8 +229,7 @@ class UnpackableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that attend in one call: a single one, or several that stand one behind another in a
-    block."""
+    """Rows that attend in one call: a single one, or several that follow one another in a block."""
 
     rows: list[CachedRow]
     tokens: slice  # of the pass
@@ -289,7 +288,7 @@ class PackedAttention:
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values `(1, heads, S, head_dim)` of all tokens behind their rows."""
+        """Writes the keys and values `(1, heads, S, head_dim)` of all tokens after their rows."""
         self._check_attended()
         for number, group in enumerate(self._groups):
             cached = group.rows[0].block.layers[layer]
@@ -332,7 +331,7 @@ class PackedAttention:
         self._written = None
         if len(self._groups) == 1 and not self._unused:
             return self._attend_group(0, layer, query, scale)
-        # The heads of a single token may stand in the place of several tokens.
+        # A single token's heads may be laid out as several tokens.
         sizes = [group.tokens.stop - group.tokens.start for group in self._groups]
         per_token = query.shape[2] // (sum(sizes) + self._unused)
         *queries, unused = query.split([per_token * size for size in (*sizes, self._unused)], dim=2)
@@ -412,7 +411,7 @@ class PackedAttention:
         self, number: int, window: int | None, groups: int, query: torch.Tensor
     ) -> torch.Tensor | None:
         """The mask of a group as it is added to the scores, `(rows, 1, groups * S, slots)`: the
-        queries of heads that share keys stand one behind another. Layers may differ in window,
+        queries of heads that share keys follow one another. Layers may differ in window,
         heads, device and type."""
         if (number, window) not in self.tensors:
             return None
@@ -480,7 +479,7 @@ def _attended(
     scale: float | None,
 ) -> torch.Tensor:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
-    are not repeated: the queries that share a head stand one behind another. Torch's kernel on CPUs
+    are not repeated: the queries that share a head follow one another. Torch's kernel on CPUs
     then takes a fifth of the time in bfloat16, and no more in float32."""
     rows, heads, size, head_dim = query.shape
     grouped = query.reshape(rows, keys.shape[1], -1, head_dim)

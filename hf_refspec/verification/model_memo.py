@@ -68,7 +68,7 @@ def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
 @contextmanager
 def probing(model: PreTrainedModel) -> Iterator[None]:
     """Around forward passes of a probe. Restores what modules hold of the last text, with which
-    plain decoding goes on: rotary frequencies of the longest text, a running state
+    plain decoding continues: rotary frequencies of the longest text, a running state
     (RecurrentGemma). Numbers and strings at modules that change meanwhile count the passes or
     describe the last one, and are no settings."""
     stateful = keeps_state_in_modules(model)

@@ -83,12 +83,12 @@ class Pass:
         rows (`Sequence[TokenSequence]`): The texts.
         drafts (`Sequence[DraftTree | None]`): A draft for each; `None` for a row that takes no part
             in the pass, whose last token must not run: the model may have no position for it.
-        cached (`list[int]`): How many tokens of each row the cache holds.
+        cached (`list[int]`): The number of tokens of each row that the cache holds.
         width (`int`, *optional*): The tokens to which a pass of packed rows is padded.
 
     Attributes:
-        pending (`list[int]`): How many tokens of each row come before its draft.
-        sizes (`list[int]`): How many tokens each row has in the pass, S_i.
+        pending (`list[int]`): The number of tokens of each row before its draft.
+        sizes (`list[int]`): The number of tokens of each row in the pass, S_i.
         size (`int`): The most tokens that a row has in the pass, S.
         tokens (`list[np.ndarray]`): The ids of each row's tokens, int64 of shape `(S_i,)`.
         indices (`list[np.ndarray]`): The index in its row that each token has, or would have if it
@@ -134,8 +134,9 @@ class Pass:
 
     @cached_property
     def visible(self) -> list[np.ndarray]:
-        """Which of each other the tokens of a row see, bool of shape `(S_i, S_i)`: pending tokens
-        those before them, nodes all pending tokens and their ancestors (tree attention)."""
+        """The mask of each row's tokens among themselves, bool of shape `(S_i, S_i)`: pending
+        tokens see the earlier ones, nodes all pending tokens and their ancestors (tree
+        attention)."""
         masks = []
         for draft, pending, size in zip(self.drafts, self.pending, self.sizes, strict=True):
             mask = np.zeros((size, size), dtype=np.bool_)
@@ -171,22 +172,23 @@ class Pass:
         ]
 
     def cached_after(self, paths: Sequence[list[int] | None]) -> list[int]:
-        """How many tokens of each row the cache holds once those of these paths are kept."""
+        """The number of tokens of each row that the cache holds once these paths are kept."""
         kept = self.kept(paths)
         return [cached + len(row) for cached, row in zip(self.cached, kept, strict=True)]
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a forward pass returned.
+    """The results of a forward pass.
 
     Attributes:
-        logits (`torch.Tensor` of shape `(N, vocab_size)`): Those of all rows, from the first root
-            on: pending tokens before it are left out.
-        roots (`list[int]`): For each row the index of the logits after its last token; those after
-            each node of its draft follow. Without meaning where a row has no token in the pass.
+        logits (`torch.Tensor` of shape `(N, vocab_size)`): The logits of all rows, from the first
+            root on, without the pending tokens before it.
+        roots (`list[int]`): For each row the index of the logits after its last token, which the
+            logits after each node of its draft follow. Without meaning where a row has no token in
+            the pass.
         pass_tokens (`int`): The tokens that ran, of all rows and with their padding.
-        is_step (`bool`): Whether its time says what a step costs: nothing ran but the last token of
+        is_step (`bool`): True if its time is the cost of a step: nothing ran but the last token of
             each row and its draft, and nothing was compiled.
         began (`float`): When it began, by `time.perf_counter`.
     """
@@ -200,7 +202,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Prefill:
-    """The forward pass over the prompts, from which later passes go on."""
+    """The forward pass over the prompts, from which later passes continue."""
 
     model: PreTrainedModel
     model_kwargs: dict[str, Any]  # with the cache that it filled
@@ -254,7 +256,7 @@ class MaskedInputs(Inputs):
         model_kwargs = prefill.model_kwargs
         self.device = model_kwargs["position_ids"].device
         self._windows = attention_windows(text_config(self.model)) or {}
-        # Token types of output, (R, 1): the last one goes on, "no image" where there are images.
+        # Token types of output, (R, 1): the last one, "no image" where there are images.
         self._token_types = {
             name: model_kwargs[name][:, -1:]
             if name == "token_type_ids"

@@ -39,7 +39,7 @@ _PATH = 4
 _DISTRACTORS = 8
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
-# Special tokens stand among the lowest ids. After a text of them a trained model's logits are flat,
+# Special tokens are among the lowest ids. After a text of them a trained model's logits are flat,
 # and rounding is large beside their differences.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
@@ -64,13 +64,13 @@ class Finding:
     """The result of a probe, as distances relative to the spread of the logits."""
 
     exact: bool  # whether the verifier may be used
-    error: float = 0.0  # how far its logits are off those of single steps
-    rounding: float = 0.0  # how far those of the same tokens in one pass without a cache are off
-    leak: float | None = None  # how much the content of other branches matters, where measured
-    same_bits: bool = True  # whether its logits are those without drafts, where it promises that
+    error: float = 0.0  # the distance of its logits from single steps'
+    rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
+    leak: float | None = None  # the effect of other branches' content, where measured
+    same_bits: bool = True  # whether drafts change no bit of logits, where it promises that
     failure: str | None = None  # what the model raised, or does
     lacked_memory: bool = False  # which says nothing about the model
-    passes: int = 0  # how many forward passes it took
+    passes: int = 0  # the forward passes that it took
 
     def __str__(self) -> str:
         if self.failure is not None:
@@ -88,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a call is verified."""
+    """The verifier of a call."""
 
     verifier: Verifier | None  # `None` where drafts cannot be verified exactly: decode plainly
     reason: Reason | None = None  # why there is none
@@ -177,8 +177,8 @@ def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind
 
 
 def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
-    """Whether verified drafts have the logits of plain decoding; the model as it is now is probed
-    once, in passes that `stats` count."""
+    """The finding about a call like this one; the model in its present state is probed once, in
+    passes that `stats` count."""
     model = call.model
     key = _key(call)
     known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
@@ -209,7 +209,7 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
 
 
 def probe(call: ProbedCall) -> Finding:
-    """Verifies drafts in texts until these decide whether logits are those of plain decoding."""
+    """Verifies drafts in texts until they show whether logits equal plain decoding's."""
     kind = call.kind
     model = call.model
     device = call_device(model, call.model_kwargs)
@@ -251,12 +251,12 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
 
 
 def _error_line(error: Exception) -> str:
-    """An exception in one line; those of compilers have many."""
+    """The first line of an exception; compilers' have many."""
     return repr(error).split("\\n")[0]
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """The type that a model computes in: its own, or that of `torch.autocast`."""
+    """The type that a model computes in: its own, or `torch.autocast`'s."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return model.dtype
@@ -265,12 +265,12 @@ def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype
 class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
-    In a tree the path stands behind other branches. Their content must not matter at all, whatever
-    the dtype; and the logits must be those of the same tokens one after another, within what one
-    pass over all of them without a cache is off, which is right and rounds differently.
+    In a tree the path comes after other branches. Their content must not matter at all, whatever
+    the dtype. The logits must equal those of the same tokens one after another, up to the error of
+    one pass over all of them without a cache, which is right and rounds differently.
 
-    The first row keeps three nodes of its path, the second, which is padded, one; then both go on
-    at different positions.
+    The first row keeps three nodes of its path, the second, which is padded, one; then both
+    continue at different positions.
     """
 
     def __init__(self, call: ProbedCall, device: torch.device, seed: int) -> None:
@@ -406,7 +406,7 @@ class _Texts:
         return Verifier(kind, self.model, config, self._kwargs())
 
     def _has_same_bits(self, kind: Kind, verified: torch.Tensor) -> bool:
-        """Whether the same verifier returns the same bits without drafts."""
+        """True if such a verifier returns the same bits without drafts."""
         verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         steps = []

@@ -1,13 +1,13 @@
 """Passes over a static cache.
 
 A pass is padded to one of a few widths, so that a growing text compiles nothing new; with
-CUDA graphs each width is one graph. Every row writes behind its own last token:
+CUDA graphs each width is one graph. Every row writes after its own last token:
 
     row 0   . . p p p x x x r d d d _ _ _ _         .  left padding   r  root, d  draft nodes
     row 1   p p p p p x r d _ _ _ _ _ _             p  prompt         _  padding of the pass
 
-transformers' static layers write the tokens of a pass behind those of the pass before, in the same
-slots of all rows, and cannot take any back. Here a pass says for each row and token in which slot
+transformers' static layers write the tokens of a pass after the previous pass, in the same slots of
+all rows, and cannot take any back. Here a pass says for each row and token in which slot
 it goes: the first free ones of the row. Accepted tokens stay where they are, and no mask shows the
 slots of rejected ones, which are free again. Where a call ends, the tokens are put in order. The
 last slot is spare: padding that has no room goes there. All layers read the slots from one object,
@@ -55,7 +55,7 @@ class NoRoomError(ValueError):
 
 
 class Targets:
-    """Where the tokens of the next pass go, shared by all layers."""
+    """The slots of the next pass, shared by all layers."""
 
     slots: torch.Tensor  # int64 (R, S), the slot of each token of the pass
 
@@ -124,7 +124,7 @@ class CompiledForward:
         self.config = generation_config
         self._failed = "not compiled", repr(generation_config.compile_config)
         self._run_before: set[int] = set()  # widths
-        # Whether passes are compiled: not after that has failed once.
+        # True if passes are compiled: not after that has failed once.
         self.is_active = self._failed not in memo_of(model) and compiles_passes(
             model, dict(model_kwargs), generation_config
         )
@@ -165,7 +165,7 @@ class CompiledForward:
 
 
 def _graphs() -> int:
-    """How many graphs torch has compiled."""
+    """The number of graphs that torch has compiled."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -177,8 +177,9 @@ class SlottedEntries(Entries):
     Attributes:
         slots_per_row (`int`): The slots of a row.
         places (`np.ndarray`, int64 of shape `(R, slots_per_row)`): The index of the token whose
-            keys and values a slot holds, those of a given cache counted; -1 where it is free.
-        targets ([`Targets`]): Where the tokens of the next pass go.
+            keys and values a slot holds, counted from the start of a given cache; -1 where it is
+            free.
+        targets ([`Targets`]): The slots of the next pass.
     """
 
     def __init__(
@@ -197,13 +198,13 @@ class SlottedEntries(Entries):
         self._plain_layers = cache.layers
         if not has_begun(cache):
             # Also in place of layers that keep a window: a mask hides what is outside of it, and a
-            # draft may be rejected behind it.
+            # draft may be rejected after it.
             slots = max(layer.max_cache_len for layer in cache.layers)
             if generation_config.cache_implementation is not None:  # `generate` has made it
                 # Bits depend on the number of slots, which earlier calls must not change then.
                 if len(widths) == 1:
                     slots = getattr(generation_config, "max_cache_len", None) or 0
-                # Room for the whole text and a pass behind it.
+                # Room for the whole text and a pass after it.
                 needed = max(slots, generation_config.max_length) + widths[-1]
                 slots = -(-needed // _LENGTH_STEP) * _LENGTH_STEP
             cache.layers = [StaticLayer(max_cache_len=slots) for _ in cache.layers]
@@ -245,9 +246,9 @@ class SlottedEntries(Entries):
         self._free(pass_.cached)
 
     def room(self, cached: Sequence[int]) -> int:
-        """Limited by the widest pass and by the slots behind the longest row; the last is spare."""
-        behind = self.slots_per_row - 1 - max(cached) - self.prior_length
-        return max(min(self._widths[-1], behind) - 1, 0)
+        """Limited by the widest pass and by the slots after the longest row; the last is spare."""
+        free = self.slots_per_row - 1 - max(cached) - self.prior_length
+        return max(min(self._widths[-1], free) - 1, 0)
 
     def width_of_pass(self, pass_: Pass) -> int:
         """The narrowest width for the tokens of each row: their number itself where they reach the
@@ -278,10 +279,10 @@ class SlottedEntries(Entries):
     def seen(
         self, pass_: Pass, indices: np.ndarray, slots: np.ndarray, window: int | None
     ) -> np.ndarray:
-        """Which slots each token sees, bool `(R, S, slots_per_row)`: those of the text and, among
-        the `slots` of the pass `(R, S)`, what the draft's mask allows; of both nothing that is
-        outside of the window. `indices` `(R, S)` are those of the tokens, with those before the
-        prompt counted. Padding sees the text and itself."""
+        """The mask of the tokens, bool `(R, S, slots_per_row)`: each sees the slots of the text
+        and, among the `slots` of the pass `(R, S)`, what the draft's mask allows, nothing outside
+        of the window. The tokens' `indices` `(R, S)` count from the start of a given cache. Padding
+        sees the text and itself."""
         width = indices.shape[1]
         seen = np.repeat(((self.places >= 0) & self._is_text)[:, None], width, axis=1)
         if window is not None:
@@ -311,7 +312,7 @@ class SlottedEntries(Entries):
         return pass_.cached_after(paths)
 
     def lengths_to_finish(self, cached: list[int], length: int) -> list[int]:
-        """How much of each row is kept before the last pass brings all rows to this length."""
+        """The length of each row that is kept until the last pass brings all to this length."""
         if len(cached) > 1 and self.prior_length + length + 1 > self.slots_per_row:
             # No slot is spare: rows that stood still have written into the last one. All run the
             # same number of tokens again, so that none is padded.
@@ -363,7 +364,7 @@ class SlottedEntries(Entries):
 
     @property
     def _is_owned(self) -> bool:
-        """Whether `generate` made the cache of this compiled call and does not return it."""
+        """True if `generate` made the cache of this compiled call and does not return it."""
         config = self._config
         is_made = config.cache_implementation is not None and not config.return_dict_in_generate
         return self._compiled.is_active and is_made

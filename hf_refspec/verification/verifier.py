@@ -62,10 +62,10 @@ class Kind:
     # Keeps the keys and values of a call: `(model, generation_config, model_kwargs) -> Entries`.
     entries: Callable[..., Entries]
     inputs: type[Inputs]  # the arguments of passes
-    # Whether it may be tried at all with a model and its keyword arguments.
+    # True if it may be tried at all with a model and its keyword arguments.
     supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
     takes_trees: bool = False  # whether drafts may branch
-    takes_several_tokens: bool = True  # whether several may run behind the cached ones
+    takes_several_tokens: bool = True  # whether several may run after the cached ones
     drops_rows: bool = True  # whether rows can leave
     is_reproducible: bool = False  # whether logits are the same bit by bit with drafts and without
     # The tokens of a row that a pass is padded to, where the cache has room; none if to any number.
@@ -88,8 +88,8 @@ STATIC = Kind(
 # In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that
 # drafts may change a near-tie. Not so if all passes have one shape, and attention sums in one
 # order: rows of a matrix product of one shape do not depend on each other, and masked slots add
-# exact zeros. Attention sums over slots, so that drafts are chains: in a chain each token stands
-# in the slot that it keeps, in a tree it may not. Where tokens choose among experts, what others
+# exact zeros. Attention sums over slots, so that drafts are chains: in a chain each token is in
+# the slot that it keeps, in a tree it may not be. Where tokens choose among experts, what others
 # choose changes the shapes, except with transformers' `experts_implementation="batched_mm"`. The
 # probe compares the bits.
 REPRODUCIBLE = Kind(
@@ -107,8 +107,9 @@ CHAIN = Kind("chain", causal_pass, CroppedEntries, OrderedInputs, can_be_cropped
 
 RECURRENT = Kind("chain", causal_pass, RunningState, OrderedInputs, may_hold_state)
 
-# For models that cannot take several tokens behind a cache. Speculative retrieval runs on them as
-# well: when more than one token is pending, the whole text runs again, as in a call of its own.
+# For models that cannot take several tokens after a cached prefix. Speculative retrieval runs on
+# them as well: when more than one token is pending, the whole text runs again, as in a call of its
+# own.
 PLAIN = Kind(
     "plain",
     causal_pass,
@@ -123,11 +124,11 @@ class Verifier:
     """Forward passes of one target model over the same rows, with the cache kept in step.
 
     Attributes:
-        kind ([`Kind`]): How passes are laid out, and keys and values kept.
+        kind ([`Kind`]): The layout of passes, and the way in which keys and values are kept.
         model_kwargs (`dict`): The keyword arguments that `generate` prepared for the prompt.
         entries ([`Entries`]): Keeps keys and values.
         inputs ([`Inputs`], *optional*): The arguments of passes after the prefill.
-        cached (`list[int]`): How many tokens of each row the cache holds; the others are pending
+        cached (`list[int]`): The tokens of each row that the cache holds; the others are pending
             and run in the next pass. Empty before the prefill.
     """
 
@@ -238,7 +239,7 @@ class Verifier:
         self.entries.close(self.cached)
 
     def select(self, rows: list[int]) -> None:
-        """Goes on with some of the rows; the others leave the cache and all later passes."""
+        """Keeps some of the rows; the others leave the cache and all later passes."""
         assert self.inputs is not None
         self.cached = [self.cached[i] for i in rows]
         self.entries.select(rows)
@@ -252,8 +253,8 @@ class Verifier:
         self.inputs.join(other.inputs)
 
     def begin_again(self, row: TokenSequence) -> None:
-        """Replaces the cache by an empty one, without padding or what else the call gave: the next
-        pass is a prefill of the row as it is now."""
+        """Replaces the cache by an empty one, without the padding and other arguments of the call:
+        the next pass is a prefill of the row as it is now."""
         if self.entries.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
@@ -298,8 +299,8 @@ class Verifier:
 def _shared_prompts(
     input_ids: torch.Tensor, model_kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The rows `(m,)` that stand for the different ones among prompts `(R, n)`, on the host, and
-    for each row the index of its prompt among these; `None` if all differ. Prompts are the same if
+    """The index `(m,)` of a row for each distinct one of the prompts `(R, n)`, on the host, and for
+    each row the index of its prompt among these; `None` if all differ. Prompts are the same if
     their ids, mask and positions are."""
     parts = [input_ids]
     for name in ("attention_mask", "position_ids"):

@@ -45,7 +45,7 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text."""
+        """The bytes that a token adds to the text."""
         return self._tokens.decode_bytes([token])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGrammar:
@@ -121,7 +121,7 @@ def with_token_ids(tokenizer: PreTrainedTokenizerBase, lark: str) -> str:
 
 
 class _Text(NamedTuple):
-    """Where a row is in the grammar. It never changes: a copy is the same object."""
+    """A row's place in the grammar. It never changes: a copy is the same object."""
 
     ids: np.ndarray
     prompt_length: int
@@ -173,6 +173,6 @@ class GrammarProcessor(LogitsProcessor):
 
 
 def unpacked_mask(matcher: LLMatcher) -> np.ndarray:
-    """Which tokens may follow a state, bool of shape `(n,)`."""
+    """True for each token that may follow a state, bool of shape `(n,)`."""
     packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     return np.unpackbits(packed, bitorder="little").view(np.bool_)
