@@ -68,14 +68,14 @@ class Blend(Drafter):
         return self._sources
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        for source in self.sources:
+        for source in self._sources:
             source.check(vocab_size, processors)
 
     def __repr__(self) -> str:
-        return " | ".join(map(repr, self.sources))
+        return " | ".join(map(repr, self._sources))
 
     def fork(self) -> Blend:
-        fork = Blend([drafter.fork() for drafter in self.sources])
+        fork = Blend([drafter.fork() for drafter in self._sources])
         fork.calibration = self.calibration
         fork._calibrations = self._calibrations
         return fork
@@ -91,14 +91,14 @@ class Blend(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.sources]
+        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self._sources]
         self._drafts: list[_Draft] = []
-        for drafter in self.sources:
+        for drafter in self._sources:
             drafter.begin(prompt_ids, vocab_size)
         # By their numbers; a source may prune in one call and not in another.
         path_drafters = {
             number: source
-            for number, source in enumerate(self.sources)
+            for number, source in enumerate(self._sources)
             if isinstance(source, PathDrafter)
         }
         self._costly = {i: source for i, source in path_drafters.items() if source.costly}
@@ -113,7 +113,7 @@ class Blend(Drafter):
 
     def observe(self, observation: Observation) -> None:
         self._record(observation.tokens)
-        for drafter in self.sources:
+        for drafter in self._sources:
             drafter.observe(observation)
 
     def _record(self, tokens: np.ndarray) -> None:
@@ -135,7 +135,7 @@ class Blend(Drafter):
         self._drafts = []
 
     def end(self) -> None:
-        for drafter in self.sources:
+        for drafter in self._sources:
             drafter.end()
 
     def _estimates(self, budget: int, call: Call) -> list[DraftTree]:
@@ -143,11 +143,11 @@ class Blend(Drafter):
         ones', which know the earlier drafts and whose paths the cheap ones continue."""
         self._drafts = []
         estimates = [DraftTree.empty()]
-        for i in sorted(range(len(self.sources)), key=self._costly.__contains__):
+        for i in sorted(range(len(self._sources)), key=self._costly.__contains__):
             source_call = call
             if i in self._costly:
                 source_call = dataclasses.replace(call, known=merged(estimates, budget))
-            tree = checked_draft(self.sources[i], budget, source_call, self._vocab_size)
+            tree = checked_draft(self._sources[i], budget, source_call, self._vocab_size)
             estimates.append(self._estimate(i, tree))
             if i in self._costly:
                 tree = estimates[-1]

@@ -24,13 +24,13 @@ logger = logging.getLogger("hf_refspec")
 
 
 def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
-    """The drafter for a call's `candidate_generator`, see [`sources_of`]: itself if it is one.
-    Raises a TypeError for a drafter whose methods do not take the call."""
-    sources = sources_of(value, role)
-    for source in sources:
-        _check_signatures(source)
+    """The drafter for a call's `candidate_generator`: itself if it is one, else of its
+    [`sources_of`]. Raises a TypeError for a drafter whose methods do not take the call."""
     if isinstance(value, Drafter):
+        for source in value.sources:
+            _check_signatures(source)
         return value
+    sources = sources_of(value, role)
     return sources[0] if len(sources) == 1 else Blend(sources)
 
 

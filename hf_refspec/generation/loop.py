@@ -25,7 +25,7 @@ import numpy as np
 from ..drafting.contract import Drafter, Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
-from ..verification.draft_limits import DraftLimits
+from ..generation.plan import DraftLimits
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier

@@ -31,6 +31,7 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.loop import Loop
+from ..generation.plan import DraftLimits
 from ..generation.row import Row, RowMark
 from ..kernels.compilation import drafting_kernels
 from ..messages import check_count
@@ -47,7 +48,6 @@ from ..transformers_names import (
     prefill,
 )
 from ..verification.caches import find_cache, fresh_kwargs
-from ..verification.draft_limits import DraftLimits
 from ..verification.model_memo import memo_of
 from ..verification.passes import FixedTokens
 from ..verification.probe import select_verifier

@@ -233,11 +233,11 @@ class CachedRow:
 
     block: Block
     at: int  # its place in the block
-    hidden: np.ndarray | None = None  # the hidden slots, where not only the `skipped` are
 
-    def __init__(self, skipped: int, length: int) -> None:
-        self.skipped = skipped
+    def __init__(self, skipped: int, length: int, hidden: np.ndarray | None = None) -> None:
         self.length = length
+        self.skipped = skipped
+        self.hidden = hidden  # true for each hidden slot, where not only the `skipped` are hidden
 
     def begin(self, window: int | None) -> int:
         """The first slot that the next token sees."""
@@ -584,14 +584,15 @@ def block_size(length: int) -> int:
 
 def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -> list[CachedRow]:
     """`count` rows whose prompts, with what a given cache holds, are `length` tokens long."""
-    rows = [CachedRow(0, length) for _ in range(count)]
-    if (mask := model_kwargs.get("attention_mask")) is not None:
-        hidden = mask[:, :length].numpy(force=True) == 0
-        padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
-        for row, is_hidden, skipped in zip(rows, hidden, padding, strict=True):
-            row.skipped = skipped
-            row.hidden = is_hidden if is_hidden[skipped:].any() else None
-    return rows
+    mask = model_kwargs.get("attention_mask")
+    if mask is None:
+        return [CachedRow(0, length) for _ in range(count)]
+    hidden = mask[:, :length].numpy(force=True) == 0
+    padding = np.logical_and.accumulate(hidden, axis=1).sum(axis=1).tolist()
+    return [
+        CachedRow(skipped, length, is_hidden if is_hidden[skipped:].any() else None)
+        for is_hidden, skipped in zip(hidden, padding, strict=True)
+    ]
 
 
 def _whole(states: torch.Tensor, length: int) -> torch.Tensor:

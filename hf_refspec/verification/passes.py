@@ -58,23 +58,6 @@ class FixedTokens:
         return self.ids.shape[1]
 
 
-class AllButLast:
-    """A row without its last token."""
-
-    def __init__(self, row: TokenSequence) -> None:
-        self._row = row
-
-    @property
-    def ids(self) -> torch.Tensor:
-        return self._row.ids[:, :-1]
-
-    def tail(self, count: int) -> np.ndarray:
-        return self._row.tail(count + 1)[:-1]
-
-    def __len__(self) -> int:
-        return len(self._row) - 1
-
-
 class Pass:
     """The tokens of R rows in one forward pass: of each row its pending tokens, then the nodes of
     its draft.
@@ -87,6 +70,7 @@ class Pass:
         width (`int`, *optional*): The tokens to which a pass of packed rows is padded.
 
     Attributes:
+        ends (`list[int]`): The number of tokens of each row that have run after the pass.
         pending (`list[int]`): The number of tokens of each row before its draft.
         sizes (`list[int]`): The number of tokens of each row in the pass, S_i.
         size (`int`): The most tokens that a row has in the pass, S.
@@ -104,7 +88,8 @@ class Pass:
         cached: list[int],
         width: int | None = None,
     ) -> None:
-        self.rows: list[TokenSequence] = []
+        self.rows = rows
+        self.ends: list[int] = []
         self.drafts: list[DraftTree] = []
         self.cached = cached
         self.width = width
@@ -113,16 +98,15 @@ class Pass:
         self.tokens: list[np.ndarray] = []
         self.indices: list[np.ndarray] = []
         for row, draft, cached_tokens in zip(rows, drafts, cached, strict=True):
-            own_row = AllButLast(row) if draft is None else row
             own_draft = DraftTree.empty() if draft is None else draft
-            end = len(own_row)
+            end = len(row) if draft is not None else len(row) - 1
             pending = end - cached_tokens
-            tokens = own_row.tail(pending)
+            tokens = row.tail(len(row) - cached_tokens)[:pending]
             steps = np.arange(cached_tokens, end)
             if len(own_draft):
                 tokens = np.concatenate((tokens, own_draft.tokens), dtype=np.int64)
                 steps = np.concatenate((steps, end - 1 + own_draft.depths()), dtype=np.int64)
-            self.rows.append(own_row)
+            self.ends.append(end)
             self.drafts.append(own_draft)
             self.pending.append(pending)
             self.sizes.append(pending + len(own_draft))
@@ -154,9 +138,9 @@ class Pass:
         for i, row in enumerate(self.rows):
             count = self.sizes[i]
             if count < size:
-                tokens[i] = row.tail(1)[0]
+                tokens[i] = row.tail(1 + len(row) - self.ends[i])[0]
             tokens[i, :count] = self.tokens[i]
-            indices[i] = len(row) - 1
+            indices[i] = self.ends[i] - 1
             indices[i, :count] = self.indices[i]
         return tokens, indices
 

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.verification.passes import AllButLast, FixedTokens, Pass, uploaded
+from hf_refspec.verification.passes import FixedTokens, Pass, uploaded
 from hf_refspec.verification.verifier import TREE, Verifier
 from tests.helpers.calls import padded_prompts, prepared
 
@@ -67,10 +67,14 @@ def test_only_logits_from_the_first_root_on_are_wanted():
     assert several.roots(4) == [0, 5]
 
 
-def test_a_text_without_its_last_token():
-    row = AllButLast(text(4, 5, 6))
-    assert (len(row), row.ids.tolist(), row.tail(1).tolist()) == (2, [[4, 5]], [5])
-    assert row.tail(0).tolist() == []
+def test_a_row_that_takes_no_part_runs_all_but_its_last_token():
+    rows = [text(4, 5, 6), text(4, 5, 6, 7)]
+    pass_ = Pass(rows, [None, DraftTree.empty()], cached=[1, 3])
+    assert [tokens.tolist() for tokens in pass_.tokens] == [[5], [7]]
+    pass_ = Pass(rows, [None, DraftTree.empty()], cached=[2, 3])
+    assert [tokens.tolist() for tokens in pass_.tokens] == [[], [7]]
+    tokens, indices = pass_.aligned(1)
+    assert (tokens.tolist(), indices.tolist()) == ([[5], [7]], [[1], [3]])
 
 
 def test_uploaded_arrays_are_the_same():

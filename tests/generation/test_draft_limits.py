@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
+from hf_refspec.generation.plan import DraftLimits
 from hf_refspec.verification.caches import find_cache
-from hf_refspec.verification.draft_limits import DraftLimits
 from hf_refspec.verification.verifier import TREE
 from tests.helpers.architectures import VOCAB_SIZE, WINDOW, small
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
