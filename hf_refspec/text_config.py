@@ -29,7 +29,7 @@ def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
 
 
 def attends_locally(config: PreTrainedConfig) -> bool:
-    """True if some layer attends to some of the positions only."""
+    """True if some layer does not attend to all positions."""
     return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
 
 
@@ -62,7 +62,7 @@ def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def text_tokenizer(tokenizer: Any) -> Any:
-    """A multimodal processor's tokenizer. Anything else is returned as it is."""
+    """A multimodal processor's tokenizer. Anything else is returned unchanged."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):  # which may wrap another library's
         return tokenizer
     return getattr(tokenizer, "tokenizer", tokenizer)

@@ -43,7 +43,7 @@ CACHE_NAME = next(
     for name in CACHE_NAMES
     if name in {field.name for field in fields(GenerateDecoderOnlyOutput)}
 )
-# Arguments of a forward pass over text, beside the cache.
+# Arguments of a forward pass over text, besides the cache.
 USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
 USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
 # Arguments that only prefills have.

@@ -42,7 +42,7 @@ class Blend(Drafter):
             continues where the others are no longer sure, and they continue what it drafted.
 
     Raises:
-        ValueError: If there are none, or one is there twice.
+        ValueError: If there are none, or the same one twice.
         TypeError: If something else is among them.
     """
 

@@ -132,7 +132,7 @@ class LateDrafter(Drafter):
         if self.begun:
             self.drafter.end()
         elif self._missed:
-            drafting_kernels.ready()  # the next call shall find them
+            drafting_kernels.ready()  # for the next call
 
 
 @contextmanager

@@ -30,7 +30,7 @@ Noise: TypeAlias = Callable[[int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of a sampled call by which a drafter estimates what is drawn. Other options, such
+    """The options of a sampled call by which a drafter estimates its tokens. Other options, such
     as min-p, may shape the distribution as well; with all of them the text is plain sampling's.
 
     Attributes:
@@ -178,7 +178,7 @@ class Drafter:
         """Returns a drafter for another row of the same call, before `begin`.
 
         By default a deep copy that shares `calibration`, so that the outcomes of each row's drafts
-        correct the estimates of all. Override it to share what is large, or what all rows add to.
+        correct the estimates of all. Override it to share large data, or data that all rows add to.
         """
         fork = copy.deepcopy(self)
         fork.calibration = self.calibration

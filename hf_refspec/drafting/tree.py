@@ -79,7 +79,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """True if the nodes are one path, or there are none."""
+        """True if the nodes form one path; also without nodes."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
     def depths(self) -> np.ndarray:
@@ -217,7 +217,7 @@ _DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)
 def tree_fault(tokens, parents, probs, vocab_size):
-    """The fault of the first faulty node of a tree of shape `(T,)`, 0 if there is none."""
+    """The fault of the first faulty node of a tree of shape `(T,)`; 0 for a valid tree."""
     child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
     sibling = np.empty(len(tokens), dtype=np.int32)  # the child of the same parent before it
     for node in range(len(tokens)):

@@ -1,1 +1,1 @@
-"""The decoding loop: rows, acceptance, the budget, and what is refused."""
+"""The decoding loop: calls, rows, the sizes of drafts, and acceptance."""

@@ -82,7 +82,7 @@ class Loop:
     def learn(
         self, rows: Sequence[Row], drafts: Drafts, result: PassResult, taken: Accepted
     ) -> None:
-        """Learns from a pass: the budget what it cost, the drafters what the target expected."""
+        """Teaches the budget the cost of a pass, and the drafters the target's expectations."""
         began = perf_counter()
         self.offered = self.offered or any(drafts.drafted)
         if result.is_step:

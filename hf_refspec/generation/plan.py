@@ -205,9 +205,9 @@ class DraftLimits:
         """The greatest depth of a draft after the row with this index, whose text has this length;
         0 or less allows none.
 
-        A draft passes no length that its text has not come to, and none where drafts are refused;
-        what is probed is probed before a draft is verified. It ends with the table of positions,
-        unless the text is past it already, as in plain decoding; and before rotary frequencies
+        A draft crosses no such length before its text has, and none where drafts are refused: the
+        probe comes before any draft that is verified. It ends with the table of positions, unless
+        the text is past it already, as in plain decoding; and before rotary frequencies
         change: one pass has one set of them, so that a longer draft would change the accepted
         tokens' frequencies."""
         deepest = sys.maxsize
@@ -265,7 +265,7 @@ class BudgetConstants:
     # a running batch would pay for wrong drafts for as long as right ones came before.
     most_affordable: float = 100.0
     disturbed: float = 2.0  # a pass counts as at most this multiple of its usual cost
-    # The part of what is affordable that one pass may stake; the pass over the fewest nodes may
+    # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
     stake: float = 0.5
     # After this number of drafts in a row that were not worth verifying, drafting takes this part

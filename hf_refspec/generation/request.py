@@ -2,7 +2,7 @@
 
 Rows with drafts have different lengths, so each logits processor is asked about each row alone, as
 a batch of one: `(1, length)` ids with the row's padding, and `(1, vocab_size)` scores. Rows share
-the processors of transformers, but for the few that know rows by their number. With any other
+the processors of transformers, except the few that know rows by their number. With any other
 processor the rows are decoded plainly.
 
 Each row asks the stopping criteria of transformers as soon as it has a token. Other criteria may
@@ -136,7 +136,7 @@ class BatchCriteria:
     ranks: Ranks
 
     def ask(self, rows: Sequence[Row]) -> None:
-        """Asks about the lengths that all rows have come to since, stops rows, and streams."""
+        """Asks about the lengths that all rows have reached since, stops rows, and streams."""
         while self.asked < self._reached(rows):
             self.asked += 1
             ids = padded_ids(rows, self.asked, self.pads, self.pad_id)
@@ -148,7 +148,7 @@ class BatchCriteria:
                 self.streamer.put(ids[:, -1].cpu())
 
     def _reached(self, rows: Sequence[Row]) -> int:
-        """The length that the call has come to, were its rows decoded in step."""
+        """The length that the call would have reached with its rows decoded in step."""
         going = [len(row) for row in rows if not (row.finished and self.pads)]
         return min([*going, longest_row(rows)])
 

@@ -45,7 +45,7 @@ _LEAST_SHARED = 16
 
 @dataclass(frozen=True)
 class CachedText:
-    """The ids `(n,)` of a text as far as they are cached, their keys and values
+    """The cached ids `(n,)` of a text, their keys and values
     `(1, heads, n, head_dim)`, and the state of the model that computed them."""
 
     ids: np.ndarray
@@ -242,7 +242,7 @@ class RunningText:
         return CachedText(self.row.tail(len(self.row))[:length], entries, self._model_state)
 
     def end(self) -> None:
-        """Frees what it holds but its tokens."""
+        """Frees all that it holds except its tokens."""
         self.finished = True
         remember_outputs(self.stats, [self.row.drafter], [self.row.output])
         loop = self._loop

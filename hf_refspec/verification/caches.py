@@ -76,7 +76,7 @@ def fresh_kwargs(
 
 
 def has_padding(model_kwargs: Mapping[str, Any]) -> bool:
-    """True if some prompt of a call is padded."""
+    """True if any prompt of a call is padded."""
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
@@ -110,12 +110,12 @@ def crosses_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) ->
 
 
 def holds_running_state(cache: Cache) -> bool:
-    """True if some layer holds a running state, which cannot be cropped."""
+    """True if any layer holds a running state, which cannot be cropped."""
     return any(isinstance(layer, RunningStateLayer) for layer in cache.layers)
 
 
 def has_static_layers(cache: Cache) -> bool:
-    """True if some layer has a fixed length, so that nothing can be cropped from its end."""
+    """True if any layer has a fixed length, so that nothing can be cropped from its end."""
     return any(isinstance(layer, StaticLayer) for layer in cache.layers)
 
 

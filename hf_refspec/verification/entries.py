@@ -472,7 +472,8 @@ class InPlaceEntries(Entries):
         self.current = CurrentPass(write, end)
 
     def confirm_packing(self) -> None:
-        """After a packed pass has attended to what it wrote: later ones need not be compared."""
+        """Records that a packed pass has attended to what it wrote: later ones need no
+        comparison."""
         self.compared = True
 
     def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
@@ -510,7 +511,7 @@ class InPlaceEntries(Entries):
 
     def stop_packing(self, room: int) -> None:
         """Puts all rows in one block, in their order, with `room` slots after the longest: the
-        model attends to something else than it caches, and no later pass is packed either."""
+        model does not attend to what it caches, and no later pass is packed either."""
         memo_of(self._model)[_UNPACKABLE] = True
         self.packs = self.joins = False
         self._blocks = {}
@@ -526,7 +527,7 @@ class InPlaceEntries(Entries):
 
     def cached_row(self, index: int, cached: int) -> KeysAndValues:
         """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none
-        where the prefill has left out what is outside of a window."""
+        where the prefill has left out tokens outside of a window."""
         return [] if self._has_windows else self.rows[index].first(cached)
 
     def close(self, cached: list[int]) -> None:

@@ -224,7 +224,7 @@ class OrderedInputs(Inputs):
 
 
 class UnpackableError(RuntimeError):
-    """Layers attend to something else than they have written to the cache."""
+    """Layers do not attend to the keys and values that they have written to the cache."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Group:
 
 
 class PackedAttention:
-    """What the layers of a pass share: which of its tokens belong to which row, and what they see.
+    """The row of each token of a pass and the slots that it sees, shared by all layers.
 
     Attributes:
         end (`int`): The length of the longest row after the pass.
@@ -281,8 +281,8 @@ class PackedAttention:
         self.tensors = uploaded(self._arrays, device)
         # The layer that has written and not yet attended, with its keys and values.
         self._written: tuple[int, torch.Tensor, torch.Tensor] | None = None
-        self._equal: list[torch.Tensor] = []  # whether each layer attended to what it wrote
-        # The masks as they are added to scores, by all that layers may differ in.
+        self._equal: list[torch.Tensor] = []  # true for each layer that attended to what it wrote
+        # The masks to add to scores, by the properties in which layers may differ.
         self._masks: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
     def write(

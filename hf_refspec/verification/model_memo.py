@@ -1,8 +1,8 @@
-"""Findings about a model, kept beside it for as long as it lives.
+"""Findings about a model, kept for as long as it lives.
 
-Most of them (which verifier is exact, the cost of a pass) hold for the model as it is now: a hook,
-an adapter, training mode, a layer that was replaced or quantised make it another function. Such
-findings are kept for each of its last states.
+Most of them (which verifier is exact, the cost of a pass) hold for the model in its present state:
+a hook, an adapter, training mode, a layer that was replaced or quantised make it another function.
+Such findings are kept for each of its last states.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..kernels.eager_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import keeps_state_in_modules
 
-# A model is not changed: what is learned of it shall be in no copy, pickle or fingerprint of it.
+# Not an attribute of the model: no copy, pickle or fingerprint of it should hold the findings.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _MOVING = "attributes that forward passes change"
 # The states that have findings: adapters that are switched on and off are not probed each time.
@@ -38,13 +38,13 @@ _FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
 def memo_of(model: nn.Module) -> dict[Any, Any]:
-    """The findings about a model, whatever becomes of it; none at first. Keys name all that a
-    finding depends on; no value may refer to the model, which would then never be freed."""
+    """The findings about a model in any state; none at first. Keys name all that a finding
+    depends on; no value may refer to the model, which would then never be freed."""
     return _FINDINGS.setdefault(model, {})
 
 
 def memo_of_state(model: nn.Module) -> dict[Any, Any]:
-    """The findings about a model as it is now; none in a new state."""
+    """The findings about a model in its present state; none in a new one."""
     states: list[tuple[_State, dict[Any, Any]]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for state, memo in states[:]:  # a copy: other threads may be here as well

@@ -1,5 +1,4 @@
-"""A pass: the tokens of R rows in one forward pass of the target model, the arguments of the model,
-and what it returns.
+"""A pass: the tokens of R rows in one forward pass of the target model, its arguments and results.
 
 row 0   p p p p x x | r d d d        p  prompt, x  output, both cached
 row 1   p p x x x x | x r            x, r  pending: not yet cached; r  the root, the last token

@@ -33,14 +33,14 @@ from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifi
 
 logger = logging.getLogger("hf_refspec")
 
-# The tokens of a prompt, of the path that is verified, and of the branches beside it.
+# The tokens of a prompt, of the path that is verified, and of the other branches.
 _PROMPT = 8
 _PATH = 4
 _DISTRACTORS = 8
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # Special tokens are among the lowest ids. After a text of them a trained model's logits are flat,
-# and rounding is large beside their differences.
+# and rounding is large compared with their differences.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
 # two texts of three decide. Bits must be the same in all of them.
@@ -115,8 +115,8 @@ def select_verifier(
     by [`~generation.plan.DraftLimits`]. `stats` count the passes of probes.
 
     Raises:
-        RefusedCallError: If there is none and the call has `named` what is requested; else it
-            decodes plainly.
+        RefusedCallError: If there is none and the call has `named` the requested one; other calls
+            decode plainly.
     """
     trusts_code = named and requested != REPRODUCIBLE.name
     reason = why_unverifiable(model, rows, model_kwargs, requested, trusts_code)
@@ -141,7 +141,7 @@ def select_verifier(
             probes_later
             and kind is TREE
             and model_kwargs.keys() <= USUAL_ARGUMENTS
-            # Its windows are probed at once, lest chains are tried in the next call only.
+            # A model with windows is probed at once, so that this call tries chains already.
             and not attends_locally(text_config(model))
             and _key(call) not in memo_of_state(model)
         )

@@ -1,7 +1,7 @@
 """The ranks of a model: processes that hold parts of it and run every forward pass together.
 
 With tensor parallelism all ranks decode the same text, and a pass that one of them runs alone waits
-for the others for ever. So the first rank decides what depends on a process: drafts and their
+for the others forever. So the first rank decides what depends on a process: drafts and their
 number, by its own tables and clock; the verifier; sampled tokens; stops. It tells the others by a
 sum over all ranks, to which each of them adds whether it has failed.
 
@@ -33,7 +33,7 @@ _Value = TypeVar("_Value")
 _SIZE = 4096
 _LENGTH = np.dtype(np.int64)
 # A rank that has failed tells the others at their next exchange. If it failed inside of a forward
-# pass, they never come to one, and it ends alone after this time.
+# pass, they never reach one, and it ends alone after this time.
 _PATIENCE = timedelta(seconds=30)
 
 

@@ -197,7 +197,7 @@ class SlottedEntries(Entries):
         self._compiled = CompiledForward(model, generation_config, model_kwargs)
         self._plain_layers = cache.layers
         if not has_begun(cache):
-            # Also in place of layers that keep a window: a mask hides what is outside of it, and a
+            # Also instead of layers that keep a window: a mask hides tokens outside of it, and a
             # draft may be rejected after it.
             slots = max(layer.max_cache_len for layer in cache.layers)
             if generation_config.cache_implementation is not None:  # `generate` has made it

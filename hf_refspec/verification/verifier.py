@@ -155,7 +155,7 @@ class Verifier:
         width: int | None = None,
     ) -> PassResult:
         """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
-        The first pass, the prefill, has no drafts, and later ones have its rows, but for those that
+        The first pass, the prefill, has no drafts; later ones have its rows, except those that
         [`select`] drops and [`join`] adds."""
         began = perf_counter()
         if self.entries.cache is None:  # the state is not in a cache
@@ -234,7 +234,7 @@ class Verifier:
         if self._last is not None:
             self.keep([[]] * len(self._last.rows))
         if len(self.cached) > 1 and self.inputs is not None:
-            # They may differ in length, but for their prompts.
+            # They may differ in length, except their prompts.
             self.cached = [self.inputs.prompt_length] * len(self.cached)
         self.entries.close(self.cached)
 
@@ -254,7 +254,7 @@ class Verifier:
 
     def begin_again(self, row: TokenSequence) -> None:
         """Replaces the cache by an empty one, without the padding and other arguments of the call:
-        the next pass is a prefill of the row as it is now."""
+        the next pass is a prefill of the present row."""
         if self.entries.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)

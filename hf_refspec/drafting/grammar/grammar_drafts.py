@@ -278,5 +278,5 @@ def _after_token(matcher: LLMatcher, token: int) -> LLMatcher:
 
 
 def _ends_here(matcher: LLMatcher) -> bool:
-    """True if the next token is forced, or there is none."""
+    """True if the next token is forced, or the text has ended."""
     return matcher.is_stopped() or bool(matcher.compute_ff_tokens())
