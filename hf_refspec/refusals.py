@@ -90,15 +90,6 @@ class Reason:
 # --- refusals, before `generate` has prepared a call
 
 
-def check_generates(model: Any) -> None:
-    """Refuses anything but a model, or what wraps one as PEFT does."""
-    if not hasattr(model, "generate") or not hasattr(model, "config"):
-        raise TypeError(
-            f"model must be a transformers model with generate(), but is {model!r}; load it by "
-            "AutoModelForCausalLM.from_pretrained(name)"
-        )
-
-
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
     """Refuses models and arguments that `generate` would use or drop before the decoding loop. The
     tokenizer, which it drops, shows whether the call's datastores are for this model."""

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..messages import check_count
-from ..refusals import RefusedCallError, check_generates, check_options
+from ..refusals import RefusedCallError, check_options
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
@@ -76,7 +76,6 @@ class RunningBatch:
     ) -> None:
         if (why := untested_transformers()) is not None:
             raise RuntimeError(f"{why}.")
-        check_generates(model)
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
         max_rows = _default_rows(model) if max_rows is None else max_rows
