@@ -95,7 +95,8 @@ class Plan:
         going = [row.seen for row, tree in zip(self.rows, trees, strict=True) if tree is not None]
         if any(trees) and not self.limits.allow(max(map(len, going))):
             trees = [None if tree is None else DraftTree.empty() for tree in trees]
-        if self.limits.may_pad:
+        # A fixed budget measures no costs.
+        if isinstance(self.budget, AutoBudget) and self.limits.may_pad:
             seen = [row.seen for row in self.rows]
             self.width = self.budget.width(self.limits.verifier.pass_tokens(seen, trees))
         return replace(drafts, trees=trees, seconds=seconds)
@@ -301,10 +302,6 @@ class Budget:
         take part."""
         return self.max_nodes
 
-    def width(self, tokens: int) -> int:
-        """The size to which a pass over this number of tokens of packed rows is padded."""
-        return tokens
-
     def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
         """The part of each row's draft that the next pass should verify."""
         return drafts.drafted
@@ -364,7 +361,8 @@ class AutoBudget(Budget):
         return speed
 
     def width(self, tokens: int) -> int:
-        """The cheapest size of at least this number of tokens."""
+        """The size to which a pass over this number of tokens of packed rows is padded: the
+        cheapest one that is no smaller."""
         return self._costs.cheapest(tokens)
 
     def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:

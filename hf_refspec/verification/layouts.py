@@ -44,6 +44,7 @@ from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, prepared, r
 # row. The call itself takes as long as `_CALL` products of a query and a key.
 _EXTRA_WORK = 2.0
 _CALL = 1024
+_NOT_ATTENDED = "a layer has written to the cache without attending"
 _OTHER_KEYS = "a layer attends to other keys than it has written"
 # Models may move, cast and cut a mask.
 _UNCHANGED = {"to", "__getitem__", "expand", "contiguous", "float", "bool", "type", "clone"}
@@ -289,7 +290,8 @@ class PackedAttention:
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values `(1, heads, S, head_dim)` of all tokens after their rows."""
-        self._check_attended()
+        if self._written is not None:
+            raise UnpackableError(_NOT_ATTENDED)
         for number, group in enumerate(self._groups):
             cached = group.rows[0].block.layers[layer]
             for tensor, new in zip(cached, (keys, values), strict=True):
@@ -299,15 +301,11 @@ class PackedAttention:
         self._written = layer, keys, values
         return keys, values
 
-    def _check_attended(self) -> None:
-        """Raises an UnpackableError if no layer has attended to what was written last."""
-        if self._written is not None:
-            raise UnpackableError("a layer has written to the cache without attending")
-
     def check(self) -> None:
         """Raises an UnpackableError, after the pass, if its layers have attended to anything but
         what they wrote."""
-        self._check_attended()
+        if self._written is not None:
+            raise UnpackableError(_NOT_ATTENDED)
         if self._equal:  # the host waits once for all layers
             device = self._equal[0].device
             if not torch.stack([equal.to(device) for equal in self._equal]).all():
