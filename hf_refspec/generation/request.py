@@ -153,23 +153,28 @@ class BatchCriteria:
         return min([*going, longest_row(rows)])
 
 
-def rows_of(request: Request, ranks: Ranks) -> tuple[list[Row], BatchCriteria | None]:
-    """The rows of a call, and the criteria and streamer that several rows have together, if any."""
+def rows_of(
+    request: Request, drafters: Sequence[Drafter], ranks: Ranks
+) -> tuple[list[Row], BatchCriteria | None]:
+    """The rows of a call, each with its drafter, and the criteria and streamer that several rows
+    have together, if any."""
     count = len(request.input_ids)
     config = request.generation_config
     processors = request.logits_processor
     criteria = request.stopping_criteria
     if count == 1:
-        return [Row(request.input_ids, processors, criteria, config, request.streamer)], None
+        row = Row(request.input_ids, processors, criteria, config, request.streamer, drafters[0])
+        return [row], None
     row_criteria = StoppingCriteriaList()
     batch_criteria = StoppingCriteriaList()
     for criterion in criteria:
         (row_criteria if is_of_transformers(criterion) else batch_criteria).append(criterion)
     rows = []
-    for i in range(count):
+    for i, drafter in enumerate(drafters):
         ids = request.input_ids[i : i + 1]
         own_processors = [processor_of_row(processor, i, count) for processor in processors]
-        rows.append(Row(ids, LogitsProcessorList(own_processors), row_criteria, config))
+        own_processors = LogitsProcessorList(own_processors)
+        rows.append(Row(ids, own_processors, row_criteria, config, drafter=drafter))
     if not batch_criteria and request.streamer is None:
         return rows, None
     return rows, BatchCriteria(

@@ -116,9 +116,10 @@ class Row:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         config = generation_config
-        self.drafter = Drafter()
+        self.drafter = Drafter() if drafter is None else drafter
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         recorded = config.return_dict_in_generate

@@ -115,7 +115,7 @@ def prepare_text(
         )
     if request.drafter is not None:
         request.drafter.check(text_config(model).vocab_size, logits_processor)
-    [row], _ = rows_of(request, Ranks())
+    [row], _ = rows_of(request, [Drafter()], Ranks())
     verifier, joins = _verifier(request)
     if generation_config.do_sample:
         row.generator = torch.Generator(input_ids.device)

@@ -185,9 +185,7 @@ def _decode(
     is_probed: bool,
 ) -> Output:
     """Decodes with drafts until all rows have ended."""
-    rows, criteria = rows_of(request, ranks)
-    for row, drafter in zip(rows, drafters, strict=True):
-        row.drafter = drafter
+    rows, criteria = rows_of(request, drafters, ranks)
     stats = drafters[0].stats
     stats.verification = verifier.kind.name
     loop = Loop.over(

@@ -135,8 +135,7 @@ def iterative_ralm(  # noqa: D417
         prompt = prompt[mask[0].numpy(force=True) != 0]  # without padding
     names_bos = generation_config if tokenizer is None else text_tokenizer(tokenizer)
     bos = names_bos.bos_token_id
-    row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
-    row.drafter = drafter
+    row = Row(input_ids, logits_processor, stopping_criteria, generation_config, drafter=drafter)
     text = IterativeText(
         row=row,
         model=model,
