@@ -55,6 +55,8 @@ class Entries:
     joins = False
     # True if a pass costs as much as all its tokens; else each row costs as much as the widest.
     packs = False
+    # Distinguishes passes of different cost within a kind of verifier.
+    variant = ""
 
     def __init__(
         self,
@@ -65,11 +67,6 @@ class Entries:
         """The arguments of a [`Verifier`]; subclasses need them."""
         self.cache: Any = find_cache(model_kwargs)
         self.prior_length = 0
-
-    @property
-    def variant(self) -> str:
-        """Distinguishes passes of different cost within a kind of verifier."""
-        return ""
 
     def before_prefill(self, count: int) -> None:
         """Prepares for the prompts of this number of rows."""
@@ -175,10 +172,7 @@ class RunningState(Entries):
     costs no pass of its own."""
 
     reruns = True
-
-    @property
-    def variant(self) -> str:
-        return "running state"
+    variant = "running state"
 
     def before(self, pass_: Pass) -> None:
         self._before = snapshot(self.cache) if len(pass_.drafts[0]) else None
@@ -405,14 +399,11 @@ class InPlaceEntries(Entries):
             and _UNPACKABLE not in memo_of(model)
         )
         self.joins = self.packs and is_usual and not belongs_to_caller(self.cache)
+        self.variant = "packed" if self.packs else "side by side"
         self.rows: list[CachedRow] = []
         self.current: CurrentPass | None = None
         self.compared = False
         self._blocks: dict[int, Block] = {}
-
-    @property
-    def variant(self) -> str:
-        return "packed" if self.packs else "side by side"
 
     @property
     def longest(self) -> int:

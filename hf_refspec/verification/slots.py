@@ -195,6 +195,7 @@ class SlottedEntries(Entries):
         self._config = generation_config
         self._widths = widths
         self._compiled = CompiledForward(model, generation_config, model_kwargs)
+        self.variant = "compiled" if self._compiled.is_active else "eager"
         self._plain_layers = cache.layers
         if not has_begun(cache):
             # Also instead of layers that keep a window: a mask hides tokens outside of it, and a
@@ -215,10 +216,6 @@ class SlottedEntries(Entries):
         self.places = np.empty((0, self.slots_per_row), dtype=np.int64)
         self.targets = Targets()
         self._layers = cache.layers
-
-    @property
-    def variant(self) -> str:
-        return "compiled" if self._compiled.is_active else "eager"
 
     def before_prefill(self, count: int) -> None:
         """Takes the layers that an earlier call has released, if they fit: a CUDA graph is bound to
