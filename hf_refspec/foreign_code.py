@@ -1,8 +1,8 @@
 """Code of others inside a model's forward passes: hooks, replaced forwards, attention functions.
 
 It may act by the call, the pass or the length of the text, which no probe shows, and may count how
-often it runs. What transformers, accelerate, PEFT, TRL and torch put there themselves does not, and
-what belongs to the model's own class is probed like the rest of the model.
+often it runs. Code of transformers, accelerate, PEFT, TRL and torch themselves does not, and
+the model's own class is probed like the rest of the model.
 """
 
 from __future__ import annotations

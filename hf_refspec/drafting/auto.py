@@ -1,5 +1,4 @@
-"""What users give to draft from, as drafters: `"auto"`, a datastore, a transformers generator, and
-drafters themselves."""
+"""Drafters made of the values that users give: `"auto"`, a datastore, a transformers generator."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # A node is judged among nodes of a similar depth with a similar conditional probability. With more
 # classes the nodes of a class are more alike, but fewer.
-LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more class
+LAST_DEPTHS = (1, 2, 4, 8)  # the last of each class of depth; deeper nodes are one more class
 LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more class
 CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
 # The expected acceptances that, if none comes true, halve the trust in a source: a larger number is

@@ -77,7 +77,7 @@ class AssistedDrafts(CandidateGenerator):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self._stats: DraftStats | None = None  # of the present text
+        self._stats: DraftStats | None = None  # the present text's
         self._ids = np.empty(0, dtype=np.int64)  # the present text so far
 
     def __reduce__(self) -> tuple[Any, ...]:

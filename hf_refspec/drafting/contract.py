@@ -1,4 +1,4 @@
-"""What a drafter is: `begin`, `draft` and `observe` for each pass of the target, and `end`."""
+"""The contract of a drafter: `begin`, then `draft` and `observe` for each pass, and `end`."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class DraftModel(PathDrafter):
         self.padded = padded
         self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
         self.calibration = Calibration()  # without a prior: a model's estimates are sound
-        self._outcomes = Calibration()  # of all that it drafted, verified or not
+        self._outcomes = Calibration()  # for all that it drafted, verified or not
         self._payoff = Payoff()
         self._forget_call()
 
@@ -243,7 +243,7 @@ class AssistantText:
         # Without a configuration it keeps all positions, even those past a sliding window, so that
         # it can always go back.
         self._cache = DynamicCache()
-        self._read = np.empty(0, dtype=np.int64)  # what the cache holds
+        self._read = np.empty(0, dtype=np.int64)  # the tokens in the cache
         self._has_dropout = any(module.training for module in assistant.modules())
 
     @torch.no_grad()

@@ -263,7 +263,7 @@ class Memory:
         self.path: Path | None = None if database is None else database.folder
         self._database = database
         self._keeps = True  # true if the last use of the database succeeded
-        self._last_id = 0  # of the newest session that was read from the database
+        self._last_id = 0  # the newest session that was read from the database
         self._forget_all()
         if database is not None:
             with _lock:

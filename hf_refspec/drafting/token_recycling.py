@@ -190,7 +190,7 @@ class TokenRecycling(LookUp):
             column (`str`, *optional*): The dataset's column; by default as
                 [`Datastore.build`] chooses.
             pattern (`str`, *optional*, defaults to `"*"`): The files below a folder, as `"*.md"`.
-            license (`str`, *optional*): Of the documents; by default the dataset's.
+            license (`str`, *optional*): The documents' license; by default the dataset's.
             corpus_name (`str`, *optional*): Their name; by default the dataset's or the folder's.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 

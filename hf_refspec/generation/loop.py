@@ -40,10 +40,10 @@ class Loop:
     """The forward passes of one call, each over a draft for every row."""
 
     verifier: Verifier  # runs the target model
-    budget: Budget  # how many nodes are drafted, and which are verified
-    limits: DraftLimits  # what drafts may be
+    budget: Budget  # the number of nodes that are drafted, and the ones that are verified
+    limits: DraftLimits  # the depth of drafts, and their form
     stats: DraftStats
-    offered: bool = False  # whether any draft had a node, verified or not
+    offered: bool = False  # true if any draft had a node, verified or not
 
     @classmethod
     def over(
@@ -53,10 +53,10 @@ class Loop:
         stats: DraftStats,
         *,
         max_draft_tokens: int | str,
-        rows: int = 1,  # of a pass; 2 for any number of several
+        rows: int = 1,  # the rows of a pass; 2 for any number of several
         chains: bool = False,
-        is_probed: bool = True,  # whether the verifier was found exact; else it is probed first
-        waits: bool = False,  # whether one call waits for all rows
+        is_probed: bool = True,  # true if the verifier was found exact; else it is probed first
+        waits: bool = False,  # true if one call waits for all rows
         ranks: Ranks | None = None,
     ) -> Loop:
         """The loop of a call whose passes this verifier runs. All rows draft by this `drafter`, or,

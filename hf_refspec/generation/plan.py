@@ -1,12 +1,12 @@
 """The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
 how wide the pass is.
 
-[`plan_step`] decides them, nothing else does. What is allowed (the length of the text, room in the
-cache, chains) comes from [`DraftLimits`], what pays from a budget: the best nodes of all rows
-together are verified, up to the number that yields the most expected tokens per second. A pass over
-packed rows costs as much as their tokens; where rows run side by side, all get the same number of
-nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
-drafts that could cost a call more than a small part of its time are not verified.
+[`plan_step`] decides them, nothing else does. The limits (the length of the text, room in the
+cache, chains) come from [`DraftLimits`], the worth of nodes from a budget: the best nodes of all
+rows together are verified, up to the number that yields the most expected tokens per second. A pass
+over packed rows costs as much as their tokens; where rows run side by side, all get the same number
+of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts
+that could cost a call more than a small part of its time are not verified.
 """
 
 from __future__ import annotations
@@ -319,8 +319,8 @@ class AutoBudget(Budget):
         self,
         costs: PassCosts,
         widths: tuple[int, ...] = (),  # that rows are padded to
-        packs: bool = False,  # whether rows may verify different numbers of nodes
-        waits: bool = False,  # whether one call waits for all rows, above all for the last
+        packs: bool = False,  # true if rows may verify different numbers of nodes
+        waits: bool = False,  # true if one call waits for all rows, above all for the last
     ) -> None:
         super().__init__((widths or PASS_TOKENS)[-1] - 1)
         self._costs = costs
@@ -329,10 +329,10 @@ class AutoBudget(Budget):
         self._waits = waits
         self._affordable = costs.allowance  # the ledger: plain steps that drafts may lose now
         self._unpaid = 0  # drafts in a row that were not worth verifying
-        self._drafting_seconds = 0.0  # of the last draft
+        self._drafting_seconds = 0.0  # the last draft's
         self._spared = 0.0  # seconds that drafting may have taken since then
         # The present step:
-        self._drafts = False  # whether rows may draft
+        self._drafts = False  # true if rows may draft
         self._plain = 0.0  # seconds of a plain step
         self._length = 0  # tokens of the longest text
         self._rows = 1

@@ -57,7 +57,7 @@ class Request:
     candidate_generator: Drafter | CandidateGenerator | Literal["auto"] | None
     streamer: BaseStreamer | None
     model_kwargs: dict[str, Any]
-    adds_cache: bool = False  # whether plain decoding would have no cache
+    adds_cache: bool = False  # true if plain decoding would have no cache
 
     def __post_init__(self) -> None:
         _ = self.drafter  # raises a TypeError if it is not a drafter
@@ -131,7 +131,7 @@ class BatchCriteria:
     criteria: StoppingCriteriaList
     streamer: BaseStreamer | None
     asked: int  # the length up to which they have been asked, at first the prompts'
-    pads: bool  # whether a row that has ended is padded, or decoded until all have ended
+    pads: bool  # true if a row that has ended is padded, else decoded until all have ended
     pad_id: int
     ranks: Ranks
 

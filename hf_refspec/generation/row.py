@@ -53,7 +53,7 @@ class ColumnNoise:
         state = random_numbers(device).get_rng_state if generator is None else generator.get_state
         self._states = [state()]  # before each column
         self._kept: dict[int, torch.Tensor] = {}
-        self._vocab_size = 0  # of the logits, which may be more than a drafter knows of
+        self._vocab_size = 0  # the logits', which may be more than a drafter knows
 
     def of(self, row: int, column: int, vocab_size: int) -> torch.Tensor:
         """A row's noise `(vocab_size,)`, float32, for its new token number `column`. The first call

@@ -144,7 +144,7 @@ class RunningText:
         self.stats = DraftStats()
         self.interrupted: Callable[[], bool] | None = None
         self.row = row
-        self.joins = joins  # whether it shares its passes with others
+        self.joins = joins  # true if it shares its passes with others
         self.verifier = verifier
         # True if its prompt is read in pieces, and may share them. The first piece must not be
         # padding alone, and other positions would have other keys and values.

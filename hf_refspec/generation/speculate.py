@@ -93,11 +93,11 @@ def speculate(  # noqa: D417
             `"reproducible"` verifies chains by passes of one width in a static cache: ids, logits
             and scores are then the same bit by bit with any draft and without a
             `candidate_generator`, in bfloat16 and float16 too.
-        adds_cache (`bool`, *optional*, defaults to `False`): Whether plain decoding would have no
+        adds_cache (`bool`, *optional*, defaults to `False`): True if plain decoding would have no
             cache, because the model is configured to use none.
 
     Returns:
-        What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
+        The output of `generate`: ids `(rows, length)`, padded on the right where a row ends early,
         or a `GenerateDecoderOnlyOutput`.
 
     Raises:

@@ -233,7 +233,7 @@ class Group:
     """Rows that attend in one call: a single one, or several that follow one another in a block."""
 
     rows: list[CachedRow]
-    tokens: slice  # of the pass
+    tokens: slice  # their tokens in the pass
     size: int  # the most tokens that a row has, S
     seen: dict[int | None, slice]  # by a layer's window the slots that some token sees
 

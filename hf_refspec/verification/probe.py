@@ -37,7 +37,7 @@ logger = logging.getLogger("hf_refspec")
 _PROMPT = 8
 _PATH = 4
 _DISTRACTORS = 8
-_PADDING = 3  # of the second row, or of the only one where the call's is padded
+_PADDING = 3  # the padding of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # Special tokens are among the lowest ids. After a text of them a trained model's logits are flat,
 # and rounding is large compared with their differences.
@@ -63,12 +63,12 @@ class ProbedCall(NamedTuple):
 class Finding:
     """The result of a probe, as distances relative to the spread of the logits."""
 
-    exact: bool  # whether the verifier may be used
+    exact: bool  # true if the verifier may be used
     error: float = 0.0  # the distance of its logits from single steps'
     rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
     leak: float | None = None  # the effect of other branches' content, where measured
-    same_bits: bool = True  # whether drafts change no bit of logits, where it promises that
-    failure: str | None = None  # what the model raised, or does
+    same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
+    failure: str | None = None  # the exception of the model, or its dropout
     lacked_memory: bool = False  # which says nothing about the model
     passes: int = 0  # the forward passes that it took
 
@@ -92,7 +92,7 @@ class Choice:
 
     verifier: Verifier | None  # `None` where drafts cannot be verified exactly: decode plainly
     reason: Reason | None = None  # why there is none
-    is_probed: bool = True  # whether it has been found exact; until then nothing may be drafted
+    is_probed: bool = True  # true if it has been found exact; until then nothing may be drafted
 
 
 def select_verifier(

@@ -1,7 +1,7 @@
 """The ranks of a model: processes that hold parts of it and run every forward pass together.
 
 With tensor parallelism all ranks decode the same text, and a pass that one of them runs alone waits
-for the others forever. So the first rank decides what depends on a process: drafts and their
+for the others forever. The first rank decides all that depends on a process: drafts and their
 number, by its own tables and clock; the verifier; sampled tokens; stops. It tells the others by a
 sum over all ranks, to which each of them adds whether it has failed.
 

@@ -64,10 +64,10 @@ class Kind:
     inputs: type[Inputs]  # the arguments of passes
     # True if it may be tried at all with a model and its keyword arguments.
     supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
-    takes_trees: bool = False  # whether drafts may branch
-    takes_several_tokens: bool = True  # whether several may run after the cached ones
-    drops_rows: bool = True  # whether rows can leave
-    is_reproducible: bool = False  # whether logits are the same bit by bit with drafts and without
+    takes_trees: bool = False  # true if drafts may branch
+    takes_several_tokens: bool = True  # true if several may run after the cached ones
+    drops_rows: bool = True  # true if rows can leave
+    is_reproducible: bool = False  # true if logits are the same bit by bit with drafts and without
     # The tokens of a row that a pass is padded to, where the cache has room; none if to any number.
     widths: tuple[int, ...] = ()
 
@@ -86,7 +86,7 @@ STATIC = Kind(
 )
 
 # In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that
-# drafts may change a near-tie. Not so if all passes have one shape, and attention sums in one
+# drafts may change a near-tie. They cannot if all passes have one shape, and attention sums in one
 # order: rows of a matrix product of one shape do not depend on each other, and masked slots add
 # exact zeros. Attention sums over slots, so that drafts are chains: in a chain each token is in
 # the slot that it keeps, in a tree it may not be. Where tokens choose among experts, what others

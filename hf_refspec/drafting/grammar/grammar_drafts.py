@@ -39,7 +39,7 @@ _ALL = 0.9
 # part, and the estimate of all of them together after each of its tokens.
 _ENDS = 3
 _END_PROB = 0.7
-_ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # of its strings and numbers
+_ENDS_OF_JSON = ('",', ",", '"}', '"', "}")  # the ends of its strings and numbers
 
 
 class _Ends(Outcomes):
@@ -69,7 +69,7 @@ class GrammarDrafts(PathDrafter):
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
-        json_schema (`dict` or pydantic model class, *optional*): Of the JSON to write.
+        json_schema (`dict` or pydantic model class, *optional*): The schema of the JSON to write.
         regex (`str`, *optional*): A regular expression for the whole text, in Rust's syntax.
         lark (`str`, *optional*): A grammar in llguidance's dialect of Lark. `<think>` without
             quotation marks is the token of that name, `"<think>"` is text, which the tokenizer
