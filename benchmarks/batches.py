@@ -18,7 +18,7 @@ from suites import spec_bench
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.chats import Chat
+from hf_refspec.apps.bench.measure import Chat
 from hf_refspec.apps.cli.arguments import add_model, draft_budget, positive
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer

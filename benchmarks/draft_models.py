@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from hf_refspec.apps.bench.chats import read_chats, taking_turns
+from hf_refspec.apps.bench.measure import read_chats, taking_turns
 from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, figure_table
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer

@@ -37,8 +37,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.chats import taking_turns
-from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
+from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS, taking_turns
 from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, rate
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.auto import default_sources

@@ -18,9 +18,7 @@ from suites import table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.corpus.windows import read_windows
-from hf_refspec.ralm.hidden_states import recorded
-from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.knn_datastore import KnnDatastore, read_windows, recorded
 
 LAMBDAS = (0.05, 0.1, 0.25, 0.5, 0.75)
 TEMPERATURES = 2.0 ** np.arange(-8, 3, 2)  # in relation to the median distance of all neighbours

@@ -43,19 +43,17 @@ from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
 from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.drafting.reference_copy import ReferenceCopy
-from hf_refspec.ralm.iterative import iterative_ralm
+from hf_refspec.ralm.iterative import PassageEntries, iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import RalmSpeculation
-from hf_refspec.ralm.passage_entries import PassageEntries
-from hf_refspec.ralm.request_cache import LEARNED
+from hf_refspec.ralm.run import LEARNED
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.flat import index_type
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase, TextEncoder, load_encoder
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import Index, squared_lengths
 from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.warm_up import warmup

@@ -26,8 +26,7 @@ from replay import look_up
 from suites import RecordedAnswer, chat_ids, json_lines, recorded_turns, spec_bench, table
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.chats import Chat, read_chats
-from hf_refspec.apps.bench.measure import replay
+from hf_refspec.apps.bench.measure import Chat, read_chats, replay
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.drafting.contract import Observation

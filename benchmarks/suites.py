@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from hf_refspec.apps.bench.chats import Chat, read_chats
+from hf_refspec.apps.bench.measure import Chat, read_chats
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128

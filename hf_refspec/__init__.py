@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .retrieval.retriever import Retriever as Retriever
     from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
-    from .store.folder import DatastoreError as DatastoreError
+    from .store.files import DatastoreError as DatastoreError
     from .warm_up import warmup as warmup
 
 # The public names of each module.
@@ -77,7 +77,7 @@ _MODULES = {
     "retrieval.retriever": ["Retrieved", "Retriever"],
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
-    "store.folder": ["DatastoreError"],
+    "store.files": ["DatastoreError"],
     "warm_up": ["warmup"],
     "ralm.knn_datastore": ["KnnDatastore"],
     "retrieval.knowledge_base": ["KnowledgeBase"],

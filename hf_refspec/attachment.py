@@ -87,8 +87,7 @@ def attach(
     max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",
 ) -> Attachment:
-    """Makes every later `generate` of a model use a drafter, also inside of a pipeline, an
-    evaluation or an agent.
+    """Makes every later `generate` of a model use a drafter, also inside of a pipeline or an agent.
 
     The text stays the same. A call that cannot be speculated (beam search, an encoder-decoder
     model) runs plainly, which is logged once; one with `candidate_generator=` or `custom_generate=`

@@ -89,8 +89,9 @@ def _is_trusted(part: Any) -> bool:
 
 
 def _package_of(part: Any) -> str:
-    """The package that a function, a class or the class of another object was written in: wrappers
-    copy `__module__`, but not their globals."""
+    """The package that a function, a class or an object's class was written in.
+
+    Wrappers copy `__module__`, but not their globals."""
     if isinstance(part, FunctionType):
         name = part.__globals__.get("__name__")
     else:

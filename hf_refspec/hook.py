@@ -60,8 +60,9 @@ _wrapper: Any = None
 
 
 def install() -> None:
-    """Makes every model's `generate` take `candidate_generator`, `max_draft_tokens` and
-    `verification`, see [`speculate`]. A second call changes nothing."""
+    """Makes every model's `generate` take the options of [`speculate`], such as `verification`.
+
+    A second call changes nothing."""
     if is_installed():
         return
     if _MODULE in sys.modules:
@@ -192,8 +193,9 @@ def _untested(
     attachment: Attachment | None,
     why: str,
 ) -> Any:
-    """A call under a release of transformers that this package is not tested with: it decodes
-    plainly. A loop that retrieves, and reproducible bits, are refused."""
+    """A call under an untested release of transformers, which decodes plainly.
+
+    A loop that retrieves, and reproducible bits, are refused."""
     custom_generate = kwargs.get("custom_generate")
     retrieves = custom_generate is not None and _loop_of(custom_generate).__name__ != "speculate"
     if retrieves or kwargs.get("verification") == "reproducible":

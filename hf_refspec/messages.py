@@ -1,6 +1,4 @@
-"""Parts of messages: numbers with their nouns, hints for misspelt names, refused counts and
-missing packages.
-"""
+"""Parts of messages: numbers with nouns, hints for names, refused counts, missing packages."""
 
 from __future__ import annotations
 

@@ -173,8 +173,7 @@ def _drafted(model: PreTrainedModel, ids: torch.Tensor) -> _EverySize:
 
 
 class _EverySize(AllWidths):
-    """Drafts a path that fills each pass, and measures the time until it observes the next
-    token."""
+    """Drafts a path that fills each pass, and measures the time until the next observation."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         super().begin(prompt_ids, vocab_size)

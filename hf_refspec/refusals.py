@@ -1,6 +1,7 @@
-"""Every reason not to draft for a call, in the order in which they are asked: the call, its
-configuration, its cache, the model, the probe. The version of transformers comes before all of
-them, see `version.py`: this file cannot be loaded under another one.
+"""Every reason not to draft for a call, in the order in which they are asked.
+
+They concern the call, its configuration, its cache, the model and the probe. The version of
+transformers comes before all of them, see `version.py`: this file cannot be loaded under another.
 
 Some refuse the call, by a [`RefusedCallError`] before any forward pass that says what to do
 instead: it asks for more than a single text, or drafts would silently change the text. With all
@@ -91,8 +92,9 @@ class Reason:
 
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses models and arguments that `generate` would use or drop before the decoding loop. The
-    tokenizer, which it drops, shows whether the call's datastores are for this model."""
+    """Refuses models and arguments that `generate` would use or drop before the decoding loop.
+
+    The tokenizer, which it drops, shows whether the call's datastores are for this model."""
     for text in chain(_of_decoder(model, caller), _of_call(model, kwargs, caller)):
         raise RefusedCallError(text)
     generator = kwargs.get("candidate_generator")
@@ -103,8 +105,9 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
 
 
 def _of_decoder(model: PreTrainedModel, caller: str) -> Iterator[str]:
-    """Models that have no single decoder to verify with, or whose decoding loop is not
-    transformers' own: this package cannot know what another loop does besides choosing tokens."""
+    """Models without a single decoder to verify with, or without transformers' own decoding loop.
+
+    This package cannot know what another loop does besides choosing tokens."""
     if is_pipeline_stage(model):
         yield (
             f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
@@ -126,8 +129,9 @@ def _of_decoder(model: PreTrainedModel, caller: str) -> Iterator[str]:
 
 
 def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
-    """The value that a call of `generate` gives to a field of its generation config: by keyword, in
-    a generation config, or by the model's own; `None` where it is unset."""
+    """The value that a call of `generate` gives to a field of its generation config.
+
+    It comes from a keyword, a generation config, or the model's own; `None` where it is unset."""
     value = kwargs.get(name)
     for config in (kwargs.get("generation_config"), model.generation_config):
         value = getattr(config, name, None) if value is None else value
@@ -195,9 +199,10 @@ def check_prepared(
 
 
 def _of_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> Iterator[str]:
-    """Arguments of the forward pass that the probe lacks, if they are prepared by methods from
-    outside transformers: they may differ from step to step. Transformers' own models pass them on
-    unchanged or decode plainly (Mllama, Idefics)."""
+    """Arguments of the forward pass that the probe lacks, prepared outside of transformers.
+
+    They may differ from step to step. Transformers' own models pass them on unchanged or decode
+    plainly (Mllama, Idefics)."""
     method = foreign_step(model)
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
     if method and others:
@@ -332,9 +337,10 @@ def why_plain(
 
 
 def fits_single_rows(processor: Any, rows: int) -> bool:
-    """True if a logits processor returns the same scores when it is asked about each of several
-    rows alone: transformers' own (no subclass of them) and this package's. Others may know the rows
-    by their number."""
+    """True if a logits processor returns the same scores for each of several rows alone.
+
+    This holds for transformers' own (no subclass of them) and this package's. Others may know the
+    rows by their number."""
     kind = type(processor)
     if kind is EncoderRepetitionPenaltyLogitsProcessor:
         # It holds a prompt of several sequences once.
@@ -361,8 +367,9 @@ def why_unverifiable(
     verification: str,
     trusts_code: bool = False,
 ) -> Reason | None:
-    """Why nothing can be verified in the model's present state, which no probe shows. Foreign code
-    is no reason where the call `trusts_code`."""
+    """The reason why nothing can be verified in the model's present state, which no probe shows.
+
+    With `trusts_code` code of others is no reason."""
     code = None if trusts_code else foreign_code(model)
     if code is not None:
         return Reason(
@@ -415,8 +422,10 @@ def _of_adapters(model: PreTrainedModel, rows: int) -> str | None:
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:
-    """True if tokens choose among experts, so that shapes depend on what other tokens choose. Few
-    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
+    """True if tokens choose among experts, so that shapes depend on what other tokens choose.
+
+    Few texts show it: where no expert gets more tokens than without a draft, the bits are the
+    same."""
     config = text_config(model)
     counts = (value for name, value in vars(config).items() if "expert" in name)
     mixture = any(isinstance(value, int) and value > 1 for value in counts)
@@ -451,8 +460,9 @@ def why_inexact(findings: Mapping[str, Finding], rows: int, cache: Cache | None)
 
 
 def why_refused(finding: Finding, length: int) -> Reason:
-    """Why drafts end in the middle of a call, by what a probe that crosses a length has found;
-    at 0 it was the first probe of the model."""
+    """The reason why drafts end in the middle of a call, found by a probe that crosses a length.
+
+    At length 0 it was the first probe of the model."""
     if finding.failure is not None:
         return Reason("probe", finding.failure)
     if length == 0:
@@ -462,8 +472,9 @@ def why_refused(finding: Finding, length: int) -> Reason:
 
 
 def why_undrafted(max_nodes: int, waited: bool, offered: bool) -> Reason:
-    """Why a call that could have verified drafts has verified none: whether it `waited` for kernels
-    until its end, and whether any draft was `offered`."""
+    """The reason why a call that could have verified drafts has verified none.
+
+    It may have `waited` for kernels until its end; a draft may have been `offered`."""
     if max_nodes == 0:
         return Reason("draft", "`max_draft_tokens=0`")
     if waited:

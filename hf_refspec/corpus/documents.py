@@ -1,5 +1,4 @@
-"""The documents that a stored folder is built from, read one after another: texts, lists of ids,
-files of texts, or the rows of files, frames and datasets; and corpora with a name."""
+"""Reads the documents of a stored folder, one after another, and names some corpora."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..messages import counted
+from ..version import __version__
 from .rows import (
     ROWS,
     Row,
@@ -54,6 +54,11 @@ class Source:
     license: str | None = None
     total: int | None = None  # of documents
     names: list[str] | None = None  # of documents that are given with them
+
+    def about(self, corpus_name: str | None, license: str | None) -> dict[str, Any]:
+        """The entries of a config.json's `source`; the user's own name and licence come first."""
+        about = {"corpus": corpus_name or self.name, "license": license or self.license}
+        return about | {"hf_refspec": __version__}
 
 
 def open_source(
@@ -145,9 +150,10 @@ def _files(paths: Iterable[Any], pattern: str) -> tuple[list[_File], str]:
 
 
 def files_of(source: str | os.PathLike[str], pattern: str) -> list[Path]:
-    """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
-    to folders, which could form a loop, are not followed, nor links out of the folder or to hidden
-    files in it, which would publish whatever a foreign repository links to."""
+    """The file at a path, or the visible files below a folder that match a pattern, sorted.
+
+    Links to folders, which could form a loop, are not followed, nor links out of the folder or to
+    hidden files in it, which would publish whatever a foreign repository links to."""
     path = Path(source)
     if os.path.isfile(source):
         return [path]

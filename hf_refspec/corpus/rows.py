@@ -1,5 +1,4 @@
-"""Rows of files, frames and datasets, and what document each is: a chat, a text, or a prompt with
-its completion. Rows of files are read one by one, where their format allows it."""
+"""Rows of files, frames and datasets, and their documents: chats, texts, prompts with answers."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ ROWS = (".jsonl", ".json", ".csv", ".parquet")
 _CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
 _TEXT_COLUMNS = ("text", "content")
 _PAIR = ("prompt", "completion")
-# What chat templates raise about chats that they do not take: the assistant begins, ...
+# Errors that chat templates raise about chats that they do not take: the assistant begins, ...
 REFUSALS = (TemplateError, TypeError, ArithmeticError, LookupError)
 # The speakers' names in ShareGPT and its relatives.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
@@ -71,9 +70,10 @@ def read_content(path: Path) -> bytes:
 
 
 def read_rows(path: Path, errors: str = "strict") -> Iterator[tuple[int, Any]]:
-    """The rows of a file, numbered from 1; in JSON lines, for which any other ending is taken, by
-    line. `errors` says what becomes of invalid UTF-8, as in `open`. Raises a ValueError that names
-    the file and the row, or its line in .json, if it is not of its kind."""
+    """The rows of a file, numbered from 1; those of JSON lines, the default, by line.
+
+    `errors` says what becomes of invalid UTF-8, as in `open`. Raises a ValueError that names the
+    file and the row, or its line in .json, if it is not of its kind."""
     kind = kind_of(path) if kind_of(path) in ROWS else ".jsonl"
     number = 0
     with open_content(path) as file:
@@ -130,9 +130,10 @@ def _json_lines(file: TextIO) -> Iterator[Any]:
 
 
 def _json_rows(path: Path, errors: str) -> Iterator[Any]:
-    """The elements of an array, one value, or JSON lines, which some name .json. All of the file is
-    read first, by Python's own module: `datasets` makes dates of some texts, and JSON of a column
-    that has texts in one row and lists in another."""
+    """The elements of an array, one value, or JSON lines, which some name .json.
+
+    All of the file is read first, by Python's own module: `datasets` makes dates of some texts, and
+    JSON of a column that has texts in one row and lists in another."""
     text = read_content(path).decode("utf-8-sig", errors)
     try:
         values = json.loads(text, object_pairs_hook=_object)
@@ -232,7 +233,8 @@ def _chosen(names: list[str], sample: list[Any]) -> list[str]:
 def row_documents(
     rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[Any, str]]:
-    """The documents of rows, and their names. Chats are rendered by the tokenizer's chat template.
+    """The documents of rows, and their names; the tokenizer's chat template renders chats.
+
     Where it has none, or it refuses a chat, each turn is a document, as in the datastores of REST's
     authors (arXiv 2311.08252)."""
     refused = skipped = 0
@@ -267,8 +269,10 @@ def row_documents(
 
 
 def messages_of(value: Any) -> list[dict[str, Any]] | None:
-    """A chat as messages with a role and a content, `None` if the value is not a chat. It may be a
-    list of such messages, of ShareGPT's `from` and `value`, or of turns of user and assistant."""
+    """A chat as messages with a role and a content, `None` if the value is not a chat.
+
+    It may be a list of such messages, of ShareGPT's `from` and `value`, or of turns of user and
+    assistant."""
     value = _as_list(value)
     if not isinstance(value, list) or not value:
         return None
@@ -305,10 +309,8 @@ def text_of(content: Any, place: str) -> tuple[str, int]:
     if not isinstance(content, list) or not all(
         isinstance(part, str | Mapping) for part in content
     ):
-        raise ValueError(
-            f"{place}: the content of a message must be a text or a list of parts, but is "
-            f"{content!r:.80}"
-        )
+        wanted = "the content of a message must be a text or a list of parts"
+        raise ValueError(f"{place}: {wanted}, but is {content!r:.80}")
     parts = [part if isinstance(part, str) else part.get("text") for part in content]
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts), len(parts) - len(texts)

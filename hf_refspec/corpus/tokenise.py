@@ -1,9 +1,10 @@
-"""Documents tokenised in batches, by a tokenizer that may be damaged."""
+"""Documents tokenised in batches, by a tokenizer that may be damaged, or cut into windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -40,9 +41,10 @@ def batches(
 
 @contextmanager
 def naming_failures(what: str) -> Iterator[None]:
-    """Raises errors of the library tokenizers as a DatastoreError that begins with `what`: bare
-    Exceptions, and Rust panics, which derive from BaseException. A damaged tokenizer can fail over
-    some texts alone."""
+    """Raises errors of the library tokenizers as a DatastoreError that begins with `what`.
+
+    They are bare Exceptions, and Rust panics, which derive from BaseException. A damaged tokenizer
+    can fail over some texts alone."""
     try:
         yield
     except BaseException as error:
@@ -62,9 +64,9 @@ def load_backend(content: str) -> Tokenizer:
 def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
-    """Tokenises a batch of documents without special tokens, and puts `separator` after each that
-    is not empty. Where two pieces of a very long text meet, tokens can differ from the
-    whole text's."""
+    """Tokenises documents without special tokens; puts `separator` after each that is not empty.
+
+    Where two pieces of a very long text meet, tokens can differ from the whole text's."""
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
     end = np.array([separator], dtype)
@@ -93,3 +95,42 @@ def pieces(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
         yield text[start:end]
         start = end
     yield text[start:]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of a text."""
+
+    ids: np.ndarray  # int64 of shape (n,)
+    # Tokens that are only context, the text's first one among them; each of the others is predicted
+    # from the tokens before it.
+    known: int
+
+    @property
+    def predicted(self) -> slice:
+        """The positions that predict a target."""
+        return slice(self.known - 1, len(self.ids) - 1)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The predicted tokens, int64 of shape `(n - known,)`."""
+        return self.ids[self.known :]
+
+
+def windows(texts: Iterable[np.ndarray], length: int, vocab_size: int) -> Iterator[Window]:
+    """Cuts texts (n,) into windows that fit a model and overlap by a quarter.
+
+    Each token is predicted once, in context. Refuses ids that the model lacks."""
+    overlap = length // 4
+    for number, ids in enumerate(texts):
+        if len(ids) and ids.max() >= vocab_size:
+            raise ValueError(
+                f"document {number} has the id {ids.max()}, outside of the model's vocabulary of "
+                f"{vocab_size}: the tokenizer has tokens that the model does not; remove their text"
+            )
+        known = 1
+        for begin in range(0, max(len(ids) - overlap, 1), length - overlap):
+            window = ids[begin : begin + length]
+            if len(window) > known:
+                yield Window(window, known)
+            known = overlap

@@ -1,7 +1,5 @@
 """Estimates of acceptance, corrected by what was accepted."""
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 import copy

@@ -199,7 +199,7 @@ class TokenRecycling(LookUp):
         """
         # Loaded only where a table is built.
         from ..corpus.documents import open_source
-        from ..corpus.windows import windows
+        from ..corpus.tokenise import windows
         from ..store.stored_tokenizer import public_name, vocabulary_size
 
         tokenizer = text_tokenizer(tokenizer)

@@ -4,8 +4,6 @@ Logits on the host are read twice, in blocks and at the speed of memory: once fo
 each block, once for the sum of exponentials. torch's argmax and top-k compare number by number.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The draft tree: what a drafter proposes and the target model verifies in one forward pass."""
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

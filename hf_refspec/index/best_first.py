@@ -9,8 +9,6 @@ budget is used up. As probabilities do not rise from parent to child, these are 
 nodes of all.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from collections.abc import Callable

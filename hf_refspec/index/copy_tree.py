@@ -3,8 +3,6 @@
 It goes beyond LLMA (llma_match.py), which copies one span from one place.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -51,15 +49,14 @@ class _Matches(NamedTuple):
 
 @kernel(f"Tuple(({TREE_TYPE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
 def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
-    """Grows a draft tree from all places in a text that agree with the last tokens of a context
-    (n,), best node first; returns it with the new anchor.
+    """Grows a draft tree from all matches of a context (n,), best node first.
 
-    A match is a place after tokens that equal the last tokens of the path to a node; the token at
-    that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
-    anchor, the last place that was copied from for long, -1 for none). With L the longest match at
-    a node, one of the children is accepted with probability L / (L + 1), after Laplace's rule of
-    succession: a copy that held for L tokens. The children divide it by the weight of their
-    matches.
+    Returns it with the new anchor. A match is a place after tokens that equal the last tokens of
+    the path to a node; the token at that place is what it proposes for a child. A match of length l
+    weighs l ** 3 (and more near the anchor, the last place that was copied from for long, -1 for
+    none). With L the longest match at a node, one of the children is accepted with probability L /
+    (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children divide
+    it by the weight of their matches.
 
     A match goes down with the child that it proposes, one longer. Other occurrences of the child's
     token join it there with length 1, if matches so short may draft: `match_length` is the shortest
@@ -90,12 +87,10 @@ def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
 
 @njit_no_alloc
 def _root_matches(text, context, skipped, match_length, positions, lengths, kept, count):
-    """Appends the matches of a context (n,) without its last `skipped` (0 or 1) tokens, latest
-    first.
+    """Appends the matches of a context (n,) without its last `skipped` (0 or 1) tokens.
 
-    Returns:
-        The number of matches now, and the longest of the new ones: its position and its length.
-    """
+    The latest come first. Returns the number of matches now, and the longest of the new ones: its
+    position and its length."""
     tokens = text.tokens
     longest_position = -1
     longest = 0

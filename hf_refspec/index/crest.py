@@ -8,8 +8,6 @@ them into an [`NgramTable`]: an open-addressing hash table in plain arrays, whic
 a file.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,8 +56,7 @@ class _Order:
     begun: int = 0  # suffixes before the current run
 
     def add(self, rows: np.ndarray, places: np.ndarray, ends: np.ndarray) -> None:
-        """Adds the runs that end at rows `ends` (m,) of `rows` (n, length); `places` (n,) has how
-        many suffixes there are up to each."""
+        """Adds the runs that end at rows `ends` (m,) of `rows` (n, length); `places` (n,) count."""
         counts = np.diff(places[ends], prepend=self.begun)
         self.begun = int(places[ends[-1]]) if len(ends) else self.begun
         last = rows[ends, -1]
@@ -79,9 +76,10 @@ class _Order:
 def common_ngrams(
     texts: Sequence[IndexedText], longest: int, per_order: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Finds the commonest n-grams of each length from 1 to `longest` in all texts together, the
-    commonest first: int32 arrays of shape `(count, n)`, and how often each occurs, int64 of shape
-    `(count,)`. N-grams do not span documents.
+    """Finds the commonest n-grams of each length from 1 to `longest` in all texts together.
+
+    Returns, the commonest first, int32 arrays of shape `(count, n)`, and how often each occurs,
+    int64 of shape `(count,)`. N-grams do not span documents.
 
     However long the texts are, it holds at most `4 * per_order + BLOCK` n-grams of each length, and
     the first tokens of `BLOCK` suffixes (of each text of `LEAST_BLOCK`, if that is more)."""
@@ -141,9 +139,10 @@ _COUNTS = "int64({0}[::1], int32[::1], int64, uint32[:, ::1], int64[::1])"
 
 @kernel(_COUNTS.format("uint16"), _COUNTS.format("uint32"), drafts=False)
 def count_runs(tokens, suffixes, vocab_size, rows, counts):
-    """Writes the first tokens of suffixes (n,) into `rows` (n, longest) and how many in a row have
-    the same into `counts` (n,); returns how many rows there are. Tokens from `vocab_size` on
-    separate documents."""
+    """Writes the distinct first tokens of sorted suffixes (n,) into `rows` (n, longest).
+
+    How many in a row have the same is written into `counts` (n,). Returns the number of rows.
+    Tokens from `vocab_size` on separate documents."""
     number = 0
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])
@@ -176,9 +175,10 @@ def best_nodes(
     bytes_of: Callable[[int, int], int],
     max_bytes: int,
 ) -> np.ndarray:
-    """Chooses how many nodes of each tree, the most probable first, to keep: int64 of shape
-    `(entries,)`, 0 where the n-gram is left out. `ngrams` has the n-grams of each order from 1 on,
-    int32 of shape `(count, n)`, `counts` (entries,) how often each occurs.
+    """Chooses how many nodes of each tree to keep, the most probable first: int64 `(entries,)`.
+
+    An n-gram with 0 is left out. `ngrams` has the n-grams of each order from 1 on, int32 of shape
+    `(count, n)`, `counts` (entries,) how often each occurs.
 
     Every byte has one price in accepted tokens. A node is kept if it is worth its bytes, and an
     n-gram if its nodes are worth theirs and its own. The price is the lowest at which `bytes_of`
@@ -214,8 +214,7 @@ def best_nodes(
 
 @kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)
 def replaced_nodes(starts, tokens, parents, shorter):
-    """For each node the index of the node with the same path in the tree of the shorter n-gram, -1
-    if there is none, int32 of shape `(nodes,)`."""
+    """The index of each node's path in the shorter n-gram's tree, or -1, int32 `(nodes,)`."""
     replaced = np.full(len(tokens), -1, dtype=np.int32)
     for entry in range(len(shorter)):
         other = shorter[entry]
@@ -241,8 +240,7 @@ _WORTH = (
 
 @kernel(_WORTH, drafts=False)
 def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_price):
-    """How many nodes of each tree, int64 of shape `(entries,)`, are worth their price and,
-    together, the price of their n-gram."""
+    """How many nodes of each tree (int64, `(entries,)`) are worth their price and the n-gram's."""
     sizes = np.zeros(len(counts), dtype=np.int64)
     for entry in range(len(counts)):  # the shorter n-grams come first
         other = shorter[entry]
@@ -295,8 +293,9 @@ for _dtype in ("uint16", "uint32"):
 def pack_table(
     ngrams: Sequence[np.ndarray], trees: Sequence[TreeArrays], dtype: np.dtype, vocab_size: int
 ) -> NgramTable:
-    """Packs n-grams into a table, of each order from 1 on (int32, `(count, n)`), and the tree of
-    each in turn, of at most 255 nodes."""
+    """Packs n-grams of each order from 1 on (int32, `(count, n)`) and their trees into a table.
+
+    A tree has at most 255 nodes."""
     max_ngram = len(ngrams)
     entries = sum(len(order) for order in ngrams)
     keys = np.full((entries, max_ngram), np.iinfo(dtype).max, dtype=dtype)

@@ -4,8 +4,6 @@
 section 2.2).
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from ..kernels.kernel import kernel
@@ -14,9 +12,10 @@ from .token_buffer import common_suffix, latest_of
 
 @kernel("Tuple((int64, int32[:]))(LinkedText, int32[::1], int64, int64)")
 def llma_span(text, context, match_length, copy_length):
-    """Copies up to `copy_length` tokens after the first place of the longest suffix of a context
-    (n,), of `match_length` tokens or more, in the references of a text, which end with boundaries.
-    The span (k,) ends with its reference. Returns where it begins, and the span."""
+    """Copies tokens after the first place of the longest suffix of a context (n,) in references.
+
+    The suffix has at least `match_length` tokens, the span (k,) at most `copy_length`, and it ends
+    with its reference, which ends with a boundary. Returns where the span begins, and the span."""
     tokens = text.tokens
     start = len(tokens)
     longest = match_length

@@ -1,5 +1,4 @@
-"""Token Recycling: a target model's best next tokens after the last 1 to n tokens, and the draft
-tree that grows out of them.
+"""Token Recycling: a target's best next tokens after 1 to n tokens, and the tree of them.
 
 An entry of the table is a context of at most `MOST_CONTEXT` tokens, with the target's k best next
 tokens and their probabilities when it was last verified. Entries are found by open addressing, and
@@ -9,10 +8,7 @@ The hash has a random key, which is never stored: no table or text can be writte
 collide. The content of a table does not depend on it.
 
 In the tree, contexts of several lengths, the commonest tokens and the last position's runners-up
-are pooled log-linearly: each contributes a power of its probability.
-"""
-
-# mypy: disallow-untyped-defs=False
+are pooled log-linearly: each contributes a power of its probability."""
 
 from __future__ import annotations
 
@@ -32,13 +28,24 @@ MOST_CONTEXT = 3
 # The most next tokens of an entry, and entries of a table. Memory is set aside for all of them.
 MOST_NEXT = 256
 MOST_ENTRIES = 1 << 24
-# How many of the commonest tokens are kept in order.
+# The number of the commonest tokens that are kept in order.
 COMMONEST = 8
 # The numbers of `state`: how many entries there are, the age of the newest, and the first of the
 # `1 + MOST_CONTEXT` that are the key of the hash.
 COUNT = 0
 NEWEST = 1
 KEY = 2
+# The number of a node's runners-up that are proposed again after it.
+RUNNERS_UP = 8
+# A probability counts as its multiple of this one: much smaller ones count as nothing.
+LEAST_PROB = 0.003
+# A less probable child is dropped: it would hardly ever be among the best nodes.
+LEAST_CHILD = 1e-4
+# Where more tokens are counted, all counts are halved.
+_MOST_COUNTED = 1 << 14
+_ANY_VOCABULARY = 2**31 - 1
+# The counts of another table are scaled down to a total of this: the present text may differ.
+_ENTERED_COUNT = 256
 
 
 class Table(NamedTuple):
@@ -93,8 +100,7 @@ def find(table, context):
 
 @njit_no_alloc
 def _home(table, context):
-    """The slot at which the search for a context begins: two contexts share it by chance alone
-    (multiply-shift, Dietzfelbinger 1996)."""
+    """The slot at which the search for a context begins (multiply-shift, Dietzfelbinger 1996)."""
     key = table.state[KEY:]
     mixed = key[0] + key[1] * context[0] + key[2] * context[1] + key[3] * context[2]
     return (mixed >> 32) & (len(table.slots) - 1)
@@ -109,7 +115,7 @@ def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best
 
     It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
     best one is invalid. `before` are the last tokens of the text, MOST_CONTEXT if it has them;
-    `best_tokens` and `best_probs` (1 + T, k) stand after the text and each of T nodes.
+    `best_tokens` and `best_probs` (1 + T, k) are those after the text and each of T nodes.
 
     Of the (1 + T) n contexts it enters those from `start` on, n being the `longest`; returns the
     first one that it had no room for, (1 + T) n if there is none."""
@@ -186,14 +192,6 @@ def count_tokens(counts, commonest, tokens):
         commonest[i] = token
 
 
-# How many of a node's runners-up are proposed again after it.
-RUNNERS_UP = 8
-# A probability counts as its multiple of this one: much smaller ones count as nothing.
-LEAST_PROB = 0.003
-# A less probable child is dropped: it would hardly ever be among the best nodes.
-LEAST_CHILD = 1e-4
-
-
 class Pooling(NamedTuple):
     """How a next token's probability is pooled, by the length of the longest known context.
 
@@ -216,7 +214,7 @@ kernel_type("Pooling", Pooling, "float64[:, ::1], float64[::1]")
 
 
 class Learned(NamedTuple):
-    """What was learned of a target model and of the texts that it wrote."""
+    """Everything learned of a target model and of the texts that it wrote."""
 
     table: Table
     longest: int  # tokens of a context
@@ -392,13 +390,6 @@ def _note_best(found, node, token, prob):
     tokens[i], probs[i] = token, prob
 
 
-# Where more tokens are counted, all counts are halved.
-_MOST_COUNTED = 1 << 14
-_ANY_VOCABULARY = 2**31 - 1
-# The counts of another table are scaled down to a total of this: the present text may differ.
-_ENTERED_COUNT = 256
-
-
 @dataclass(frozen=True)
 class TableContent:
     """The content of a [`Table`], the oldest entry first."""
@@ -458,8 +449,7 @@ class NextTokens:
         best_tokens: np.ndarray,
         best_probs: np.ndarray,
     ) -> None:
-        """Enters the target's best next tokens after a text and each node of a tree below it, see
-        [`learn`]."""
+        """Enters the target's best next tokens after a text and each node of a tree below it."""
         entered = 0
         contexts = self.context * (1 + len(tokens))
         with self._lock:
@@ -482,8 +472,7 @@ class NextTokens:
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
     ) -> None:
-        """Enters the target's best next tokens after the first `known` tokens of a text
-        (int64, (n,)) and after each later one."""
+        """Enters the best next tokens after each token of `ids` (int64, (n,)) from `known` on."""
         before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
         parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
         best_tokens = np.ascontiguousarray(best_tokens)

@@ -9,8 +9,6 @@ long but rare match is a poor witness. Each length backs off to the next shorter
 partial matching (Cleary and Witten, 1984).
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,8 +28,8 @@ PSEUDO_COUNT = 30.0
 LEAST_WEIGHT = 0.02
 # Continuations read of a match, however little it counts: with fewer, chance would decide.
 FEWEST_ROWS = 16
-# How much further the longest match is read, in case it leaves no choice: longer drafts of copied
-# text, at the price of more reading in every draft.
+# The factor by which the longest match is read further, in case it leaves no choice: longer drafts
+# of copied text, at the price of more reading in every draft.
 FURTHER = 3
 
 
@@ -45,8 +43,7 @@ class Match:
 
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """Finds the suffixes of a context (int32, (n,)), of `min_match` tokens or more, that occur in
-    any of the texts, the longest first."""
+    """Finds a context's (int32, (n,)) suffixes of `min_match` tokens on in texts, longest first."""
     found = [find_suffixes(text, context, min_match) for text in texts]
     ranges = np.zeros((max(map(len, found), default=0), len(texts), 2), dtype=np.int64)
     for i, of_text in enumerate(found):
@@ -63,11 +60,11 @@ def rest_tree(
     max_continuations: int,
     continuation_length: int,
 ) -> TreeArrays:
-    """REST's draft tree of a context (n,), as its authors' code has it: of the trie of the longest
-    match's continuations the `budget` most frequent nodes, which [`cut_to_choices`] then thins out.
+    """REST's draft tree of a context (n,), as its authors' code has it.
 
-    Of each text, the first `max_continuations` in the order of the suffix array are read,
-    `continuation_length` tokens each. See [`all_matches`]."""
+    It has the `budget` most frequent nodes of the trie of the longest match's continuations, which
+    [`cut_to_choices`] then thins out. Of each text, the first `max_continuations` in the order of
+    the suffix array are read, `continuation_length` tokens each. See [`all_matches`]."""
     first = []  # places of the longest match in each text
     for match in all_matches(texts, context, min_match)[:1]:
         begins, ends = match.ranges.T
@@ -80,8 +77,9 @@ def rest_tree(
 
 @kernel(f"{TREE_TYPE}(int64[::1], int32[::1], float32[::1], int64)")
 def cut_to_choices(tokens, parents, probs, choices):
-    """Drops the nodes (T,) whose paths have the most distinct tokens, of these the least frequent
-    first, until the distinct tokens of all paths add up to at most `choices`."""
+    """Drops nodes (T,) until the distinct tokens of all paths add up to at most `choices`.
+
+    Paths with the most distinct tokens go first, of these the least frequent."""
     distinct = np.empty(len(tokens), dtype=np.int64)
     total = 0
     for node in range(len(tokens)):
@@ -112,12 +110,10 @@ def mixed_tree(
     max_continuations: int,
     continuation_length: int,
 ) -> TreeArrays:
-    """Grows a draft tree of what followed matches of several lengths of a context (n,), see
-    [`grow_trie`].
+    """Grows a draft tree of what followed matches of several lengths of a context (n,).
 
     It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
-    times as far as `continuation_length`.
-    """
+    times as far as `continuation_length`. See [`grow_trie`]."""
     matches = mixed_matches(texts, context, min_match)
     weights = []
     left = 1.0
@@ -188,14 +184,13 @@ class _Orders(NamedTuple):
 
 @kernel(f"{TREE_TYPE}(Continuations, int64, float64, int64)")
 def grow_trie(read, order_count, pseudo_count, budget):
-    """Grows a draft tree from what followed matches of several lengths (orders, 0 the longest),
-    best node first.
+    """Grows a draft tree from the continuations of several match lengths (orders, 0 the longest).
 
     At every node each order that still has continuations there estimates the next token by their
     frequencies. The longest with n continuations counts with probability n / (n + pseudo_count) and
     backs off to the next shorter one with the remainder, as prediction by partial matching does;
     the remainder of the shortest is lost, so that probabilities fall where little is known. With a
-    pseudo-count of 0 the longest match alone decides."""
+    pseudo-count of 0 the longest match alone decides. The best node comes first."""
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Orders(read, pseudo_count, weights, numbers)
     return _grow_orders(found, len(read.rows), len(read.rows), len(read.rows), budget, False)

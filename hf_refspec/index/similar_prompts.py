@@ -5,8 +5,6 @@ sessions as the mean of the model's input embeddings or a sentence encoder, and 
 any memory but the documents.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 import numpy as np
@@ -23,9 +21,9 @@ def similar_prompts(
     count: int,
     vocab_size: int,
 ) -> list[int]:
-    """Finds up to `count` documents whose prompts' sets of tokens have the largest cosines with
-    the set of `prompt` (m,), the most similar one last; of equal ones the newer is later.
+    """Finds up to `count` documents with the prompts most similar to `prompt` (m,), the best last.
 
+    The similarity is the cosine of the sets of tokens; of equal documents the newer is later.
     `tokens` (n,) are the documents, below `vocab_size`, each followed by a boundary at one of
     `ends` (d,). The first `prompt_lengths` (d,) tokens of each are its prompt. The first `skipped`
     documents are left out."""
@@ -36,8 +34,7 @@ def similar_prompts(
 
 @kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, boolean[::1], int64)")
 def search_prompts(tokens, ends, prompt_lengths, skipped, asked, count):
-    """The numbers of the documents with the most similar prompts, see `similar_prompts`; `asked`
-    (vocab_size,) is true for each token of the prompt."""
+    """As `similar_prompts`; `asked` (vocab_size,) is true for each token of the prompt."""
     seen = np.full(len(asked), -1, dtype=np.int32)  # the last document with each token
     best, scores = np.full(count, -1), np.full(count, -1.0)  # the best one last
     begin = ends[skipped - 1] + 1 if skipped else 0

@@ -1,6 +1,4 @@
-"""Growing texts of tokens that know, for every token, where it stood before."""
-
-# mypy: disallow-untyped-defs=False
+"""Growing texts of tokens, each linked to the previous place of the same token."""
 
 from __future__ import annotations
 
@@ -88,12 +86,11 @@ class TokenBuffer:
 
 
 class JoinedTexts:
-    """A [`LinkedText`] of several texts, each in a row of its own that ends with a boundary: what
-    one of them gets is found from all others at once.
+    """A [`LinkedText`] of several texts, each in a row that ends with a boundary.
 
-    Where a text outgrows its place, or a text is added, all are laid out anew with twice the room:
-    amortised constant time per token. At first each has `room` tokens.
-    """
+    What one of them gets is found from all others at once. Where a text outgrows its place, or a
+    text is added, all are laid out anew with twice the room: amortised constant time per token. At
+    first each has `room` tokens."""
 
     def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
@@ -101,7 +98,7 @@ class JoinedTexts:
         self._previous = self._latest = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:
-        """How many texts there are."""
+        """The number of texts."""
         return len(self._lengths)
 
     @property
@@ -177,8 +174,7 @@ def latest_of(text, token):
 
 @njit
 def common_suffix(tokens, position, context, skipped):
-    """How many `tokens` (n,) up to a position equal the ones of `context` (m,) before its last
-    `skipped`."""
+    """The number of equal `tokens` (n,) up to a position and of `context` (m,) up to `skipped`."""
     last = len(context) - 1 - skipped
     length = 0
     while length <= min(position, last) and tokens[position - length] == context[last - length]:

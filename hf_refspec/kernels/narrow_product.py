@@ -10,8 +10,6 @@ Each sum has one accumulator, so its bits depend on its own row of `x` and of th
 on other tokens, nor on the number of threads. The threads share a task, and claim rows from it.
 """
 
-# mypy: disallow-untyped-defs=False
-
 from __future__ import annotations
 
 from typing import Any

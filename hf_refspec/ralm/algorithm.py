@@ -35,13 +35,15 @@ from ..retrieval.retriever import Retrieved
 from .checked_search import CheckedRetriever, RalmError, RunningSearch
 from .options import RalmSpeculation
 from .os3 import Scheduler
-from .request_cache import NO_IDS, RequestCache
 from .stats import RalmStats
+
+# Ids that a request cache holds: scoring more takes longer than the search that a guess saves.
+MOST_CACHED = 1 << 14
+NO_IDS = np.empty(0, dtype=np.int64)
 
 
 class Text(Protocol):
-    """A text that is generated step by step, each with the result of a query, and can be rolled
-    back. What `step` returns is passed to the methods below it."""
+    """A text that is generated step by step, each with a query's result, and can be rolled back."""
 
     @property
     def finished(self) -> bool:
@@ -96,7 +98,7 @@ class RaLMSeq:
         return self.retriever.begin([query.value for query in queries], count)
 
     def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float, float]:
-        """The result of each query, the seconds of the search, and those of waiting for it."""
+        """The result of each query, and the seconds of the search and of waiting for it."""
         (truths, seconds), waited = self._timed(self.retriever.finish, search)
         self.stats.waiting_seconds += waited
         self.stats.search_seconds += seconds
@@ -119,10 +121,32 @@ class RaLMSeq:
         self.text.commit(steps)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        """Calls a function; returns its result and its seconds."""
         began = self.clock()
         result = function(*args)
         return result, self.clock() - began
+
+
+class RequestCache:
+    """The ids from which a request speculates (section 3): retrieved ones, and `earlier` ones.
+
+    Beyond `limit` the oldest are dropped, but no id of the last addition.
+
+    Attributes:
+        ids (`np.ndarray`, int64 of shape `(n,)`): All ids, ascending.
+        newest_first (`np.ndarray`, int64 of shape `(n,)`): The same ids.
+    """
+
+    def __init__(self, limit: int = MOST_CACHED, earlier: np.ndarray = NO_IDS) -> None:
+        self._limit = limit
+        self.newest_first = earlier
+        self.ids = np.sort(earlier)
+
+    def add(self, ids: np.ndarray) -> None:
+        """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
+        added = np.unique(ids)
+        older = self.newest_first[~np.isin(self.newest_first, added, assume_unique=True)]
+        self.newest_first = np.concatenate([added, older])[: max(self._limit, len(added))]
+        self.ids = np.sort(self.newest_first)
 
 
 @dataclass(slots=True)
@@ -152,7 +176,6 @@ class RaLMSpec(RaLMSeq):
     earlier: np.ndarray  # ids (n,) that earlier requests retrieved: the cache begins with them
     cache: RequestCache = field(init=False)
     _guessing: bool = field(init=False, default=False)  # and not verifying
-    _committed: int = field(init=False, default=0)  # steps
     # The steps of running searches, then those after them that no search verifies yet.
     _running: deque[_Verification] = field(init=False, default_factory=deque)
     _pending: list[tuple[_Query, Any]] = field(init=False, default_factory=list)
@@ -160,8 +183,7 @@ class RaLMSpec(RaLMSeq):
     _abandoned: list[RunningSearch] = field(init=False, default_factory=list)
 
     def run(self) -> None:
-        """As the baseline's. If a guess fails, the knowledge base may lack some of the earlier ids:
-        the text then continues without them."""
+        """Generates the whole text; if a guess from earlier ids fails, again without these."""
         while True:
             try:
                 self._generate()
@@ -214,8 +236,7 @@ class RaLMSpec(RaLMSeq):
         return max(self.speculation.stride, pending + 1)
 
     def _search(self, stride: int) -> None:
-        """Begins a search with the queries of the next `stride` steps: pending ones, and the one
-        after them."""
+        """Begins a search with the queries of pending steps and of the one after them."""
         began = self.clock()
         queries = [query for query, _ in self._pending[:stride]]
         steps = [step for _, step in self._pending[:stride]]
@@ -228,8 +249,7 @@ class RaLMSpec(RaLMSeq):
         self._running.append(_Verification(search, queries, steps, self.clock() - began))
 
     def _speculate_while_searching(self) -> None:
-        """Speculates the steps that pay while the oldest search runs, and begins further searches
-        for them if the retriever takes several at a time."""
+        """Speculates the steps that pay during the oldest search, and may begin other searches."""
         oldest = self._running[0]
         while not oldest.search.answer.done():
             if self._another_search_pays():
@@ -246,9 +266,10 @@ class RaLMSpec(RaLMSeq):
                 self._speculate_next(meanwhile=True)
 
     def _another_search_pays(self) -> bool:
-        """True if a further search should begin while others run. They are spread over the time
-        of one, so that each verifies the steps that were generated since the last one began. As
-        published, searches follow one another."""
+        """True if a further search should begin while others run, never as published.
+
+        Searches are spread over the time of one: each verifies the steps generated since the last
+        began."""
         newest = self._running[-1]
         if newest.waits or not self._pending or not self.retriever.idle:
             return False
@@ -258,15 +279,15 @@ class RaLMSpec(RaLMSeq):
         return self.clock() - newest.search.began >= apart
 
     def _guess_for_waiting(self) -> Retrieved | None:
-        """The guess for the step that waits for the oldest search, to learn gamma from; `None` if
-        no step waits or a guess takes too long."""
+        """The guess for the step that waits for the oldest search, to learn gamma, if it pays."""
         oldest = self._running[0]
         pays = oldest.waits and self.scheduler.learning_pays
         return self._guess(oldest.queries[-1]) if pays else None
 
     def _verify(self, guess: Retrieved | None) -> None:
-        """Waits for the oldest search, keeps the steps that guessed right, and generates the one
-        after them with its answer. `guess` is for the step that waits, if it was guessed."""
+        """Waits for the oldest search, keeps the right steps, and generates the one after them.
+
+        `guess` is for the step that waits, if it was guessed."""
         verification = self._running[0]
         measured = self.scheduler.measured
         busy_seconds = self.clock() - verification.search.began - verification.waited
@@ -289,8 +310,7 @@ class RaLMSpec(RaLMSeq):
             self.scheduler.record(right, right < reached)
 
     def _keep_right(self, truths: list[Retrieved]) -> int:
-        """Commits the steps of the oldest search before the first wrong one, and undoes that one
-        and all later ones. Returns the number of right steps."""
+        """Commits the oldest search's right steps, and undoes all others; returns their number."""
         steps = self._running[0].steps
         agreed = (self.text.agrees(step, truth) for step, truth in zip(steps, truths, strict=False))
         right = next((i for i, same in enumerate(agreed) if not same), len(steps))
@@ -345,11 +365,7 @@ class RaLMSpec(RaLMSeq):
         self.stats.cache_seconds += self.clock() - began
 
     def _step(self, query: _Query, found: Retrieved, meanwhile: bool = False) -> Any:
-        is_first = not (self._committed or self._unverified)
+        is_first = not (self.stats.steps or self._unverified)
         step, seconds = self._timed(super()._step, query, found)
         self.scheduler.measured.record_step(query.seconds + seconds, meanwhile, is_first)
         return step
-
-    def _commit(self, steps: Sequence[Any], truths: Sequence[Retrieved], guessed: bool) -> None:
-        super()._commit(steps, truths, guessed)
-        self._committed += len(steps)

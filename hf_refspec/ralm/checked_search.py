@@ -93,9 +93,9 @@ class CheckedRetriever:
         except (AttributeError, TypeError):
             checked = []
         if len(checked) != len(search.queries):
+            wanted = f"a list with a Retrieved for each of {len(search.queries)} queries"
             raise RalmError(
-                f"{self._name}.search must return a list with a Retrieved for each of "
-                f"{len(search.queries)} queries, but returned {answers!r:.200}."
+                f"{self._name}.search must return {wanted}, but returned {answers!r:.200}."
             )
         self._most_found = max(self._most_found, *map(len, checked))
         for answer in checked:
@@ -110,9 +110,9 @@ class CheckedRetriever:
         """The scores (float32, `(n,)`) that the passages `ids` (int64, `(n,)`) have in a search."""
         scores = np.asarray(call(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
+            returned = f"returned an array of shape {scores.shape}"
             raise RalmError(
-                f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
-                f"shape {scores.shape}."
+                f"{self._name}.score was called with {len(ids)} passages, but {returned}."
             )
         self._check_finite("score", scores)
         return scores

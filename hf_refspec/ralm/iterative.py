@@ -2,7 +2,7 @@
 
 The model's input is a passage, the prompt and the output; the next passage replaces the earlier
 one. The last few passages keep their caches, so that a passage that comes back costs no prefill;
-for one that was read in an earlier call only prompt and output run, see `passage_entries.py`. The
+for one that was read in an earlier call only prompt and output run, see [`PassageEntries`]. The
 model computes the same with speculation and without: a passage is always a pass of its own, the
 rest follows in passes that depend only on the earlier passages, and undoing a step restores every
 cache.
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,12 @@ from ..transformers_names import (
     prefill,
 )
 from ..verification.caches import find_cache, fresh_kwargs
-from ..verification.model_memo import memo_of
+from ..verification.model_memo import memo_of, state_of
 from ..verification.passes import FixedTokens
 from ..verification.probe import select_verifier
 from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
 from .options import RalmSpeculation
-from .passage_entries import PassageEntries
 from .run import checked_speculation, generate_row
 from .stats import RalmStats
 
@@ -63,6 +63,10 @@ _PASSAGES = 8
 # Arguments that `generate` prepares, and that are prepared anew for each passage.
 _PREPARED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _PREPARED |= {*CACHE_NAMES, *FURTHER_OUTPUTS}
+# The size of all passages: a quarter of the weights' bytes, but at least 43 passages of 256 tokens
+# with a model of 135M parameters in float32; on a GPU at most a quarter of its free memory.
+FRACTION = 0.25
+LEAST_BYTES = 1 << 29
 
 
 @torch.no_grad()
@@ -83,8 +87,7 @@ def iterative_ralm(  # noqa: D417
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> GenerateDecoderOnlyOutput | torch.Tensor:
-    """Retrieval-augmented generation for
-    `model.generate(..., custom_generate=hf_refspec.iterative_ralm, retriever=retriever)`.
+    """Retrieval-augmented generation for `model.generate(..., custom_generate=rs.iterative_ralm)`.
 
     Every few tokens, the last tokens of prompt and output retrieve the best passage, which replaces
     the earlier one before the prompt (after its BOS token). The ids are the same with every
@@ -169,10 +172,9 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
     room = longest - row.max_length
     if room < 1:
         raise ValueError(
-            f"There is no room for a passage: {type(model).__name__} takes {longest} "
-            f"tokens, of which the prompt and its continuation may have {row.max_length} "
-            f"(`max_length`; the prompt has {len(row)}). Lower `max_new_tokens`, or shorten the "
-            "prompt."
+            f"There is no room for a passage: {type(model).__name__} takes {longest} tokens, of "
+            f"which the prompt ({len(row)}) and its continuation may have {row.max_length} "
+            "(`max_length`). Lower `max_new_tokens`, or shorten the prompt."
         )
     return room
 
@@ -194,8 +196,7 @@ def _check_prepared(model_kwargs: dict[str, Any]) -> None:
 
 @dataclass(eq=False)
 class Context:
-    """The model's input in place of the row, see [`Row.seen`]: a passage, the prompt and the row's
-    output. The verifier's cache holds it."""
+    """The model's input in place of the row, see [`Row.seen`]: passage, prompt and output."""
 
     prefix: torch.Tensor  # passage and prompt, (1, p)
     verifier: Verifier
@@ -231,8 +232,7 @@ class IterativeStep:
 
 @dataclass
 class IterativeText:
-    """The text of one call, see [`~algorithm.Text`], with drafts from the passage, the prompt and
-    the output, and a context for each of the last few passages."""
+    """The text of one call, see [`~algorithm.Text`], with contexts for the last few passages."""
 
     row: Row
     model: PreTrainedModel
@@ -330,7 +330,7 @@ class IterativeText:
         if self._loop is None:
             nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
             self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
-        # What it has learned of costs stays.
+        # The costs that it has learned stay.
         loop = replace(self._loop, verifier=verifier, limits=context.limits)
         while not row.finished and len(row) < end:
             if verifier.cached:
@@ -388,3 +388,65 @@ class IterativeText:
             assert cache is not None
             self._entries.add(key, cache)
         return deepcopy(cache)
+
+
+class PassageEntries:
+    """The caches of passages that one state of a model has read, up to `max_bytes`.
+
+    The least recently used are dropped first. A passage comes first in the model's input, so that
+    its keys and values depend on nothing else.
+
+    Attributes:
+        bytes (`int`): The size of all keys and values that are kept.
+    """
+
+    def __init__(self, model_state: tuple[Any, ...], max_bytes: int) -> None:
+        self.bytes = 0
+        self._model_state = model_state
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[bytes, tuple[Cache, int]] = OrderedDict()  # oldest first
+        self._lock = Lock()
+
+    @classmethod
+    def for_model(cls, model: PreTrainedModel) -> PassageEntries:
+        """The passages kept at `model`; dropped when its weights or its hooks change."""
+        memo = memo_of(model)
+        state = state_of(model)
+        entries = memo.get(cls)
+        if entries is None or entries._model_state != state:
+            weights = sum(parameter.nbytes for parameter in model.parameters())
+            max_bytes = max(LEAST_BYTES, int(FRACTION * weights))
+            if model.device.type == "cuda":
+                free_bytes = torch.cuda.mem_get_info(model.device)[0]
+                max_bytes = min(max_bytes, int(FRACTION * free_bytes))
+            entries = memo[cls] = cls(state, max_bytes)
+        return entries
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, tokens: bytes) -> Cache | None:
+        """The cache of a passage with these tokens, if it is kept. Passes need a copy of it."""
+        with self._lock:
+            if tokens not in self._kept:
+                return None
+            self._kept.move_to_end(tokens)
+            return self._kept[tokens][0]
+
+    def add(self, tokens: bytes, cache: Cache) -> None:
+        """Keeps the cache of a passage, unless it is larger than all may be together."""
+        size = sum(
+            value.untyped_storage().nbytes()
+            for layer in cache.layers
+            for value in vars(layer).values()
+            if isinstance(value, torch.Tensor)
+        )
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            _, replaced = self._kept.pop(tokens, (None, 0))  # another thread has read it as well
+            self._kept[tokens] = cache, size
+            self.bytes += size - replaced
+            while self.bytes > self._max_bytes:
+                _, (_, dropped) = self._kept.popitem(last=False)
+                self.bytes -= dropped

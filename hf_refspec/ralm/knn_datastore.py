@@ -13,27 +13,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from itertools import islice
+from threading import get_ident
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..corpus.documents import open_source
+from ..corpus.tokenise import Window, windows
 from ..corpus.untrusted import printable
 from ..messages import check_count
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
-from ..store.files import FileEntry, read_arrays, write_arrays
-from ..store.folder import new_folder
+from ..store.files import FileEntry, new_folder, read_arrays, write_arrays
 from ..store.stored_folder import FolderConfig, StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
-from ..text_config import text_config, text_tokenizer
-from ..version import __version__
-from .hidden_states import Layer, model_fingerprint, read_documents, recorded
+from ..text_config import context_length, text_config, text_tokenizer
 
 _NEXT_ENTRIES = 10
 # The largest relative difference between fingerprints of one model. In two number formats they
@@ -42,12 +47,15 @@ _FINGERPRINT_TOLERANCE = 0.05
 ENTRIES = re.compile(r"entries\.safetensors")
 _COUNT = range(1, 2**31)
 KeyDtype = Literal["float32", "float16"]
+Layer: TypeAlias = Literal["last_mlp", "last_hidden"]
+_LONGEST = 1024  # tokens of a window
+_BATCH_TOKENS = 8192
+_FIXED_LENGTH = 8  # tokens of the text that identifies a model
 
 
 @dataclass(frozen=True)
 class KnnConfig(FolderConfig):
-    """The config.json of a kNN datastore. A key is the hidden state `layer`; `entries` and
-    `dimension` are the shape of all keys."""
+    """The config.json of a kNN datastore; all keys have the shape `(entries, dimension)`."""
 
     NOUN = "kNN datastore"
     FILES = (ENTRIES,)
@@ -182,10 +190,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
-        opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
         with new_folder(path) as folder:
             keys, values = read_documents(
-                opened.documents, tokenizer, model, layer, max_entries, progress
+                source.documents, tokenizer, model, layer, max_entries, progress
             )
             entries, dimension = keys.shape
             stored = keys.astype(key_dtype, copy=False)
@@ -210,17 +218,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 dimension=dimension,
                 key_dtype=key_dtype,
                 file=write_arrays(folder / "entries.safetensors", arrays),
-                source={
-                    "corpus": corpus_name or opened.name,
-                    "license": license or opened.license,
-                    "hf_refspec": __version__,
-                },
+                source=source.about(corpus_name, license),
             ).write(folder)
         return cls(path)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuses any model but the one that computed the keys: a `ValueError` if its hidden state
-        after a fixed text is not the stored one."""
+        """Raises a `ValueError` for any model but the one that computed the keys."""
         if model in self._known:
             return
         config = self.config
@@ -242,8 +245,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self._known[model] = True
 
     def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
-        """The `k` nearest entries of each query (a hidden state, float32 of shape `(dimension,)`),
-        or all if there are fewer. Scores are negative squared distances.
+        """The `k` nearest entries of each query, scored by negative squared distances.
+
+        Queries are hidden states, float32 of shape `(dimension,)`.
 
         Raises:
             ValueError: If a query is not finite or has another size.
@@ -266,21 +270,138 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return found
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32, `(n,)`) of the entries `ids` (int64, `(n,)`), as `search` returns
-        them."""
+        """The scores (float32, `(n,)`) that `search` returns for `ids` (int64, `(n,)`)."""
         return self._index.score(query, ids)
 
     def next_entries(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids` (int64, `(n,)`), int64 of shape `(m,)`: a text
-        that resembles the corpus continues like it (RaLMSpec, section 5.3)."""
+        """The next 10 entries after each of `ids` (int64, `(n,)`), int64 of shape `(m,)`.
+
+        A text that resembles the corpus continues like it (RaLMSpec, section 5.3)."""
         following = np.unique(ids[:, None] + np.arange(1, _NEXT_ENTRIES + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of a hidden state's neighbours (int64, `(n,)`, ascending), and their
-        probabilities (float64, `(n,)`), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
+        """The neighbours' next tokens (int64, `(n,)`, ascending) and their probabilities (float64).
+
+        They sum to 1 (Khandelwal et al. 2020, equation 2)."""
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)
         sums = np.bincount(places, weights)
         return tokens.astype(np.int64), sums / sums.sum()
+
+
+class HiddenStates:
+    """A layer's states in the last forward pass."""
+
+    states: torch.Tensor  # (batch, length, hidden_size)
+
+    def last(self) -> np.ndarray:
+        """The state of the first row's last token, float32 of shape `(hidden_size,)`."""
+        return self.states[0, -1].float().numpy(force=True).copy()
+
+
+@contextmanager
+def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
+    """Records a layer's hidden states in every forward pass of this thread inside the context.
+
+    `"last_mlp"` is the input of the last feed-forward block, after the layer norm (Khandelwal et
+    al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output.
+    """
+    seen = HiddenStates()
+    thread = get_ident()
+
+    def before_mlp(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() == thread:
+            seen.states = args[0] if args else next(iter(kwargs.values()))
+
+    def after_decoder(_: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if get_ident() == thread:
+            seen.states = output[0]
+
+    for hook in (before_mlp, after_decoder):
+        vars(hook)["only_reads"] = True  # measurements of the model's logits stay valid
+    if layer == "last_mlp":
+        handle = last_mlp(model).register_forward_pre_hook(before_mlp, with_kwargs=True)
+    elif layer == "last_hidden":
+        handle = model.base_model.register_forward_hook(after_decoder)
+    else:
+        raise ValueError(f"layer must be one of {get_args(Layer)}, but is {layer!r}")
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def last_mlp(model: PreTrainedModel) -> nn.Module:
+    """The feed-forward block of the last decoder layer."""
+    count = text_config(model).num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            mlp = getattr(module[-1], "mlp", None)
+            if isinstance(mlp, nn.Module):
+                return mlp
+    raise ValueError(
+        f'layer="last_mlp": {type(model).__name__} has no decoder layers with an `mlp`; pass '
+        'layer="last_hidden"'
+    )
+
+
+@torch.no_grad()
+def model_fingerprint(model: PreTrainedModel, layer: Layer) -> np.ndarray:
+    """A model's hidden state after a fixed text, float32 of shape `(dimension,)`, to know it by."""
+    vocab_size = text_config(model).vocab_size
+    ids = torch.arange(1, _FIXED_LENGTH + 1, device=model.device)[None] % vocab_size
+    with recorded(model, layer) as hidden:
+        model.base_model(ids, use_cache=False)
+        return hidden.last()
+
+
+@torch.no_grad()
+def read_documents(
+    documents: Iterable[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    layer: Layer,
+    max_entries: int | None,
+    progress: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of a corpus, float32 `(entries, dimension)`, and next tokens, int32 `(entries,)`.
+
+    Arguments and errors are as of [`KnnDatastore.build`]."""
+    keys = []
+    values = []
+    entries = 0
+    bar = tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None)
+    with bar, recorded(model, layer) as hidden:
+        for batch, ids in read_windows(model, tokenizer, documents):
+            model.base_model(ids, use_cache=False)
+            for row, window in enumerate(batch):
+                keys.append(hidden.states[row, window.predicted].float().numpy(force=True).copy())
+                values.append(window.targets.astype(np.int32))
+                entries += len(window.targets)
+                bar.update(len(window.targets))
+            if max_entries is not None and entries >= max_entries:
+                break
+    if entries == 0:
+        raise ValueError("documents has no text of two tokens or more: there is nothing to keep")
+    return np.concatenate(keys)[:max_entries], np.concatenate(values)[:max_entries]
+
+
+def read_windows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: str | Iterable[str]
+) -> Iterator[tuple[list[Window], torch.Tensor]]:
+    """Yields batches of texts' windows, of the model's context length or at most 1,024 tokens.
+
+    Their tokens are int64 of shape `(batch, longest)`, padded on the right."""
+    length = min(context_length(model) or _LONGEST, _LONGEST)
+
+    def tokenized() -> Iterator[np.ndarray]:
+        for text in [texts] if isinstance(texts, str) else texts:
+            # With the special tokens that a prompt gets.
+            yield np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
+
+    pieces = windows(tokenized(), length, text_config(model).vocab_size)
+    while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
+        rows = [torch.from_numpy(window.ids) for window in batch]
+        yield batch, pad_sequence(rows, batch_first=True).to(model.device)

@@ -31,8 +31,7 @@ from ..retrieval.retriever import Retrieved, Retriever
 from ..transformers_names import decoder_output
 from ..verification.caches import find_cache
 from ..verification.verifier import PLAIN, Verifier
-from .hidden_states import HiddenStates, recorded
-from .knn_datastore import KnnDatastore
+from .knn_datastore import HiddenStates, KnnDatastore, recorded
 from .options import RalmSpeculation
 from .run import checked_speculation, generate_row
 from .stats import RalmStats
@@ -109,8 +108,7 @@ def knn_lm(  # noqa: D417
 
 
 class Mixture:
-    """The distribution of the next token: the model's and the neighbours' (Khandelwal et al. 2020,
-    equation 3). Arguments as of [`knn_lm`]."""
+    """The next token's distribution (Khandelwal et al. 2020, equation 3)."""
 
     def __init__(self, datastore: KnnDatastore, k: int, lambda_: float, temperature: float) -> None:
         check_count("k", k)
@@ -125,8 +123,7 @@ class Mixture:
         self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
 
     def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
-        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`, given the model's
-        logits and the neighbours of its hidden state."""
+        """The next token's log-probabilities, float32 `(vocab_size,)`, given the model's logits."""
         log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
         tokens, probs = self._datastore.next_tokens(found, self._temperature)
         with np.errstate(divide="ignore"):  # a far neighbour may have probability 0
@@ -216,10 +213,8 @@ def _check_request(
 ) -> None:
     """Refuses what a kNN-LM alone cannot do."""
     if find_cache(model_kwargs) is None:
-        raise ValueError(
-            f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "
-            "does not"
-        )
+        name = type(model).__name__
+        raise ValueError(f"`knn_lm` needs a model that keeps its past in a `Cache`, unlike {name}")
     if generation_config.return_dict_in_generate:
         for name in ("output_scores", "output_logits"):
             if getattr(generation_config, name):

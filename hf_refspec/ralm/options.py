@@ -15,8 +15,7 @@ _PUBLISHED_MAX_GAMMA = 0.6
 
 @dataclass(frozen=True)
 class RalmSpeculation:
-    """How retrieval is speculated; [`RalmSpeculation.published`] has the paper's settings
-    (RaLMSpec, arXiv 2401.14021).
+    """Options of speculative retrieval (RaLMSpec, arXiv 2401.14021), see also `published`.
 
     Args:
         prefetch (`int`, *optional*, defaults to 20):
@@ -79,10 +78,11 @@ class RalmSpeculation:
 
     @classmethod
     def published(cls, text: str) -> RalmSpeculation:
-        """The letters with the settings of the authors' scripts: `max_gamma=0.6`, and prefetching
-        at the first search of a call alone (`prefetch_searches="all"` is the paper's text). The
-        published kNN-LM is `"s"`: the next entries take the place of prefetching, and verification
-        is not asynchronous.
+        """The letters with the settings of the authors' scripts.
+
+        These are `max_gamma=0.6`, and prefetching at the first search of a call alone
+        (`prefetch_searches="all"` is the paper's text). The published kNN-LM is `"s"`: the next
+        entries take the place of prefetching, and verification is not asynchronous.
 
         Three things differ: a verification takes `b0 + b1 * stride`, passages keep their keys and
         values (for the baseline as well), and asynchronous verification runs in real time instead

@@ -88,12 +88,10 @@ class Gamma:
 def expected_rates(
     gamma: float, step_seconds: float, search_seconds: np.ndarray, saved_seconds: np.ndarray | float
 ) -> np.ndarray:
-    """The expected number of verified steps per second for the strides 1 to n, float64 of shape
-    `(n,)`: the objective of the paper.
+    """The paper's objective, verified steps per second, for the strides 1 to n: float64 `(n,)`.
 
     A step takes `step_seconds` (a), and a verification of 1 to n steps `search_seconds` (b). Steps
-    generated meanwhile save some: in the paper `min(a, b)` whenever all steps are right.
-    """
+    generated meanwhile save some: in the paper `min(a, b)` whenever all steps are right."""
     strides = np.arange(1, len(search_seconds) + 1)
     # The steps before the first wrong one, and that one, which is repeated with the truth.
     steps = (1 - gamma**strides) / (1 - gamma)
@@ -132,8 +130,9 @@ class SearchSeconds:
 
 
 class Measured:
-    """The measured times of steps, guesses and verifications. A step and a search slow each other
-    down at most `most_contention` times; not at all in the paper (1)."""
+    """The measured times of steps, guesses and verifications.
+
+    A step and a search slow each other down at most `most_contention` times, in the paper never."""
 
     def __init__(self, per_query: float = 0.0, most_contention: float = 1.0) -> None:
         self.search = SearchSeconds(per_query)
@@ -177,8 +176,7 @@ class Measured:
         return self.search(batch) + median(self.overheads or [0.0])
 
     def record_step(self, seconds: float, meanwhile: bool, first: bool = False) -> None:
-        """Adds a step without its guess, whether a search ran meanwhile, and whether it was the
-        first of the text."""
+        """Adds a step without its guess, `meanwhile` a search ran or not; `first` of the text."""
         if first:
             self._with_prompt = seconds / (self.contention if meanwhile else 1.0)
             return
@@ -195,8 +193,9 @@ class Measured:
 
 
 class StrideScheduler:
-    """Chooses the stride, the number of queries of a search, as in the paper. Asynchronously, one
-    more step is speculated while a search runs."""
+    """Chooses the stride, the number of queries of a search, as in the paper.
+
+    Asynchronously, one more step is speculated while a search runs."""
 
     learning_pays = True  # the guess for the step that waits is always compared
 
@@ -214,8 +213,7 @@ class StrideScheduler:
         self.gamma.record(right, wrong)
 
     def stride(self, speculated: int) -> int:
-        """The next stride, given how many steps await verification. It is 1 before the first
-        verification."""
+        """The next stride, given how many steps await verification; 1 before the first one."""
         gamma = self.gamma.likely
         a = self.measured.step + self.measured.guess
         b = self.measured.search(_STRIDES)
@@ -224,8 +222,7 @@ class StrideScheduler:
         return max(int(np.argmax(rates)), speculated) + 1
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
-        """True if one more step should be speculated, `elapsed` seconds into a search for `batch`
-        queries, given how many steps are unverified."""
+        """True if one more step should be speculated, `elapsed` seconds into a search."""
         return self._asynchronous and unverified < batch
 
 
@@ -266,9 +263,10 @@ class WaitingScheduler:
         return measured.guess <= max(_LEARNING_COST * measured.step, measured.search(1))
 
     def stride(self, speculated: int) -> int:
-        """The queries of the next search, given how many steps await verification; it may leave
-        some of them for later. More is speculated only if that pays at the lower end of gamma too:
-        a few right steps may be chance."""
+        """The queries of the next search, which may leave some of the `speculated` steps for later.
+
+        More is speculated only if that pays at the lower end of gamma too: a few right steps may be
+        chance."""
         if self.gamma is self._first or not self.measured.step:
             return 1
         best = int(np.argmax(self._rates(self.gamma.likely, speculated)))
@@ -279,8 +277,7 @@ class WaitingScheduler:
         return best + 1
 
     def _rates(self, gamma: float, speculated: int) -> np.ndarray:
-        """The verified steps per second of each stride, given how many steps were speculated during
-        the last search."""
+        """The verified steps per second of each stride, given the steps of the last search."""
         measured = self.measured
         guesses = _STRIDES - 1
         searched = measured.search(_STRIDES)
@@ -296,8 +293,7 @@ class WaitingScheduler:
         return expected_rates(gamma, step, taken, saved)
 
     def one_more_pays(self, batch: int, unverified: int, elapsed: float) -> bool:
-        """As in [`StrideScheduler`]. If all steps are right, one more saves waiting time; if one
-        under verification is wrong, it delays the correction."""
+        """As in [`StrideScheduler`]: a right step saves waiting, a wrong one delays correction."""
         if not self._asynchronous or unverified - batch >= LONGEST_STRIDE:
             return False
         measured = self.measured

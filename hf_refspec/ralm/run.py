@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import astuple
 from time import perf_counter
 from typing import Any
@@ -20,13 +21,18 @@ from ..kernels.compilation import usable_cores
 from ..refusals import check_prepared
 from ..retrieval.retriever import Retriever
 from ..retrieval.vector_index import LEAST_WALKED
-from .algorithm import RaLMSeq, RaLMSpec, Text
+from .algorithm import MOST_CACHED, NO_IDS, RaLMSeq, RaLMSpec, Text
 from .checked_search import CheckedRetriever, RalmError
 from .options import RalmSpeculation
-from .request_cache import Learned
+from .os3 import PublishedGamma, Scheduler, StrideScheduler, WaitingScheduler
 from .stats import RalmStats
 
 logger = logging.getLogger("hf_refspec")
+
+# The part of a search and of a step that scoring the ids of earlier requests may take.
+EARLIER_COST = 0.05
+# The entry of a retriever's `__dict__` that keeps what was learned of it.
+LEARNED = "_learned_by_speculation"
 
 
 def generate_with_retrieval(
@@ -84,9 +90,59 @@ def generate_with_retrieval(
     return stats
 
 
+class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
+    """Schedulers and retrieved ids (the newest first) of a retriever's calls, by setting.
+
+    An entry is replaced, never changed, so that threads can share it. A deep copy or pickle of the
+    retriever begins with nothing.
+    """
+
+    def __reduce__(self) -> tuple[type[Learned], tuple]:
+        return Learned, ()
+
+    @classmethod
+    def for_retriever(cls, retriever: Any, speculation: RalmSpeculation) -> Learned:
+        """The entry of the retriever; an empty one as published or if it cannot keep one."""
+        if speculation.max_gamma is not None or not hasattr(retriever, "__dict__"):
+            return cls()
+        learned: Learned = vars(retriever).setdefault(LEARNED, cls())
+        return learned
+
+    def begin(
+        self, setting: tuple, retriever: Any, speculation: RalmSpeculation
+    ) -> tuple[Scheduler, np.ndarray]:
+        """The scheduler and the ids that a request begins with."""
+        scheduler, ids = self.get(setting, (None, NO_IDS))
+        return deepcopy(scheduler) or _new_scheduler(retriever, speculation), ids
+
+    def end(
+        self, setting: tuple, scheduler: Scheduler, retrieved: np.ndarray, earlier: np.ndarray
+    ) -> None:
+        """Keeps the scheduler of a request, and the ids (the newest first) that were retrieved.
+
+        The request began with the ids `earlier` (int64, `(n,)`) and `retrieved` others (int64,
+        `(m,)`); requests that have ended meanwhile add theirs."""
+        _, now = self.get(setting, (None, NO_IDS))
+        others = now[~(np.isin(now, earlier) | np.isin(now, retrieved))]
+        measured = scheduler.measured
+        seconds = EARLIER_COST * min(measured.search(1), measured.step)
+        scored_in_time = int(len(retrieved) * seconds / max(measured.guess, 1e-9))
+        limit = min(MOST_CACHED, scored_in_time)
+        self[setting] = scheduler, np.concatenate([retrieved, others])[:limit]
+
+
+def _new_scheduler(retriever: Any, speculation: RalmSpeculation) -> Scheduler:
+    if speculation.max_gamma is not None:
+        gamma = PublishedGamma(speculation.max_gamma)
+        return StrideScheduler(gamma, speculation.asynchronous)
+    exact = getattr(retriever, "index", None) == "flat"
+    return WaitingScheduler(speculation.asynchronous, exact)
+
+
 def _expected_contention(retriever: Any, model_threads: int) -> float:
-    """The factor by which a search and a step slow each other down if they need more cores than
-    there are; 1 for a retriever without `search_threads`, which searches elsewhere."""
+    """The factor by which a search and a step slow each other down if there are too few cores.
+
+    It is 1 for a retriever without `search_threads`, which searches elsewhere."""
     search_threads = getattr(retriever, "search_threads", 0)
     return max((search_threads + model_threads) / usable_cores(), 1.0) if search_threads else 1.0
 
@@ -109,15 +165,14 @@ def checked_speculation(
     speculation: str | RalmSpeculation | None,
     caller: str,
 ) -> RalmSpeculation | None:
-    """Refuses calls that `caller` cannot serve, by the arguments that `generate` has prepared.
-    Returns the call's speculation; `None`, with a warning, for a model that runs code of others,
-    which steps that are undone and repeated would run too often."""
+    """Refuses calls that `caller` cannot serve; returns the call's speculation.
+
+    It is `None`, with a warning, for a model that runs code of others, which steps that are undone
+    and repeated would run too often."""
     check_prepared(model, input_ids, generation_config, model_kwargs, caller)
     if len(input_ids) != 1:
-        raise ValueError(
-            f"`{caller}` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "
-            "prompt at a time."
-        )
+        rows = f"`input_ids` has {len(input_ids)} rows"
+        raise ValueError(f"`{caller}` continues one text, but {rows}. Pass one prompt at a time.")
     parsed = RalmSpeculation.parse(speculation)
     if parsed is not None and (code := foreign_code(model)) is not None:
         name = type(model).__name__

@@ -58,8 +58,7 @@ class RalmStats:
 
     @property
     def gamma(self) -> float:
-        """The fraction of right steps, of all steps that a verification reached (RaLMSpec, section
-        4.2)."""
+        """The fraction of right steps among those that were verified (RaLMSpec, section 4.2)."""
         return self.verified / max(self.verified + self.mismatched, 1)
 
     def clear(self) -> None:

@@ -1,8 +1,5 @@
 """Sparse retrieval: BM25 over tokens, with an index that bm25s builds (arXiv 2407.03618)."""
 
-# mypy: disallow-untyped-defs=False
-# A kernel's numba signature has the types of its arguments.
-
 from __future__ import annotations
 
 import sys

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..messages import check_count
-from ..store.folder import DatastoreError
+from ..store.files import DatastoreError
 from .flat import index_type
-from .knowledge_base import KnowledgeBase
+from .knowledge_base import KnowledgeBase, TextEncoder
 from .retriever import Retrieved
-from .text_encoder import TextEncoder
 from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
 
 
@@ -97,10 +96,8 @@ class DenseRetriever:
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32, `(n,)`) of the passages `ids` (int64, `(n,)`)."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
-            raise IndexError(
-                f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "
-                f"{len(self.knowledge_base)} passages"
-            )
+            held = f"the knowledge base has {len(self.knowledge_base)} passages"
+            raise IndexError(f"ids are from {ids.min()} to {ids.max()}, but {held}")
         return self._vectors.score(query, ids)
 
     def passage(self, passage_id: int) -> np.ndarray:

@@ -1,15 +1,21 @@
-"""Exact search, which compares every vector with every query of a batch."""
+"""Exact search, which compares every vector with every query of a batch.
+
+Memory bounds its speed. A scan of an int8 copy, a quarter of the vectors' size, finds the few that
+may be among the best, and only those are read in full.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 import torch
+from numba import njit
 
-from .int8_copy import ApproximateScores, Int8Copy
+from ..kernels.kernel import kernel
 from .retriever import Retrieved
 from .vector_index import (
     LEAST_WALKED,
@@ -20,18 +26,24 @@ from .vector_index import (
     Metric,
     VectorIndex,
     import_faiss,
+    vectorised,
 )
 
 _TOGETHER = 4  # queries of a scan, whose approximate scores are all in memory
 # Beyond k, the fewest candidates that FAISS finds: they may be as good as the k-th.
 _SPARE = 16
 _MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
+_INT8 = 127
+_INT16 = 2**15 - 1
+_INT32 = 2**31 - 1
+_BLOCK = 32  # rows that stay in a core's cache until all queries have been multiplied with them
+_ROUNDINGS = 8  # of a score that is computed from a sum of integers, at most
 
 
 class FlatIndex(VectorIndex):
-    """Scans an int8 copy of the vectors in `threads` threads, by default torch's number, and scores
-    the vectors that may be among the best. The first search makes the copy; it raises a
-    FloatingPointError if vectors are not finite."""
+    """Scans an int8 copy of the vectors in `threads` threads, then scores those that may be best.
+
+    The first search makes the copy; it raises a FloatingPointError if vectors are not finite."""
 
     @cached_property
     def _int8_copy(self) -> Int8Copy:
@@ -58,8 +70,7 @@ class FlatIndex(VectorIndex):
     def _best(
         self, query: np.ndarray, parts: Sequence[ApproximateScores], begins: np.ndarray, k: int
     ) -> Retrieved:
-        """The `k` best vectors for a query (float32, `(d,)`), of parts that begin at `begins`
-        (int64, `(parts,)`)."""
+        """The `k` best vectors for a query (float32, `(d,)`), of parts that begin at `begins`."""
         ids = np.concatenate([a + part.best for a, part in zip(begins, parts, strict=True)])
         found = Retrieved.best(ids, self.score(query, ids), k)
         least = float(found.scores[-1])
@@ -70,12 +81,10 @@ class FlatIndex(VectorIndex):
         return Retrieved.best(ids, self.score(query, ids), k)
 
     def _rounding(self, query: np.ndarray, score: float) -> float:
-        """The largest error of a score that is at least `score`, against the true one or one summed
-        in another order, for a query (float32, `(d,)`).
+        """The largest error of a score that is at least `score`, for a query (float32, `(d,)`).
 
         A sum of d products in any order is off by at most d roundings of the sum of their absolute
-        values, which is at most the product of both lengths.
-        """
+        values, which is at most the product of both lengths."""
         length = float(np.linalg.norm(query.astype(np.float64)))
         roundings = 2 * (len(query) + 2) * UNIT_ROUNDOFF
         if self.metric == "inner_product":
@@ -85,8 +94,9 @@ class FlatIndex(VectorIndex):
 
 
 class FaissFlatIndex(FlatIndex):
-    """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`); on the CPU if
-    more candidates are needed than FAISS finds."""
+    """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`).
+
+    If more candidates are needed than FAISS finds, the CPU searches."""
 
     search_threads = 1
 
@@ -103,8 +113,9 @@ class FaissFlatIndex(FlatIndex):
         return self._best_of(queries, k, k + max(k // 8, _SPARE))
 
     def _best_of(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
-        """The best of `count` candidates for each query (float32, `(q, d)`); of four times that
-        number where these may lack a vector that is as good as the k-th."""
+        """The best of `count` candidates for each query (float32, `(q, d)`), or of four times that.
+
+        More are needed where `count` may lack a vector that is as good as the k-th."""
         if count > _MOST_CANDIDATES:
             return super().search(queries, k)
         all_scores, all_ids = self._index.search(queries, min(count, len(self.vectors)))
@@ -139,3 +150,179 @@ def index_type(index: Index) -> type[FlatIndex | HnswIndex]:
     if index == "hnsw":
         return HnswIndex
     return FaissFlatIndex if finds_gpus() else FlatIndex
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ApproximateScores:
+    """The scores of vectors for one query, as an int8 copy has them.
+
+    Attributes:
+        scores (`np.ndarray`, float32 of shape `(n,)`): All scores, less `offset`.
+        best (`np.ndarray`, int64 of shape `(k,)`): The vectors with the highest scores, unordered.
+        offset (`float`): The part of a score that does not depend on the vector.
+        error (`float`): The largest difference from a true score.
+    """
+
+    scores: np.ndarray
+    best: np.ndarray
+    offset: float
+    error: float
+
+    def at_least(self, score: float) -> np.ndarray:
+        """All vectors (int64) whose true score may be `score` or more."""
+        least = np.float32(score - self.offset - self.error)
+        return np.flatnonzero(self.scores >= np.nextafter(least, np.float32(-np.inf)))
+
+
+class Int8Copy:
+    """Vectors whose numbers are rounded to 255 steps between the extremes of their column.
+
+    Args:
+        vectors (`np.ndarray`, float32 of shape `(n, d)`): The vectors.
+        by_distance (`bool`): Whether a score is minus the squared distance from the query, instead
+            of the inner product with it.
+
+    Raises:
+        FloatingPointError: If a vector is not finite, or too long for its squared length.
+    """
+
+    def __init__(self, vectors: np.ndarray, by_distance: bool) -> None:
+        round_rows.compile()
+        self._by_distance = by_distance
+        low = vectors.min(axis=0).astype(np.float64)
+        high = vectors.max(axis=0).astype(np.float64)
+        self._centre = (low + high) / 2
+        with np.errstate(invalid="ignore"):  # infinity is refused below
+            self._steps = (high - low) / (2 * _INT8)
+        self._rows = np.empty(vectors.shape, np.int8)
+        self._lengths = np.empty(len(vectors), np.float32)  # squared, from the centre
+        lost = round_rows(vectors, self._centre, self._steps, self._rows, self._lengths)
+        self._most_lost = lost**0.5
+        self._longest = float(self._lengths.max()) ** 0.5
+        if not np.isfinite(self._longest):
+            raise FloatingPointError("the vectors have NaN, infinity or too large numbers")
+
+    def scan(self, queries: np.ndarray, k: int, begin: int, end: int) -> list[ApproximateScores]:
+        """Scores the vectors from `begin`, with id 0, to `end` for queries (float32, `(q, d)`)."""
+        centred = queries.astype(np.float64)
+        if self._by_distance:
+            centred -= self._centre
+            offsets = -np.einsum("qd,qd->q", centred, centred)
+            factor = 2.0  # minus the distance is 2 xy - xx - yy
+        else:
+            offsets = centred @ self._centre
+            factor = 1.0
+        # The product with a row: int16 weights times int8 numbers, in units of the query.
+        weights = centred * self._steps
+        dimension = len(self._steps)
+        units = np.maximum(
+            np.abs(weights).max(axis=1) / _INT16,
+            np.abs(weights).sum(axis=1) / (_INT32 / _INT8 - dimension),
+        )
+        units[units == 0] = 1
+        rounded = np.rint(weights / units[:, None])
+        lost = np.linalg.norm(weights - rounded * units[:, None], axis=1)
+        lengths = np.linalg.norm(centred, axis=1)
+        errors = factor * (self._most_lost * lengths + _INT8 * dimension**0.5 * lost)
+        errors += _ROUNDINGS * UNIT_ROUNDOFF * (self._longest + lengths) ** 2 + UNDERFLOW
+        scores = np.empty((len(queries), end - begin), np.float32)
+        best = np.empty((len(queries), 2 * k), np.int64)
+        counts = np.zeros(len(queries), np.int64)
+        scan_rows(
+            self._rows[begin:end],
+            self._lengths[begin:end],
+            self._by_distance,
+            rounded.astype(np.int16),
+            (factor * units).astype(np.float32),
+            scores,
+            best,
+            counts,
+        )
+        return [
+            ApproximateScores(scores[i], best[i, : counts[i]], float(offsets[i]), float(errors[i]))
+            for i in range(len(queries))
+        ]
+
+
+@kernel(
+    "float64(float32[:, ::1], float64[::1], float64[::1], int8[:, ::1], float32[::1])", drafts=False
+)
+def round_rows(rows, centre, steps, rounded, lengths):
+    """Rounds the rows (n, d) to `centre + steps * rounded` (d,); returns the largest squared error.
+
+    Writes their squared distances from the centre into `lengths` (n,)."""
+    inverse = np.zeros_like(steps)
+    for j in range(len(steps)):
+        if steps[j] > 0:
+            inverse[j] = 1 / steps[j]
+    most = 0.0
+    for i in range(len(rows)):
+        lost, lengths[i] = _round_row(rows[i], centre, steps, inverse, rounded[i])
+        most = max(most, lost)
+    return most
+
+
+@vectorised
+def _round_row(row, centre, steps, inverse, rounded):
+    """Rounds a row (d,); returns its squared distances from `rounded` (d,) and from the centre."""
+    lost = length = 0.0
+    for j in range(len(row)):
+        number = row[j] - centre[j]
+        nearest = np.rint(number * inverse[j])
+        rounded[j] = np.int8(nearest)
+        difference = number - nearest * steps[j]
+        lost += difference * difference
+        length += number * number
+    return lost, length
+
+
+@kernel(
+    "void(int8[:, ::1], float32[::1], boolean, int16[:, ::1], float32[::1], float32[:, ::1], "
+    "int64[:, ::1], int64[::1])",
+    drafts=False,
+)
+def scan_rows(rows, lengths, by_distance, queries, units, scores, best, counts):
+    """Writes the products of rows (n, d) and queries (q, d), times `units` (q,), into `scores`.
+
+    With `by_distance` the squared lengths of the rows are subtracted. The first `counts` (q,)
+    columns of `best` (q, 2 * k), at most k, receive the rows with the highest scores, unordered."""
+    k = best.shape[1] // 2
+    bounds = np.full(len(queries), -np.inf, np.float32)
+    best_scores = np.empty(best.shape, np.float32)
+    for begin in range(0, len(rows), _BLOCK):
+        end = min(begin + _BLOCK, len(rows))
+        for s in range(len(queries)):
+            query = queries[s]
+            for i in range(begin, end):
+                score = units[s] * np.float32(_product(rows[i], query))
+                if by_distance:
+                    score -= lengths[i]
+                scores[s, i] = score
+                if score > bounds[s]:
+                    best[s, counts[s]] = i
+                    best_scores[s, counts[s]] = score
+                    counts[s] += 1
+                    if counts[s] == 2 * k:
+                        bounds[s] = _keep_best(best[s], best_scores[s], k)
+                        counts[s] = k
+    for s in range(len(queries)):
+        if counts[s] > k:
+            _keep_best(best[s, : counts[s]], best_scores[s, : counts[s]], k)
+            counts[s] = k
+
+
+@njit(nogil=True)
+def _product(row, query):
+    """The inner product of integers (d,), in 32 bits: vector instructions add pairs of int16."""
+    total = np.int32(0)
+    for j in range(len(row)):
+        total = np.int32(total + np.int32(row[j]) * np.int32(query[j]))
+    return total
+
+
+@njit(nogil=True)
+def _keep_best(ids, scores, k):
+    """Moves the `k` highest scores (n,) and their ids (n,) to the front; returns the lowest."""
+    order = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
+    ids[:k], scores[:k] = ids[order], scores[order]
+    return scores[0]

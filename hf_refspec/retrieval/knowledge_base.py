@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -26,14 +26,12 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import batches, encode, load_backend
 from ..messages import check_count
-from ..store.card import cell
-from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
-from ..store.folder import new_folder
+from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
+from ..store.hub import cell
+from ..store.names import is_here, is_only_cached
 from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
 from ..text_config import text_tokenizer
-from ..version import __version__
-from .text_encoder import TextEncoder
 
 _LONGEST_NAME = 1 << 16  # bytes of the longest path that a system allows
 # Texts passed to the encoder at once, enough for it to sort them by length.
@@ -47,8 +45,7 @@ _COUNT = range(1, 2**62 + 1)
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig(FolderConfig):
-    """The config.json of a knowledge base: passages of up to `chunk_length` tokens, all of them
-    together `tokens` long, and embeddings of `dimension` numbers (0 if there are none)."""
+    """The config.json of a knowledge base, all of whose passages together have `tokens` tokens."""
 
     NOUN = "knowledge base"
     FILES = (PASSAGES, SOURCES, EMBEDDINGS)
@@ -194,15 +191,43 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             OSError: If the folder cannot be written.
         """
         check_count("chunk_length", chunk_length, most=2**31 - 1)
-        texts = None if encoder is None else TextEncoder(encoder)
-        places: list[str] = []
+        embedder = None if encoder is None else TextEncoder(encoder)
         tokenizer = text_tokenizer(tokenizer)
-        size = vocabulary_size(tokenizer)
-        opened = open_source(documents, tokenizer, size, column, pattern, places)
-        opened.name = corpus_name or opened.name
-        opened.license = license or opened.license
+        vocab_size = vocabulary_size(tokenizer)
+        places: list[str] = []
+        source = open_source(documents, tokenizer, vocab_size, column, pattern, places)
+        about = {"encoder": embedder and embedder.name, **source.about(corpus_name, license)}
         with new_folder(path) as folder:
-            _write(folder, opened, places, tokenizer, texts, chunk_length, progress)
+            tokens, bounds, numbers = _cut_passages(source, tokenizer, chunk_length, progress)
+            count = len(numbers)
+            names = [place.encode("utf-8", errors="replace") for place in places]
+            sources = {
+                "documents": numbers,
+                "names": np.frombuffer(b"".join(names), np.uint8),
+                "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+            }
+            dimension = 0
+            embeddings_file = None
+            if embedder is not None:
+                rows = _embedded(embedder, tokenizer, tokens, bounds, progress)
+                first = next(rows)
+                dimension = first.shape[1]
+                blocks = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
+                file = folder / "embeddings.safetensors"
+                embeddings_file = write_arrays(file, {"embeddings": blocks})
+            passages = {"tokens": tokens, "bounds": bounds}
+            KnowledgeBaseConfig.made_for(
+                tokenizer,
+                vocab_size=vocab_size,
+                chunk_length=chunk_length,
+                passages=count,
+                tokens=len(tokens),
+                dimension=dimension,
+                passages_file=write_arrays(folder / "passages.safetensors", passages),
+                sources_file=write_arrays(folder / "sources.safetensors", sources),
+                embeddings_file=embeddings_file,
+                source=about,
+            ).write(folder)
         return cls(path, tokenizer)
 
     def passage(self, passage_id: int) -> np.ndarray:
@@ -219,11 +244,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         begin, end = self._bounds[passage_id : passage_id + 2]
         tokens = self._tokens[begin:end].astype(np.int64)
         if tokens.max() >= self.config.vocab_size:
-            raise self._damaged(
-                self.config.passages_file,
-                f"passage {passage_id} has the token {tokens.max()}, but the ids are below "
-                f"{self.config.vocab_size}",
-            )
+            reason = f"passage {passage_id} has the token {tokens.max()}, but the ids are below "
+            raise self._damaged(self.config.passages_file, reason + str(self.config.vocab_size))
         return tokens
 
     def check(self, vocab_size: int) -> None:
@@ -248,10 +270,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
-        """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
-        knowledge base was built from (an absolute one is cut to its last folder and what is below);
-        `"chats.jsonl, row 7, line 1"` for a row of a file; `"document 7, line 1"` for the eighth
-        row of a dataset, or the eighth text.
+        """The name of a passage's document and the line: `"docs/guide.md, line 120"`.
+
+        A file has the path that the knowledge base was built from (an absolute one is cut to its
+        last folder and what is below); a row of a file is `"chats.jsonl, row 7, line 1"`, the
+        eighth row of a dataset, or the eighth text, `"document 7, line 1"`.
 
         The line, found by decoding the document up to the passage, is left out if the tokenizer
         does not keep the ends of lines. It raises as [`~KnowledgeBase.passage`]."""
@@ -277,58 +300,13 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
 
-def _write(
-    folder: Path,
-    source: Source,
-    places: list[str],
-    tokenizer: PreTrainedTokenizerBase,
-    encoder: TextEncoder | None,
-    chunk_length: int,
-    progress: bool,
-) -> None:
-    tokens, bounds, documents = _cut_passages(source, tokenizer, chunk_length, progress)
-    names = [place.encode("utf-8", errors="replace") for place in places]
-    arrays = {"tokens": tokens, "bounds": bounds}
-    sources = {
-        "documents": documents,
-        "names": np.frombuffer(b"".join(names), np.uint8),
-        "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
-    }
-    count = len(bounds) - 1
-    dimension = 0
-    embeddings_file = None
-    if encoder is not None:
-        rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
-        first = next(rows)
-        dimension = first.shape[1]
-        embeddings = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
-        embeddings_file = write_arrays(
-            folder / "embeddings.safetensors", {"embeddings": embeddings}
-        )
-    KnowledgeBaseConfig.made_for(
-        tokenizer,
-        vocab_size=vocabulary_size(tokenizer),
-        chunk_length=chunk_length,
-        passages=count,
-        tokens=len(tokens),
-        dimension=dimension,
-        passages_file=write_arrays(folder / "passages.safetensors", arrays),
-        sources_file=write_arrays(folder / "sources.safetensors", sources),
-        embeddings_file=embeddings_file,
-        source={
-            "corpus": source.name,
-            "license": source.license,
-            "encoder": encoder and encoder.name,
-            "hf_refspec": __version__,
-        },
-    ).write(folder)
-
-
 def _cut_passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them into passages. Returns all tokens `(tokens,)`, the bounds
-    of the passages `(passages + 1,)`, and the document of each `(passages,)`."""
+    """Tokenises documents and cuts them into passages.
+
+    Returns all tokens `(tokens,)`, the bounds of the passages `(passages + 1,)`, and the document
+    of each `(passages,)`."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
@@ -365,8 +343,7 @@ def _embedded(
     bounds: np.ndarray,
     progress: bool,
 ) -> Iterator[np.ndarray]:
-    """Yields the embeddings of the passages, float32 `(n, d)`, block by block. `tokens` (int64,
-    `(tokens,)`) are cut at `bounds` (int64, `(passages + 1,)`)."""
+    """Yields the embeddings of the passages, float32 `(n, d)`, of tokens cut at `bounds`."""
     count = len(bounds) - 1
     dimension = None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
@@ -376,9 +353,98 @@ def _embedded(
             vectors = encoder.passages(texts)
             dimension = dimension or vectors.shape[1]
             if vectors.shape[1] != dimension:
-                raise ValueError(
-                    f"encoder returned vectors of dimension {dimension}, and then of "
-                    f"{vectors.shape[1]}; all must have the same"
-                )
+                dimensions = f"{dimension}, and then of {vectors.shape[1]}"
+                raise ValueError(f"encoder returned vectors of dimension {dimensions}")
             yield vectors
             bar.update(len(texts))
+
+
+class TextEncoder:
+    """An encoder of texts: a callable, or a model of the library sentence-transformers.
+
+    A model that encodes passages and queries differently is called by its methods
+    `encode_document` and `encode_query`.
+
+    Args:
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
+            sentence-transformers model, such a model, or a callable that takes a list of texts and
+            returns an array of shape `(len(texts), d)`, a row for each. The similarity of two texts
+            is the inner product of their rows.
+
+    Attributes:
+        name (`str`): A name for cards.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        name = None
+        if isinstance(encoder, str | os.PathLike):
+            # Without its path, which means nothing to others.
+            name = Path(encoder).resolve().name if os.path.isdir(encoder) else str(encoder)
+            encoder = load_encoder(encoder)
+        if hasattr(encoder, "encode"):
+            self._encode_passages = getattr(encoder, "encode_document", encoder.encode)
+            self._encode_queries = getattr(encoder, "encode_query", encoder.encode)
+            self._options = {"show_progress_bar": False, "convert_to_numpy": True}
+        elif callable(encoder):
+            self._encode_passages = self._encode_queries = encoder
+            self._options = {}
+        else:
+            raise TypeError(
+                "encoder must be a SentenceTransformer, the folder or Hub id of one, or a callable "
+                f"that returns an array of shape (n, d) for a list of n texts, but is {encoder!r}"
+            )
+        self.name = name or getattr(encoder, "__name__", type(encoder).__name__)
+
+    def passages(self, texts: Sequence[str]) -> np.ndarray:
+        """The vectors of passages, float32 of shape `(len(texts), d)`."""
+        return self._checked(self._encode_passages, list(texts))
+
+    def query(self, text: str, dimension: int) -> np.ndarray:
+        """The vector of a query, float32 of shape `(dimension,)`; raises as `passages`."""
+        (vector,) = self._checked(self._encode_queries, [text])
+        if len(vector) != dimension:
+            raise ValueError(
+                f"encoder returns vectors of dimension {len(vector)}, but the knowledge base has "
+                f"vectors of {dimension}; use the encoder that it was built with"
+            )
+        return vector
+
+    def _checked(self, encode: Any, texts: list[str]) -> np.ndarray:
+        try:
+            returned = encode(texts, **self._options)
+        except Exception as error:
+            failed = f"encoder failed on {len(texts)} texts, the first being {texts[0][:80]!r}"
+            raise RuntimeError(f"{failed}: {type(error).__name__}: {error}") from error
+        if type(returned).__module__.startswith("torch"):  # numpy knows no bfloat16
+            returned = returned.float().numpy(force=True)
+        try:
+            vectors = np.ascontiguousarray(returned, dtype=np.float32)
+        except (TypeError, ValueError):
+            vectors = np.empty(0, np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.shape[1] == 0:
+            raise ValueError(
+                f"encoder must return an array of shape ({len(texts)}, d) for {len(texts)} texts, "
+                f"but returned {type(returned).__name__} of shape {np.shape(returned)}"
+            )
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad):
+            of_texts = f"{len(bad)} of {len(texts)} texts, the first being {texts[bad[0]][:80]!r}"
+            raise ValueError(f"encoder returned NaN or infinite numbers for {of_texts}")
+        return vectors
+
+
+def load_encoder(name: str | os.PathLike) -> Any:
+    """The sentence-transformers model in a folder, or of a Hub id."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ImportError(
+            f"the encoder {name} needs sentence-transformers: pip install sentence-transformers"
+        ) from None
+    name = os.fspath(name)
+    cached = not is_here(name) and is_only_cached(name, "model", ["config.json", "modules.json"])
+    try:
+        return SentenceTransformer(name, local_files_only=cached)
+    except (OSError, ValueError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"the encoder {name} cannot be loaded: {first_line}") from error

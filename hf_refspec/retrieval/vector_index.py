@@ -5,9 +5,6 @@ request cache ranks first with what a search finds, so both must score alike to 
 whatever else is in the batch: all final scores come from one kernel.
 """
 
-# mypy: disallow-untyped-defs=False
-# A kernel's numba signature has the types of its arguments.
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -41,8 +38,7 @@ vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
 @vectorised
 def score_row(rows, row, query, by_distance):
-    """Minus the squared distance of a row of `rows` (n, d) from a query (d,), or the inner product
-    with it."""
+    """The inner product of a row of `rows` (n, d) and a query (d,), or minus their distance."""
     total = np.float32(0)
     if by_distance:
         for j in range(rows.shape[1]):
@@ -92,24 +88,22 @@ class VectorIndex(ABC):
         score_rows.compile()
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32, `(m,)`) of the vectors `ids` (int64, `(m,)`), which are not checked,
-        for a query (float32, `(d,)`)."""
+        """The scores (float32, `(m,)`) of the vectors `ids` (int64, `(m,)`), not checked."""
         scores = np.empty(len(ids), np.float32)
         score_rows(self.vectors, ids, query, self.metric == "l2", scores)
         return scores
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
-        """The `k` best vectors for each query (float32 of shape `(q, d)`), or all if there are
-        fewer. An approximate index takes at least `ef_search` candidates, and may find fewer."""
+        """The `k` best vectors for each query (float32, `(q, d)`), or all if there are fewer.
+
+        An approximate index takes at least `ef_search` candidates, and may find fewer."""
 
 
 class HnswIndex(VectorIndex):
-    """Walks a graph of near vectors (HNSW, arXiv 1603.09320), which is approximate and much less
-    work than scoring all vectors.
+    """Walks a graph of near vectors (HNSW, arXiv 1603.09320), which is approximate and fast.
 
-    The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors.
-    """
+    The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         self._faiss = faiss = import_faiss('index="hnsw"')

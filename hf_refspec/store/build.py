@@ -24,21 +24,20 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import (
-    Document,
-    TokenBatch,
-    batches,
-    encode,
-    load_backend,
-    pieces,
-)
+from ..corpus.tokenise import Document, TokenBatch, batches, encode, load_backend, pieces
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
 from ..messages import MOST_THREADS, check_count, require
-from ..version import __version__
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
-from .files import DatastoreError, FileEntry, blocks_of, write_bytes
-from .folder import only_writer, sweep, sync_folder
+from .files import (
+    DatastoreError,
+    FileEntry,
+    blocks_of,
+    only_writer,
+    sweep,
+    sync_folder,
+    write_bytes,
+)
 from .shards import (
     grouped,
     map_tokens,
@@ -141,7 +140,7 @@ def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How documents are made into shards, see [`Datastore.build`]."""
+    """Options by which documents become shards, see [`Datastore.build`]."""
 
     column: str | None = None
     pattern: str = "*"
@@ -173,8 +172,7 @@ def build_store(
     """Writes a datastore into an empty folder."""
     empty = StoreConfig.made_for(tokenizer, vocab_size=vocabulary_size(tokenizer))
     config, source = _with_documents(folder, empty, documents, tokenizer, options)
-    about = {"corpus": corpus_name or source.name, "license": license or source.license}
-    about |= config.source | {"hf_refspec": __version__}
+    about = source.about(corpus_name, license) | config.source
     content = tokenizer.backend_tokenizer.to_str().encode()
     tokenizer_file = write_bytes(folder / "tokenizer.json", content)
     config = replace(config, source=about, tokenizer_file=tokenizer_file)
@@ -362,12 +360,9 @@ def _digest(document: np.ndarray) -> bytes:
 
 
 def _write_shards(
-    folder: Path,
-    packed: Iterable[tuple[np.ndarray, int]],
-    sort: Callable[[np.ndarray], np.ndarray],
+    folder: Path, packed: Iterable[tuple[np.ndarray, int]], sort: Callable[[np.ndarray], np.ndarray]
 ) -> list[ShardEntry]:
-    """Writes each shard while the next one is filled; `sort` returns the suffix array (n,) of
-    tokens (n,)."""
+    """Writes each shard while the next is filled; `sort` maps tokens (n,) to suffixes (n,)."""
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:

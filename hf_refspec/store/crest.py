@@ -16,8 +16,7 @@ from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from ..messages import check_count
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
-from .files import DatastoreError, read_arrays, write_arrays
-from .folder import only_writer, sweep
+from .files import DatastoreError, only_writer, read_arrays, sweep, write_arrays
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -32,7 +31,7 @@ LEAST_BYTES = 4096
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What a compact form keeps, see [`Datastore.compact`]."""
+    """The size and the algorithm of a compact form, see [`Datastore.compact`]."""
 
     published: bool = False
     max_ngram: int = 3

@@ -19,14 +19,7 @@ from ..corpus.tokenise import naming_failures
 from ..index.crest import NgramTable
 from ..index.suffix_array import IndexedText
 from ..text_config import text_tokenizer
-from .build import (
-    SHARD_TOKENS,
-    BuildOptions,
-    build_store,
-    extend_store,
-    merge_store,
-    read_names,
-)
+from .build import SHARD_TOKENS, BuildOptions, build_store, extend_store, merge_store, read_names
 from .crest import (
     CompactOptions,
     build_ngram_table,
@@ -35,8 +28,7 @@ from .crest import (
     write_ngram_table,
 )
 from .datastore_config import Form, StoreConfig, check_form
-from .files import DatastoreError, copy_file
-from .folder import check_writable, new_folder, only_writer
+from .files import DatastoreError, check_writable, copy_file, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import read_tokenizer
@@ -221,8 +213,9 @@ class Datastore(StoredFolder[StoreConfig]):
         return self
 
     def refresh(self) -> None:
-        """Reloads the folder if it has changed, as calls that draft from it do when they begin. It
-        changes nothing if the folder cannot be opened or is for another tokenizer."""
+        """Reloads the folder if it has changed, as calls that draft from it do when they begin.
+
+        It changes nothing if the folder cannot be opened or is for another tokenizer."""
         if _version_of(self.path) in (None, self._written):
             return
         with suppress(DatastoreError, OSError):
@@ -232,8 +225,7 @@ class Datastore(StoredFolder[StoreConfig]):
                 vars(self).update(vars(opened))
 
     def remove(self, *names: str) -> None:
-        """Removes documents by their names; raises a KeyError for an unknown one, and as
-        [`~Datastore.add`]."""
+        """Removes documents by name; raises a KeyError for an unknown one, and as `add`."""
         if missing := sorted({*names} - {*self.names()}):
             raise KeyError(f"{self.path} has no document {missing[0]!r}")
         self.add(dict.fromkeys(names, ""), progress=False)
@@ -248,8 +240,9 @@ class Datastore(StoredFolder[StoreConfig]):
         return self  # forks of a drafter draft from what is added
 
     def merge(self, progress: bool = True) -> Datastore:
-        """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens, and opens
-        them. A single shard is searched the fastest, but all tokens are written again. Raises as
+        """Merges all shards into as few as possible, of up to 2**31 - 2 tokens, and opens them.
+
+        A single shard is searched the fastest, but all tokens are written again. Raises as
         [`~Datastore.add`]."""
         with self.naming_damage():
             merge_store(self.path, progress)
@@ -301,8 +294,9 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @property
     def largest_id(self) -> int:
-        """The largest token that is drafted, which can be smaller than the tokenizer's last one;
-        raises a DatastoreError if a suffix array points outside of its shard."""
+        """The largest token that is drafted, which can be smaller than the tokenizer's last one.
+
+        Raises a DatastoreError if a suffix array points outside of its shard."""
         if self.ngrams is not None:
             return int(self.ngrams.node_tokens.max(initial=0))
         with self.naming_damage():
@@ -322,8 +316,9 @@ class Datastore(StoredFolder[StoreConfig]):
         max_bytes: int | None = None,
         progress: bool = True,
     ) -> Datastore:
-        """Builds the compact form, the commonest n-grams, each with its draft tree (CREST, arXiv
-        2408.04678), and opens it.
+        """Builds and opens the compact form: the commonest n-grams, each with its draft tree.
+
+        This is CREST (arXiv 2408.04678).
 
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
@@ -358,8 +353,7 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore(self.path, form="compact")
 
     def record(self, mat: dict[str, Any]) -> None:
-        """Writes the MAT that was measured with the open form into config.json, for the card;
-        raises as [`~Datastore.add`]."""
+        """Writes the MAT of the open form into config.json; raises as [`~Datastore.add`]."""
         measured = {"state": self.config.state(self.form), **mat}
         with only_writer(self.path):
             config = StoreConfig.read(self.path)
@@ -378,8 +372,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Raises errors of the index and the tokenizer, which read unchecked files, as a
-        DatastoreError that names the path."""
+        """Raises errors of the index and the tokenizer as a DatastoreError that names the path."""
         try:
             with naming_failures(f"{self.path}: its tokenizer fails"):
                 yield
@@ -393,9 +386,10 @@ class Datastore(StoredFolder[StoreConfig]):
         return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Loads the datastore's copy of the tokenizer that it was made with, which has neither a
-        chat template nor names of special tokens; raises a DatastoreError if it is missing,
-        damaged or another tokenizer."""
+        """Loads the datastore's copy of the tokenizer that it was made with.
+
+        It has neither a chat template nor names of special tokens. Raises a DatastoreError if it is
+        missing, damaged or another tokenizer."""
         config = self.config
         if config.tokenizer_file is None:
             raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")

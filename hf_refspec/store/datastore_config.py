@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ..messages import counted
-from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
+from .hub import cell, readable_size
 from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
@@ -58,8 +58,7 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class NgramsEntry:
-    """The compact form: the number of n-grams of the orders 1, 2, ..., the nodes of all draft trees
-    together, the tokens of the documents that were counted, and the file of its arrays."""
+    """The compact form of `corpus_tokens` tokens: n-grams of the orders 1, 2, ..., and nodes."""
 
     ngrams: Annotated[list[Annotated[int, range(LARGEST_SHARD + 1)]], range(LONGEST_NGRAM + 1)]
     nodes: Annotated[int, range(LARGEST_SHARD + 1)]
@@ -69,8 +68,7 @@ class NgramsEntry:
 
 @dataclass(frozen=True)
 class StoreConfig(FolderConfig):
-    """The config.json of a datastore: its `shards` are the full form, its `ngrams` the compact one;
-    `source` tells how it was built, for people and for the card."""
+    """The config.json of a datastore: the full form (`shards`), the compact one (`ngrams`)."""
 
     NOUN = "datastore"
     FILES = (*OWN_FILES, TOKENIZER)
@@ -128,7 +126,7 @@ class StoreConfig(FolderConfig):
 
     @property
     def measured(self) -> list[dict[str, Any]]:
-        """What `hf-refspec store evaluate` measured of each form as it is now."""
+        """The measurements of `hf-refspec store evaluate` of each form as it is now."""
         stored = self.source.get("mat")
         found = stored if isinstance(stored, list) else []
         entries = [entry for entry in found if isinstance(entry, dict) and entry.get("state")]

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from huggingface_hub import (
     CommitInfo,
     CommitOperationAdd,
     CommitOperationDelete,
+    DatasetCardData,
     HfApi,
     constants,
     snapshot_download,
 )
 from huggingface_hub.errors import HfHubHTTPError
+from tqdm import tqdm
 
-from ..corpus.untrusted import one_line, read_small
+from ..corpus.untrusted import one_line, printable, read_small
 from ..version import __version__
-from .card import card
-from .files import CONFIG, DatastoreError, copy_file, write_bytes
-from .folder import new_folder
+from .files import CONFIG, DatastoreError, copy_file, new_folder, write_bytes
 from .names import check_repo_id, is_here, with_owner
+
+if TYPE_CHECKING:
+    from .stored_folder import FolderConfig
 
 if TYPE_CHECKING:
     from .stored_folder import FolderConfig
@@ -37,6 +45,13 @@ CARD = "README.md"
 _LARGEST_CARD = 1 << 22
 # A snapshot in the Hub's cache has such a link for each file.
 _LINK_TO_BLOB = r"\.\./\.\./blobs/[0-9a-f]{40,64}"
+TAGS = ["hf-refspec", "speculative-decoding"]
+# Common licences that the Hub knows. It refuses a card with an unknown one: the card of any other
+# says "other" and the name.
+_HUB_LICENCE = re.compile(
+    r"apache-2\.0|mit|isc|bsd(-[23]-clause)?|mpl-2\.0|unlicense|a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)"
+    r"|cc0-1\.0|cc-by(-sa)?-3\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|odc-by|odbl|other"
+)
 
 
 def fetch(
@@ -81,7 +96,7 @@ def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) ->
 
     def operations(repo_id: str, present: list[str]) -> list[Any]:
         named = {file.name for file in config.files()}
-        # What was read and checked, even if config.json is replaced during the upload.
+        # The checked content, even if config.json is replaced during the upload.
         changes: list[Any] = [
             CommitOperationAdd(CONFIG, config.as_json(folder)),
             CommitOperationAdd(CARD, stored_card or card(config, repo_id).encode()),
@@ -120,10 +135,7 @@ def _read_card(folder: Path) -> bytes | None:
 
 
 def push_files(
-    repo_id: str,
-    repo_type: RepoType,
-    files: Callable[[str], Mapping[str, bytes]],
-    **target: Any,
+    repo_id: str, repo_type: RepoType, files: Callable[[str], Mapping[str, bytes]], **target: Any
 ) -> CommitInfo:
     """Writes files, by their paths for the repo's full name, in one commit; its others stay."""
 
@@ -175,7 +187,50 @@ def _commit(
         hint = "a push is one commit, so the repo is unchanged: push again"
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             hint = "the Hub does not let you write there: use another token, or run `hf auth login`"
-        raise OSError(
-            f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "
-            f"{hint}"
-        ) from error
+        place = f"{repo_id!r} at revision {branch!r}"
+        raise OSError(f"{what} was not pushed to {place} ({one_line(error)}); {hint}") from error
+
+
+def card(config: FolderConfig, repo_id: str) -> str:
+    """The card of a stored folder in the repo `repo_id`: Markdown below a block of metadata."""
+    source = getattr(config, "source", {})
+    licence = source.get("license")
+    metadata: dict[str, Any] = {"pretty_name": repo_id.split("/")[-1]}
+    if licence:
+        identifier = re.sub(r"[^a-z0-9.]+", "-", str(licence).lower()).strip("-")
+        if _HUB_LICENCE.fullmatch(identifier):
+            metadata["license"] = identifier
+        else:
+            metadata.update(license="other", license_name=identifier)
+    metadata |= {"library_name": "hf_refspec", "task_categories": ["text-generation"]}
+    if "/" in (model := getattr(config, "model", "")):
+        metadata["base_model"] = model
+    about = {field.name: getattr(config, field.name) for field in fields(config)}
+    texts: dict[str, str] = defaultdict(lambda: "not stated")
+    texts.update({name: cell(value) for name, value in (source | about).items() if value})
+    description = texts.get("description")
+    texts.update(
+        config.card_texts(),
+        description_row=f"\n| Description | {description} |" if description else "",
+        # The Hub's viewer would show config.json as rows of data.
+        metadata=DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml(),
+        title=repo_id.split("/")[-1],
+        repo=json.dumps(repo_id),
+        files="\n".join(
+            f"| `{file.name}` | {readable_size(file.size)} |" for file in config.files()
+        ),
+        licence_note="" if licence else " Which one it is has not been stated: find out first.",
+    )
+    template = Template((files(__package__) / config.TEMPLATE).read_text(encoding="utf-8"))
+    return template.substitute(texts)
+
+
+def cell(value: Any) -> str:
+    """A value as text that cannot break out of the cell of a table."""
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return printable(" ".join(text.split())).replace("|", "\\|")
+
+
+def readable_size(size: float) -> str:
+    """A number of bytes with its unit."""
+    return tqdm.format_sizeof(size, "B")

@@ -41,8 +41,9 @@ _EXTENSION = re.compile(
 
 
 def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
-    """True if a name is an existing path, False if it may be a repo on the Hub (perhaps only one
-    with an owner, since models alone can lack one); refuses any other name."""
+    """True if a name is an existing path, False if it may be a repo on the Hub; refuses others.
+
+    Only models can lack an owner."""
     if os.path.exists(name):
         return True
     name = os.fspath(name)
@@ -102,14 +103,11 @@ def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str
 
 
 def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
-    """True if a model must be read from the cache, because the Hub does not answer; raises an
-    OSError if it is not there."""
+    """True if the Hub does not answer and a model is in the cache; else raises an OSError."""
     silent = ask_hub(repo_id, noun, files[-1])
     if silent is not None and not _any_cached(repo_id, files):
-        raise OSError(
-            f"{repo_id!r} is neither a folder here nor in the Hub's cache, and the Hub cannot be "
-            f"reached: {silent}"
-        )
+        where = "neither a folder here nor in the Hub's cache"
+        raise OSError(f"{repo_id!r} is {where}, and the Hub cannot be reached: {silent}")
     return silent is not None
 
 

@@ -1,5 +1,4 @@
-"""A recycling table: the next tokens that a model expected after many contexts, in a folder or on
-the Hub.
+"""A recycling table in a folder or on the Hub: a model's best next tokens after many contexts.
 
 table.safetensors  contexts  uint16 or uint32, the tokens of each context, the last one first
                    tokens    uint16 or uint32, the best next tokens of each, best first
@@ -21,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index.recycling import MOST_CONTEXT, MOST_NEXT, NextTokens, TableContent
 from ..version import __version__
-from .files import FileEntry, read_arrays, write_arrays
-from .folder import new_folder
+from .files import FileEntry, new_folder, read_arrays, write_arrays
 from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = re.compile(r"table\.safetensors")
@@ -30,8 +28,7 @@ TABLE = re.compile(r"table\.safetensors")
 
 @dataclass(frozen=True)
 class RecyclingTableConfig(FolderConfig):
-    """The config.json of a recycling table: `contexts` contexts of up to `context` tokens, with
-    `top_k` next tokens each, below the model's `vocab_size`."""
+    """The config.json of a recycling table, with `contexts` contexts of up to `context` tokens."""
 
     NOUN = "recycling table"
     FILES = (TABLE,)

@@ -64,8 +64,10 @@ class Sessions(NamedTuple):
 
 
 class SessionDatabase:
-    """The sessions in a folder, for one thread at a time. Its files are open only while they are
-    read or written, so that a forked process inherits no connection of SQLite."""
+    """The sessions in a folder, for one thread at a time.
+
+    Its files are open only while they are read or written, so that a forked process inherits no
+    connection of SQLite."""
 
     def __init__(
         self, folder: Path, most_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None

@@ -16,11 +16,17 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.merge import merge_suffixes
-from ..index.suffix_array import IndexedText
+from ..index.suffix_array import IndexedText, merge_suffixes
 from .datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from .files import Blocks, DatastoreError, FileEntry, check_file, read_arrays, write_arrays
-from .folder import sync_folder
+from .files import (
+    Blocks,
+    DatastoreError,
+    FileEntry,
+    check_file,
+    read_arrays,
+    sync_folder,
+    write_arrays,
+)
 
 # Tokens that are searched for the ends of documents, or copied, at a time.
 _BLOCK = 1 << 20
@@ -77,7 +83,7 @@ def split_documents(
 def grouped(
     shards: Sequence[ShardEntry], growth: int = GROWTH, largest: int = LARGEST_SHARD
 ) -> list[list[ShardEntry]]:
-    """Groups shards that are to be merged into one of at most `largest` tokens, or stand alone."""
+    """Groups shards that are to be merged into one of at most `largest` tokens, or stay alone."""
     groups: list[list[ShardEntry]] = []
     for shard in reversed(shards):
         newer = _token_count(groups[-1]) if groups else 0
@@ -114,8 +120,9 @@ def merge_shards(
 def without_documents(
     folder: Path, config: StoreConfig, numbers: Sequence[int]
 ) -> list[ShardEntry]:
-    """Writes the shards with these documents, numbered over all shards, again without them; returns
-    all shards after that. The old files stay, and nothing names the new ones yet."""
+    """Writes shards again without the documents of these numbers, counted over all shards.
+
+    Returns all shards after that. The old files stay, and nothing names the new ones yet."""
     gone = np.sort(np.array(numbers, np.int64))
     first = 0
     shards = []
@@ -131,9 +138,10 @@ def without_documents(
 def _cut(
     folder: Path, config: StoreConfig, shard: ShardEntry, pieces: np.ndarray
 ) -> ShardEntry | None:
-    """Writes a shard without some of its documents, whose numbers are `pieces` (p,). The first and
-    the last one may be parts of documents. The suffixes keep their order, which is right as far as
-    a document reaches."""
+    """Writes a shard without some of its documents, whose numbers are `pieces` (p,).
+
+    The first and the last one may be parts of documents. The suffixes keep their order, which is
+    right as far as a document reaches."""
     tokens = map_tokens(folder, config, shard)
     suffixes = map_suffixes(folder, shard)
     whole_ends = np.flatnonzero(tokens == config.separator) + 1

@@ -54,8 +54,16 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.untrusted import DatastoreError, read_small, reading
 from ..text_config import text_tokenizer
 from . import hub
-from .files import CONFIG, FileEntry, check_file, copy_file, write_bytes
-from .folder import new_folder, only_writer, sync_folder
+from .files import (
+    CONFIG,
+    FileEntry,
+    check_file,
+    copy_file,
+    new_folder,
+    only_writer,
+    sync_folder,
+    write_bytes,
+)
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 
 if TYPE_CHECKING:
@@ -119,8 +127,7 @@ class FolderConfig:
 
     @classmethod
     def describe(cls, folder: Path, **about: str | None) -> None:
-        """Changes what a folder's card says of its corpus: the entries `corpus`, `license` and
-        `description` of `source`; those that are `None` stay."""
+        """Changes entries of `source` for a folder's card, such as `license`, unless `None`."""
         with only_writer(folder):
             config: Any = cls.read(folder)
             changed = {name: value for name, value in about.items() if value is not None}
@@ -218,8 +225,7 @@ class StoredFolder(Generic[C]):
         """Opens the files that a config names."""
 
     def _read_with_retry(self, read: Callable[[C], T]) -> T:
-        """Reads config.json and, by `read`, files that it names; does so again if that fails
-        because another process has replaced config.json and deleted files meanwhile."""
+        """Reads a config and by `read` its files; again if another process has replaced them."""
         config = self.config_type.read(self.path)
         while True:
             try:
@@ -300,8 +306,9 @@ class StoredFolder(Generic[C]):
         revision: str | None = None,
         create_pr: bool = False,
     ) -> CommitInfo:
-        """Publishes the folder as a dataset repo, in one commit, which is returned. The folder's
-        README.md is the card; without one, a card is generated.
+        """Publishes the folder as a dataset repo, in one commit, which is returned.
+
+        The folder's README.md is the card; without one, a card is generated.
 
         Args:
             repo_id (`str`): Such as `"org/store"`; the repo is created if there is none. Without an

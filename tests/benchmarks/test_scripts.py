@@ -14,8 +14,7 @@ import pytest
 import torch
 from ablation import BLEND, COMPACT, CREST_NAME, MIXED, REST
 
-from hf_refspec.ralm.hidden_states import recorded
-from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.knn_datastore import KnnDatastore, recorded
 from hf_refspec.ralm.knn_lm import Mixture
 from hf_refspec.store.datastore import Datastore
 from tests.helpers.knn_texts import CORPUS

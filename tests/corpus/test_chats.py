@@ -8,7 +8,7 @@ import json
 import pytest
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.chats import Chat, read_chats
+from hf_refspec.apps.bench.measure import Chat, read_chats
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 PARTS = [

@@ -9,9 +9,9 @@ import pytest
 
 from hf_refspec.apps.cli.main import main
 from hf_refspec.corpus.untrusted import one_line, printable
-from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.hub import card
 
 RED = "\x1b[31mred\x9b0m\u202e"
 

@@ -26,8 +26,8 @@ from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.hub import card
 from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder

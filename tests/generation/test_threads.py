@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.ralm.hidden_states import recorded
+from hf_refspec.ralm.knn_datastore import recorded
 from tests.helpers.calls import GREEDY, padded_prompts
 
 OPTIONS = {**GREEDY, "max_new_tokens": 12}

@@ -24,9 +24,8 @@ from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve import engine as engines
 from hf_refspec.apps.serve import grammars, served_model
 from hf_refspec.apps.serve.engine import RequestEngine
-from hf_refspec.apps.serve.routes import make_app
+from hf_refspec.apps.serve.routes import Limits, Server, make_app, url
 from hf_refspec.apps.serve.served_model import ServedModel
-from hf_refspec.apps.serve.server import Limits, Server, url
 from hf_refspec.drafting.auto import default_sources
 
 NAME = "tiny"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_refspec.ralm import request_cache, run
+from hf_refspec.ralm import run
 from hf_refspec.ralm.checked_search import RunningSearch
 from hf_refspec.ralm.run import generate_with_retrieval
 from hf_refspec.retrieval.retriever import Retrieved
@@ -104,7 +104,7 @@ class Slow(Vectors):
 def all_ids_are_kept():
     """As where steps take time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_cache, "EARLIER_COST", 1e9)
+        patch.setattr(run, "EARLIER_COST", 1e9)
         yield
 
 

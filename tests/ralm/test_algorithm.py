@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.ralm.algorithm import RequestCache
 from hf_refspec.ralm.checked_search import RalmError
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.run import generate_with_retrieval
@@ -208,3 +209,18 @@ def test_it_speculates_again_once_searches_take_longer():
     retriever.search_seconds = 20.0
     retriever.generated(RalmSpeculation())
     assert retriever.generated(RalmSpeculation()).searches < 20
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=12), min_size=1, max_size=8),
+    st.integers(3, 80),
+)
+def test_the_request_cache_holds_what_was_added_last(additions, most):
+    cache, last_added = RequestCache(most), {}
+    for number, ids in enumerate(additions):
+        cache.add(np.array(ids))
+        last_added.update(dict.fromkeys(ids, number))
+        kept = sorted(last_added, key=lambda i: (-last_added[i], i))[: max(most, len(set(ids)))]
+        last_added = {i: last_added[i] for i in kept}
+    assert cache.ids.tolist() == sorted(last_added)

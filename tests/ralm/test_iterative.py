@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import hf_refspec as rs
+from hf_refspec.ralm import iterative
 from hf_refspec.ralm.checked_search import RalmError
+from hf_refspec.ralm.iterative import PassageEntries
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.stats import RalmStats
 from tests.helpers.architectures import VOCAB_SIZE
@@ -235,9 +238,9 @@ def test_a_text_begins_anew_if_ids_of_earlier_calls_are_known_no_more(llama):
         return BagOfTokens.score(retriever, query, ids)
 
     plain = generate(llama, retriever, max_new_tokens=20, speculation=None, **GREEDY).tolist()
-    retriever.search = lambda *args: time.sleep(0.1) or BagOfTokens.search(retriever, *args)
     for _ in range(2):
         options = {"max_new_tokens": 20, "ralm_stats": (stats := RalmStats()), **GREEDY}
+        options["speculation"] = RalmSpeculation(stride=3)  # guesses two steps, whatever they take
         assert generate(llama, retriever, **options).tolist() == plain
         assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
         assert stats.searches == 1 + len(stats.strides)  # the initial retrieval
@@ -270,3 +273,181 @@ def test_what_cannot_be_done_is_refused_by_name(llama, options, error, message):
     options = {"retriever": BagOfTokens(), "max_new_tokens": 4, **options}
     with pytest.raises(error, match=message):
         generate(llama, **options)
+
+
+OTHER_PROMPT = torch.tensor([[BOS, 8, 44, 61, 8, 44]])
+NEW_TOKENS = 22
+
+
+@pytest.fixture
+def fresh_retriever() -> BagOfTokens:
+    return BagOfTokens()
+
+
+def answer(model, retriever, prompt=PROMPT, **options) -> list[int]:
+    options = {"max_new_tokens": NEW_TOKENS, "speculation": None, **GREEDY, **options}
+    return generate(model, retriever, prompt, **options)[0].tolist()
+
+
+class ReadPassages:
+    """A context in which the passages that a model reads are listed, as tuples of their ids."""
+
+    def __init__(self, model, retriever) -> None:
+        self.passages = [(BOS, *passage.tolist()) for passage in retriever.passages]
+        self.model = model
+
+    def __enter__(self) -> list[tuple[int, ...]]:
+        read = []
+
+        def hook(module, args, kwargs):
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            if (tokens := tuple(ids[0].tolist())) in self.passages:
+                read.append(tokens)
+
+        hook.only_reads = True
+        self._handle = self.model.register_forward_pre_hook(hook, with_kwargs=True)
+        return read
+
+    def __exit__(self, *error) -> None:
+        self._handle.remove()
+
+
+@pytest.mark.parametrize(
+    # Trees, ALiBi, eager attention, windows shorter than most passages, experts, chunks, layers of
+    # the cache that the model adds as it runs, no cache.
+    "model_type",
+    [
+        "llama",
+        "gpt2",
+        "bloom",
+        "deepseek_v3",
+        "mistral",
+        "gemma2",
+        "qwen3_moe",
+        "llama4_text",
+        "dory",
+        "openai-gpt",
+    ],
+)
+@pytest.mark.parametrize("speculation", [None, "psa"])
+def test_kept_passages_change_no_ids(models_by_type, fresh_retriever, model_type, speculation):
+    model = copy.deepcopy(models_by_type(model_type))
+    for prompt in (PROMPT, PROMPT, OTHER_PROMPT):
+        expected = by_definition(model, fresh_retriever, prompt, NEW_TOKENS)
+        assert answer(model, fresh_retriever, prompt, speculation=speculation) == expected
+    assert len(PassageEntries.for_model(model)) > 1
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "mamba", "rwkv"])
+def test_passages_of_running_states_are_not_kept(models_by_type, fresh_retriever, model_type):
+    model = copy.deepcopy(models_by_type(model_type))
+    expected = by_definition(model, fresh_retriever, PROMPT, NEW_TOKENS)
+    for _ in range(2):
+        assert answer(model, fresh_retriever) == expected
+    assert len(PassageEntries.for_model(model)) == 0
+
+
+def test_a_passage_is_read_once_whatever_prompt_follows(fresh_llama, fresh_retriever):
+    with ReadPassages(fresh_llama, fresh_retriever) as read:
+        first = answer(fresh_llama, fresh_retriever)
+        assert read and len(read) == len(set(read))
+        count = len(read)
+        assert answer(fresh_llama, fresh_retriever) == first
+        assert answer(fresh_llama, fresh_retriever, speculation="psa") == first
+        assert len(read) == len(set(read))
+        answer(fresh_llama, fresh_retriever, OTHER_PROMPT, max_new_tokens=40)
+        assert len(read) == len(set(read)) > count
+
+
+def test_changed_passages_of_the_same_ids_are_read_again(fresh_llama, fresh_retriever):
+    answer(fresh_llama, fresh_retriever)
+    fresh_retriever.passages = [passage[::-1].copy() for passage in fresh_retriever.passages]
+    expected = by_definition(fresh_llama, fresh_retriever, PROMPT, NEW_TOKENS)
+    assert answer(fresh_llama, fresh_retriever) == expected
+
+
+def change_in_place(model):
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(-1.5)
+
+
+def load_state(model):
+    weights = {name: value.flip(0) for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
+
+
+def replace_a_layer(model):
+    model.model.layers[0].mlp.down_proj = torch.nn.Linear(48, 32, bias=False)
+
+
+def hook_a_layer(model):
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output * -1.5)
+
+
+@pytest.mark.parametrize("change", [change_in_place, load_state, replace_a_layer, hook_a_layer])
+def test_a_changed_model_reads_its_passages_again(fresh_llama, fresh_retriever, change):
+    before = answer(fresh_llama, fresh_retriever)
+    change(fresh_llama)
+    expected = by_definition(fresh_llama, fresh_retriever, PROMPT, NEW_TOKENS)
+    assert answer(fresh_llama, fresh_retriever) == expected != before
+
+
+def test_another_number_format_reads_its_passages_again(fresh_llama, fresh_retriever):
+    answer(fresh_llama, fresh_retriever)
+    fresh_llama.to(torch.float64)
+    expected = by_definition(fresh_llama, fresh_retriever, PROMPT, NEW_TOKENS)
+    assert answer(fresh_llama, fresh_retriever) == expected
+
+
+def test_the_passage_used_longest_ago_makes_room(fresh_llama, fresh_retriever, monkeypatch):
+    answer(fresh_llama, fresh_retriever)
+    one = PassageEntries.for_model(fresh_llama).bytes // len(PassageEntries.for_model(fresh_llama))
+    fresh_llama = copy.deepcopy(fresh_llama)
+    weights = sum(parameter.nbytes for parameter in fresh_llama.parameters())
+    room = 4 * one
+    monkeypatch.setattr(iterative, "LEAST_BYTES", 0)
+    monkeypatch.setattr(iterative, "FRACTION", room / weights)
+    fresh_retriever = BagOfTokens(passages=60)
+    options = {"generation_stride": 1, "query_length": 2, "max_new_tokens": 40}
+    expected = answer(copy.deepcopy(fresh_llama), fresh_retriever, **options)
+    with ReadPassages(fresh_llama, fresh_retriever) as read:
+        assert answer(fresh_llama, fresh_retriever, **options) == expected
+        kept = PassageEntries.for_model(fresh_llama)
+        assert 0 < kept.bytes <= room
+        assert len(kept) < len(set(read))
+        latest = read[-1]
+        count = len(read)
+        answer(fresh_llama, fresh_retriever, **options)
+        again = read[count:]
+    assert latest not in again[: len(kept) - 1]
+
+
+def test_a_passage_larger_than_the_room_is_not_kept(fresh_llama, fresh_retriever, monkeypatch):
+    monkeypatch.setattr(iterative, "LEAST_BYTES", 0)
+    monkeypatch.setattr(iterative, "FRACTION", 1e-9)
+    expected = by_definition(fresh_llama, fresh_retriever, PROMPT, NEW_TOKENS)
+    assert answer(fresh_llama, fresh_retriever) == expected
+    assert PassageEntries.for_model(fresh_llama).bytes == 0
+
+
+def test_threads_share_the_passages_of_a_model(fresh_llama, fresh_retriever):
+    prompts = [PROMPT, OTHER_PROMPT, PROMPT[:, :7], PROMPT[:, 2:]]
+    expected = [
+        by_definition(fresh_llama, fresh_retriever, prompt, NEW_TOKENS) for prompt in prompts
+    ]
+
+    def answers(prompt):
+        return [answer(fresh_llama, BagOfTokens(), prompt) for _ in range(2)]
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        for found, ids in zip(threads.map(answers, prompts), expected, strict=True):
+            assert found == [ids, ids]
+    kept = PassageEntries.for_model(fresh_llama)
+    sizes = [size for _, size in kept._kept.values()]
+    assert kept.bytes == sum(sizes)
+
+
+def test_copies_and_pickles_of_a_model_begin_with_no_passage(fresh_llama, fresh_retriever):
+    answer(fresh_llama, fresh_retriever)
+    assert len(PassageEntries.for_model(fresh_llama)) > 0
+    assert len(PassageEntries.for_model(copy.deepcopy(fresh_llama))) == 0

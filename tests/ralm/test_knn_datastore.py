@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.corpus.windows import windows
-from hf_refspec.ralm.hidden_states import recorded
-from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.store.card import card
+from hf_refspec.corpus.tokenise import windows
+from hf_refspec.ralm.knn_datastore import KnnDatastore, recorded
 from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.hub import card
+from hf_refspec.text_config import text_config
+from tests.helpers.architectures import ARCHITECTURES
 from tests.helpers.knn_texts import CORPUS, generate
 
 
@@ -220,3 +221,22 @@ class TestDamage:
         query = np.zeros(store.config.dimension, np.float32)
         with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
             store.search([query], 1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:4], ids=str)
+def test_the_last_mlp_is_found_in_many_architectures(architecture, models_by_type):
+    model, ids = models_by_type(architecture.model_type), torch.tensor([[3, 5, 7]])
+    with torch.no_grad():
+        with recorded(model, "last_hidden") as last:
+            model.base_model(ids, use_cache=False)
+        with recorded(model, "last_mlp") as hidden:
+            model.base_model(ids, use_cache=False)
+    assert hidden.states.shape == last.states.shape == (1, 3, text_config(model).hidden_size)
+    assert not torch.allclose(hidden.states, last.states)
+
+
+def test_a_model_without_an_mlp_is_told_what_to_do(models_by_type):
+    model = models_by_type("opt")
+    expected = pytest.raises(ValueError, match='pass layer="last_hidden"')
+    with expected, recorded(model, "last_mlp"):
+        pass

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.hub import card
 from tests.helpers.texts import DIMENSION, bag_of_words, some_texts
 
 

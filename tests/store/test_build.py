@@ -16,8 +16,7 @@ from hf_refspec.corpus.tokenise import LONGEST_PIECE
 from hf_refspec.store.build import open_engine
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.folder import LOCK
+from hf_refspec.store.files import LOCK, DatastoreError
 from hf_refspec.store.stored_tokenizer import tokenizer_fingerprint
 from hf_refspec.version import __version__
 from tests.helpers.byte_model import word_tokenizer

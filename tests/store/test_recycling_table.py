@@ -12,8 +12,8 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.store.card import card as card_of
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
+from hf_refspec.store.hub import card as card_of
 from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.stored_folder import token_dtype
 from tests.helpers.byte_model import word_tokenizer

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial, reduce
-from math import ceil
+from itertools import zip_longest
 from operator import or_
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from tqdm import tqdm
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ...corpus.rows import ROWS, messages_of, read_rows, with_texts
 from ...corpus.untrusted import one_line
 from ...drafting.auto import default_sources
 from ...drafting.blend import Blend
@@ -30,8 +36,7 @@ from ...messages import counted, did_you_mean
 from ...store.datastore import Datastore
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import load_model
-from ..shared.prompts import tokens_left
-from .chats import Chat
+from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, tokens_left, user
 
 LOOK_UP = "transformers' prompt look-up"
 LOOK_UP_TOKENS = 10
@@ -48,6 +53,10 @@ OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRe
 _ACCENT = "#0072B2"  # the plot's colour of drafts
 _NEUTRAL = "#B4BAC1"  # and of other methods
 _LABEL = 36  # characters of a line of a method's name
+logger = logging.getLogger("hf_refspec")
+# The columns with prompts, and with recorded answers; the first that a row has counts.
+PROMPTS = ("turns", "messages", "prompt", "question", "text")
+ANSWERS = ("reference", "answer", "response", "completion")
 
 
 def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
@@ -77,26 +86,6 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter
     return BY_NAME[text]
 
 
-class Progress:
-    """Describes each call of a comparison, with the time that all further ones will take."""
-
-    def __init__(self, prompts: int, methods: int) -> None:
-        self.prompts = prompts
-        self._methods = methods
-        self._calls = 0
-        self._seconds = 0.0
-
-    def line(self, name: str, call: Decoded) -> str:
-        """A line for a method's call, which is over."""
-        number = 1 + self._calls // self._methods
-        self._calls += 1
-        self._seconds += call.seconds
-        left = self.prompts * self._methods - self._calls
-        minutes = ceil(left * self._seconds / self._calls / 60)
-        done = f"prompt {number} of {self.prompts}, {name}: {call.seconds:.1f} s"
-        return f"{done}; about {counted(minutes, 'minute')} left" if left else done
-
-
 def asked(chats: list[Chat], turns: int | None) -> int:
     """The number of prompts: of each chat all turns, or the first ones."""
     return sum(len(chat.turns[:turns]) for chat in chats)
@@ -109,16 +98,17 @@ def measure(
     turns: int | None,
     max_new_tokens: int,
 ) -> None:
-    """Answers each turn by all methods, after plain decoding's answers to the earlier ones; says
-    on the standard error how far it is."""
-    progress = Progress(asked(chats, turns), len(comparison.methods))
-
-    def show(name: str, call: Decoded) -> None:
-        print(progress.line(name, call), file=sys.stderr, flush=True)
-
+    """Answers each turn by all methods, after plain answers to earlier ones; shows progress."""
     print("first a short call by each method, which is not timed", file=sys.stderr, flush=True)
     comparison.warm_up()
     model = comparison.model
+    methods = len(comparison.methods)
+    bar = tqdm(total=methods * asked(chats, turns), unit=" calls", mininterval=0)
+
+    def show(name: str, call: Decoded) -> None:
+        bar.set_description(f"{name}, {call.seconds:.1f} s", refresh=False)
+        bar.update()
+
     try:
         for chat in chats:
             answers: list[str] = []
@@ -130,13 +120,14 @@ def measure(
                     inputs = chat.inputs(tokenizer, turn, answers)
                     left = tokens_left(inputs, model.config, noun, hint, max_new_tokens)
                 except ValueError as error:
-                    print(error, file=sys.stderr)
-                    progress.prompts -= prompts - turn
+                    bar.write(str(error), file=sys.stderr)
+                    bar.total -= methods * (prompts - turn)
                     break
                 call = comparison.ask(inputs.to(model.device), show, max_new_tokens=left)
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
     except KeyboardInterrupt:
-        print("stopped; these are the prompts so far", file=sys.stderr)
+        bar.write("stopped; these are the prompts so far", file=sys.stderr)
+    bar.close()
     if not comparison.calls[UNDRAFTED]:
         raise ValueError("nothing was measured: all prompts were left out")
 
@@ -203,3 +194,125 @@ def plot_speed_ups(comparison: Comparison, path: Path) -> None:
         prompts = counted(len(comparison.calls[comparison.first]), "prompt")
         axes.set_xlabel(f"times as fast as {comparison.first}, {prompts}")
         figure.savefig(path)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A user's turns and recorded answers; or, if `is_text`, one text for a model to continue."""
+
+    turns: list[str]
+    answers: list[str]
+    system: str = ""
+    category: str = ""
+    is_text: bool = False
+    place: str = field(default="", compare=False)  # the file and the row
+
+    def until(self, turn: int, answers: list[str]) -> list[Message]:
+        """The messages up to a turn, with these answers to the earlier ones."""
+        messages = [system(self.system)] if self.system else []
+        for asked, answer in zip(self.turns[:turn], answers, strict=False):
+            messages += [user(asked), assistant(answer)]
+        return [*messages, user(self.turns[turn])]
+
+    def inputs(
+        self, tokenizer: PreTrainedTokenizerBase, turn: int, answers: list[str]
+    ) -> BatchEncoding:
+        """These messages, or the text, as ids and mask `(1, n)`."""
+        if self.is_text:
+            return text_inputs(tokenizer, self.turns[turn])
+        try:
+            return chat_inputs(tokenizer, self.until(turn, answers))
+        except ValueError as error:
+            raise ValueError(f"{self.place}: {error}") from error
+
+
+def read_chats(path: Path) -> list[Chat]:
+    """The chats of a file of rows, by default JSON lines; skips and counts rows without a text."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is not a file; name one of {', '.join(ROWS)}, also with .gz"
+        )
+    chats = []
+    empty: Counter[str] = Counter()
+    for number, row in read_rows(path):
+        place = f"{path}, row {number}"
+        columns = [name for name in PROMPTS if isinstance(row, dict) and name in row]
+        if not columns:
+            raise ValueError(f"{place} has none of the columns {', '.join(PROMPTS)}")
+        column = next((name for name in columns if row[name]), None)
+        if column is None:
+            empty[columns[0]] += 1
+        else:
+            chats.append(_chat(row, column, place))
+    for column, rows in empty.items():
+        skipped = counted(rows, "row")
+        logger.warning("%s: skipped %s with an empty column %s", path, skipped, column)
+    if not chats:
+        raise ValueError(f"{path} has no prompts")
+    return chats
+
+
+def taking_turns(chats: list[Chat]) -> list[Chat]:
+    """Chats in an order in which categories take turns, so that the first few cover many."""
+    categories: dict[str, list[Chat]] = {}
+    for chat in chats:
+        categories.setdefault(chat.category, []).append(chat)
+    rounds = zip_longest(*categories.values())
+    return [chat for chosen in rounds for chat in chosen if chat is not None]
+
+
+def rendered(
+    chats: list[Chat], tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> list[Chat]:
+    """The first chats that the chat template takes, of which at least one must be left.
+
+    Those that it refuses are skipped, named and counted."""
+    taken: list[Chat] = []
+    refused = 0
+    for chat in chats:
+        if len(taken) == limit:
+            break
+        answers = [*chat.answers, *["an answer"] * len(chat.turns)]
+        try:
+            chat.inputs(tokenizer, len(chat.turns) - 1, answers)
+            taken.append(chat)
+        except ValueError as error:
+            logger.warning("%s; skipped", error)
+            refused += 1
+    if refused:
+        logger.warning("skipped %s that the chat template refuses", counted(refused, "chat"))
+    if not taken:
+        raise ValueError(f"{chats[0].place}: the chat template refuses this chat and all others")
+    return taken
+
+
+def _chat(row: dict[str, Any], column: str, place: str) -> Chat:
+    turns = _turns_of(row[column])
+    answers = _turns_of(next((row[name] for name in ANSWERS if row.get(name)), None))
+    opening = ""
+    chat = None if all(isinstance(turn, str) for turn in turns) else messages_of(turns)
+    if chat is not None:
+        messages, skipped = with_texts(chat, place)
+        if skipped:
+            parts = counted(skipped, "message part")
+            logger.warning("%s: skipped %s without text", place, parts)
+        texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
+        for message in messages:
+            role = message["role"]
+            if role not in texts:
+                raise ValueError(f"{place}: {column} has the role {role!r}; leave that message out")
+            texts[role].append(message["content"])
+        opening = "\n".join(map(str, texts["system"]))
+        turns = texts["user"]
+        answers = texts["assistant"] or answers
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"{place}: {column} must be text, or a list of texts or messages")
+    if not all(isinstance(answer, str) for answer in answers):
+        answers = []
+    return Chat(turns, answers, opening, str(row.get("category") or ""), place=place)
+
+
+def _turns_of(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [value]
+    return value if isinstance(value, list) else []

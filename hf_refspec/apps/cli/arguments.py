@@ -54,7 +54,6 @@ def draft_budget(text: str) -> int | str:
 
 
 def port(text: str) -> int:
-    """Reads the number of a port."""
     number = int(text) if text.isdecimal() else -1
     if not 0 <= number < 1 << 16:
         raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
@@ -144,7 +143,6 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def log_to_stderr(format: str) -> None:
-    """Prints the package's log."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
@@ -229,8 +227,7 @@ def add_sources(texts: _ArgumentGroup) -> None:
 def sources(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
 ) -> list[Drafter]:
-    """The default drafters, then the arguments' and one for each of `stores`; refuses ids of other
-    models."""
+    """The default drafters, the arguments' and those of `stores`; refuses ids of other models."""
     from ...drafting.auto import default_sources  # these load torch
     from ...drafting.datastore_drafts import DatastoreDrafts
     from ...drafting.session_drafts import SessionDrafts
@@ -275,8 +272,7 @@ def decoding_options(args: Namespace) -> dict[str, Any]:
 
 
 def load_for_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
-    """Loads documents, tokenizer, model and options to build with; first refuses paths that cannot
-    be read or written."""
+    """Loads documents, tokenizer, model and options to build with, after it has checked paths."""
     from ..shared.loading import load_model, load_tokenizer  # these load torch
 
     if args.out.exists():

@@ -17,7 +17,7 @@ from ...model_check import check as checked
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
 from ..bench import measure
-from ..bench.chats import ANSWERS, Chat, read_chats, rendered, taking_turns
+from ..bench.measure import ANSWERS, Chat, read_chats, rendered, taking_turns
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison, Methods, figure_table
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from ..shared.streams import Terminal

@@ -19,12 +19,7 @@ from ...messages import counted
 from ..shared import prompts
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend
-from .arguments import (
-    add_answering,
-    decoding_options,
-    read_text,
-    sources,
-)
+from .arguments import add_answering, decoding_options, read_text, sources
 
 _HELP = """\
 /stats  how many tokens of this session were drafted, and by what

@@ -20,7 +20,7 @@ from ...store.stored_tokenizer import vocabulary_size
 from ...text_config import text_config
 from ...version import __version__
 from ..bench import measure
-from ..bench.chats import Chat, read_chats, rendered
+from ..bench.measure import Chat, read_chats, rendered
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison
 from ..shared.loading import load_config, load_tokenizer, name_for_people
 from ..shared.streams import Terminal
@@ -81,7 +81,7 @@ def evaluate(args: Namespace) -> int:
     }
     comparison = compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
-    held = 0  # prompts that stand whole in the datastore
+    held = 0  # prompts that the datastore has in full
     for prompt in comparison.prompts:
         ids = [token for token in prompt if token not in tokenizer.all_special_ids]
         spans = copied_spans(0, ids, [(args.store, store.shards)])

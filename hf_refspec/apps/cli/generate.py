@@ -11,12 +11,7 @@ from transformers import TextStreamer
 from ...drafting.blend import Blend
 from ..shared import prompts
 from ..shared.loading import load_config, load_model, load_tokenizer
-from .arguments import (
-    add_answering,
-    decoding_options,
-    read_text,
-    sources,
-)
+from .arguments import add_answering, decoding_options, read_text, sources
 
 
 def add_generate(parser: ArgumentParser) -> None:

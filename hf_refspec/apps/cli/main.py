@@ -144,8 +144,9 @@ def _add_commands(
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """Writes the library's arguments and methods as options and commands: `max_bytes=100` as
-    `--max-bytes 100`, and `compact()` as `hf-refspec store compact`."""
+    """Writes the library's arguments as options, and its methods as commands.
+
+    `max_bytes=100` becomes `--max-bytes 100`, and `compact()` `hf-refspec store compact`."""
     message = f" {message} "
     for name in vars(args):
         option = f" --{name.replace('_', '-')}"

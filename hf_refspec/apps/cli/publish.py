@@ -7,14 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ...store.folder import new_folder
+from ...store.files import new_folder
 from ...store.hub import RepoType, push_files
 from ...store.names import check_repo_id, with_owner
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package
-from .arguments import (
-    WRITTEN_TO,
-    show_written,
-)
+from .arguments import WRITTEN_TO, show_written
 
 
 def add_publish(parser: ArgumentParser) -> None:
@@ -36,8 +33,7 @@ def publish(args: Namespace) -> None:
 def write_or_push(
     args: Namespace, name: str, kind: RepoType, contents: Callable[[str], dict[str, bytes]]
 ) -> str:
-    """Writes the files of a repository of this name into the new folder --out, or pushes them;
-    returns where they are."""
+    """Writes a repository's files into the folder --out, or pushes them; returns where they are."""
     written = contents(with_owner(name))  # refuses what cannot be published before a push
     if args.out is None:
         pushed = push_files(name, kind, contents, private=args.private or None).repo_url

@@ -81,9 +81,8 @@ def serve(args: Namespace) -> int:
     for library in ("fastapi", "uvicorn", "prometheus_client"):
         require(library, "hf-refspec serve", "serve")
     from ..serve.engine import RequestEngine
-    from ..serve.routes import make_app
+    from ..serve.routes import Limits, Server, make_app, url
     from ..serve.served_model import ServedModel
-    from ..serve.server import Limits, Server, url
 
     if args.isolate and (args.cache is not None or args.store):
         raise ValueError("--cache and --store keep texts for later requests; leave out --isolate")
@@ -135,8 +134,10 @@ def serve(args: Namespace) -> int:
 
 
 def _log_in_background() -> QueueListener:
-    """Starts a thread that writes the log: if standard error is a pipe that nobody reads, a line
-    would otherwise block the event loop, and with it all clients."""
+    """Starts a thread that writes the log.
+
+    If standard error is a pipe that nobody reads, a line would otherwise block the event loop, and
+    with it all clients."""
     lines: Queue[logging.LogRecord] = Queue(_LOG_LINES)
     logging_thread = QueueListener(lines, *logger.handlers)
     for logged in (logger, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):

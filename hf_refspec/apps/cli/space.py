@@ -9,12 +9,7 @@ from pathlib import Path
 from ...messages import require
 from ...store.names import check_repo_id
 from ..publish.repositories import PACKAGE_HELP, package, space_repository
-from .arguments import (
-    WRITTEN_TO,
-    add_listening,
-    add_model,
-    listen,
-)
+from .arguments import WRITTEN_TO, add_listening, add_model, listen
 from .publish import write_or_push
 
 

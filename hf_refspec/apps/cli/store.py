@@ -12,10 +12,10 @@ from ...corpus.untrusted import printable
 from ...messages import counted
 from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store import hub
-from ...store.card import card as card_of
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS, StoreConfig
 from ...store.files import DatastoreError
+from ...store.hub import card as card_of
 from ...store.names import check_repo_id, named_tokenizer, with_owner
 from ...store.recycling_table import RecyclingTableConfig
 from ...store.stored_folder import FolderConfig

@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ...smollm2 import HUB_ID
-from ...store.card import TAGS
+from ...store.hub import TAGS
 from ...version import __version__
 
 Package: TypeAlias = Requirement | Path
@@ -54,8 +54,10 @@ torch=={version}
 
 @contextmanager
 def package(text: str | None) -> Iterator[Package]:
-    """The wheel or the requirement that a text names; without one a wheel of the running checkout,
-    which is deleted at the end, or the release that was installed from an index."""
+    """The wheel or the requirement that a text names.
+
+    Without one it is a wheel of the running checkout, which is deleted at the end, or the release
+    that was installed from an index."""
     checkout = Path(__file__).parents[3]
     if text is not None:
         yield _named(text)
@@ -161,7 +163,6 @@ def space_repository(
 
 
 def _contents(texts: dict[str, str], package: Package) -> dict[str, bytes]:
-    """A repository's files, with the wheel if `package` is one."""
     contents = {path: text.encode() for path, text in texts.items()}
     if isinstance(package, Path):
         contents[package.name] = package.read_bytes()

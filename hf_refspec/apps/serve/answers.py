@@ -41,8 +41,7 @@ class RowAnswer:
 
 
 class Answer:
-    """Submits a request, and writes its answer in the event loop: a choice for each row of each
-    prompt."""
+    """Submits a request, and writes its answer in the event loop: a choice for each row."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Answer:
             yield {**self._described([], ".chunk"), **self._figures()}
 
     async def whole(self) -> Event:
-        """The complete answer. Its end, even by an error, ends the served."""
+        """The complete answer. Its end, even by an error, ends its rows."""
         try:
             async for _ in self.events():
                 pass
@@ -238,7 +237,7 @@ class Answer:
 
 
 class EventStream(StreamingResponse):
-    """An answer as server-sent events. Its end, even by an error, ends the served."""
+    """An answer as server-sent events. Its end, even by an error, ends its rows."""
 
     def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
         super().__init__(self._lines(), headers=headers, media_type="text/event-stream")

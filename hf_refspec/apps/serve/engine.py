@@ -40,10 +40,11 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class RequestEngine:
-    """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
-    while `max_waiting` others may wait. Unless it `isolates` requests, the `sources` learn from one
-    for the next, and common beginnings of prompts are read once. Answers have annotations if there
-    are `source_names`, the operator's names of datastores by their paths."""
+    """Decodes requests in a thread of its own: `max_rows` together, each for up to `max_seconds`.
+
+    Meanwhile `max_waiting` others may wait. Unless it `isolates` requests, the `sources` learn from
+    one for the next, and common beginnings of prompts are read once. Answers have annotations if
+    there are `source_names`, the operator's names of datastores by their paths."""
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class RequestEngine:
 
     @property
     def running(self) -> int:
-        """The number of rows that are decoded."""
         return len(self._running)
 
     def start(self) -> None:
@@ -102,8 +102,9 @@ class RequestEngine:
     def submit(
         self, prompts: Sequence[PreparedRequest], listener: Callable[[int, Piece | None], None]
     ) -> list[ServedRow]:
-        """Queues the rows of a request's prompts, or raises an `ApiError`. `listener` receives each
-        one's index and pieces."""
+        """Queues the rows of a request's prompts, or raises an `ApiError`.
+
+        `listener` receives each one's index and pieces."""
         indices = count()
         rows = [
             ServedRow(prompt, row, self._tokenizer, partial(listener, next(indices)))
@@ -284,9 +285,10 @@ class Metrics:
 
 
 class RequestSource(PathDrafter):
-    """Drafts and prunes by a source that is lent for one request, while its budget of time lasts;
-    by default nothing. It serves one request after another, so that a blend keeps its corrections
-    of the estimates."""
+    """Drafts and prunes by a source lent for one request, while its budget of time lasts.
+
+    By default it drafts nothing. It serves one request after another, so that a blend keeps its
+    corrections of the estimates."""
 
     def __init__(self) -> None:
         self._return()
@@ -332,4 +334,4 @@ class Prediction(RequestSource):
 
 
 class Grammar(RequestSource):
-    """What the request's grammar allows."""
+    """Tokens that the request's grammar allows."""

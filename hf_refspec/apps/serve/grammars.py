@@ -59,8 +59,7 @@ class Constraint:
 
 
 def constraint(request: ChatRequest) -> Constraint | None:
-    """The constraint that a request names, if any. Where the model may choose, an answer that must
-    be JSON may still call a tool."""
+    """The constraint that a request names, if any; an answer in JSON may still call a tool."""
     tools = request.tools or []
     choice = request.tool_choice
     named = ""
@@ -164,9 +163,10 @@ class GrammarCompiler:
 
 
 class GrammarBudget:
-    """The time for masks and drafts of a request's grammar, in all of its rows together: 50 ms, and
-    3 ms for each token, of computing. It counts `with` blocks; one step of the grammar, which
-    nothing interrupts, may exceed it. Drafts leave half of the 50 ms to the masks."""
+    """The time for masks and drafts of a request's grammar, in all of its rows together.
+
+    It is 50 ms, and 3 ms for each token, of computing in `with` blocks; one step of the grammar,
+    which nothing interrupts, may exceed it. Drafts leave half of the 50 ms to the masks."""
 
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
         self._clock = clock

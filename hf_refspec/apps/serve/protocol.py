@@ -194,8 +194,7 @@ class JsonSchema(RequestObject):
 
 
 class ResponseFormat(RequestObject):
-    """OpenAI's form, or that of llama.cpp (`schema`), or that of TGI and huggingface_hub (`value`):
-    a schema in any of them is honoured."""
+    """OpenAI's form, llama.cpp's (`schema`), or TGI's and huggingface_hub's (`value`)."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None

@@ -104,7 +104,6 @@ class ServedModel:
             raise ApiError(400, message, "messages") from error
 
     def completion(self, request: CompletionRequest) -> list[PreparedRequest]:
-        """Prepares each prompt."""
         self.check_name(request.model)
         prompts: Sequence[Any] = request.prompt
         if not prompts or isinstance(prompts, str) or isinstance(prompts[0], int):
@@ -213,8 +212,10 @@ def _logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsP
 
 @dataclass(frozen=True)
 class OutputPenalties(LogitsProcessor):
-    """OpenAI's penalties: a token's logit falls by `frequency` for each occurrence in the answer so
-    far, and by `presence` if there is one. The prompt does not count."""
+    """OpenAI's penalties, for which the prompt does not count.
+
+    A token's logit falls by `frequency` for each occurrence in the answer so far, and by `presence`
+    if there is one."""
 
     frequency: float
     presence: float

@@ -65,10 +65,12 @@ class PreparedRequest:
 
 
 class ServedRow(StoppingCriteria):
-    """A row of a request: it waits, is decoded or has ended. As a stopping criterion it sees every
-    token, and ends the text at a stop string, when time is up, or when `cancelled` is set because
-    the client has left; the last two also end the prefill. Times are of `time.monotonic`.
-    `listener` receives the pieces of the text, and `None` at its end, in the engine's thread."""
+    """A row of a request: it waits, is decoded or has ended.
+
+    As a stopping criterion it sees every token, and ends the text at a stop string, when time is
+    up, or when `cancelled` is set because the client has left; the last two also end the prefill.
+    Times are of `time.monotonic`. `listener` receives the pieces of the text, and `None` at its
+    end, in the engine's thread."""
 
     def __init__(
         self,

@@ -62,8 +62,10 @@ AnswerPart: TypeAlias = str | Reasoning | dict[str, Any]
 
 
 class CallReader:
-    """Finds calls in an answer while it is generated. They have the form of the tokenizer's
-    `response_template`; if it has none, or if they are `forced`, the form above."""
+    """Finds calls in an answer while it is generated.
+
+    They have the form of the tokenizer's `response_template`; if it has none, or if they are
+    `forced`, the form above."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt: str, tools: Sequence[Tool], forced: bool
@@ -78,8 +80,10 @@ class CallReader:
         self._failed = False
 
     def read(self, text: str | None, cut_off: bool = False) -> list[AnswerPart]:
-        """The parts that a piece of the answer completes; `None` is its end. A call that this end
-        has `cut_off`, or that cannot be read, is text as the model wrote it, with its tags."""
+        """The parts that a piece of the answer completes; `None` is its end.
+
+        A call that this end has `cut_off`, or that cannot be read, is text as the model wrote it,
+        with its tags."""
         parts: list[AnswerPart] = []
         # Character by character: then a region ends with the last one that was read.
         for character in [None] if text is None else text:
@@ -135,7 +139,7 @@ def calls_in(value: Any) -> list[AnswerPart]:
 
 
 def _json(value: Any) -> Any:
-    """What a text of JSON describes, `None` if it is another text; anything else itself."""
+    """The value of a text of JSON, `None` if it is another text; anything else itself."""
     with suppress(ValueError, RecursionError):
         return json.loads(value) if isinstance(value, str) else value
     return None
@@ -174,7 +178,7 @@ def _as_text(message: ChatMessage) -> str:
 
 
 def _further(message: ChatMessage) -> dict[str, Any]:
-    """What some templates show beside the content."""
+    """Fields that some templates show with the content."""
     return message.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
 
 

@@ -86,7 +86,7 @@ def rate(calls: Iterable[Decoded]) -> float:
 
 
 def speedup(plain: Iterable[Decoded], other: Iterable[Decoded]) -> float:
-    """How many times as fast the `other` calls are, all of them together."""
+    """The speed of the `other` calls as a multiple of the plain ones'."""
     return rate(other) / rate(plain)
 
 
@@ -98,7 +98,7 @@ def first_difference(plain_ids: Sequence[int], other_ids: Sequence[int]) -> int 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast a method is as another, with bounds of 90 % over resampled prompts."""
+    """The speed-up of a method over another, with bounds of 90 % over resampled prompts."""
 
     prompts: int
     ratio: float
@@ -138,12 +138,12 @@ class Gain:
 
     @property
     def spread(self) -> str:
-        """The ratio with its bounds."""
         return f"{self.ratio:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
 
 
 class Comparison:
     """Several methods that answer the same prompts in turn, compared with the first of them.
+
     `new_methods` returns them with new drafters, `options` are arguments that all of them share."""
 
     def __init__(
@@ -205,13 +205,12 @@ class Comparison:
         return sum(first.ids == other.ids for first, other in pairs)
 
     def gain(self, name: str, over: str | None = None) -> Gain:
-        """How many times as fast a method is as another one, by default the first."""
+        """The speed-up of a method over another one, by default the first."""
         gain = Gain.of(self.calls[over or self.first], self.calls[name])
         drafts = "candidate_generator" in self.methods[name]
         return replace(gain, drafts_help=not drafts or self.mat(name) >= _LEAST_MAT)
 
     def table(self) -> Table:
-        """A row for each method."""
         table = figure_table("method", "seconds", "tokens/s", "speed-up", "MAT", "equal texts")
         for name, calls in self.calls.items():
             table.add_row(
@@ -226,6 +225,7 @@ class Comparison:
 
     def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
         """Prints the table and each method's verdict, against the first or the one in `over`.
+
         Returns 1 if texts differ in float32."""
         console.print(self.table())
         for name in list(self.calls)[1:]:

@@ -42,10 +42,8 @@ def load_config(name: str | None, source: dict[str, Any] | None = None) -> Pretr
     # transformers would give these an output layer of random weights
     other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
     if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(
-            f"{name or HUB_ID} is not a decoder-only language model but a "
-            f"{named or type(config).__name__}; name another model"
-        )
+        found = f"{name or HUB_ID} is not a decoder-only language model"
+        raise ValueError(f"{found} but a {named or type(config).__name__}; name another model")
     return config
 
 
@@ -54,8 +52,10 @@ def load_model(
     device_map: str | dict[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
-    """Loads a decoder-only language model, by default onto a GPU if there is one; the default model
-    in float32, so that ids are equal. `device_map` is a device, or a map for accelerate."""
+    """Loads a decoder-only language model, by default onto a GPU if there is one.
+
+    The default model is float32, so that ids are equal. `device_map` is a device, or a map for
+    accelerate."""
     source = model_source(name or default_model())
     load_config(name, source)
     dtype = dtype or ("float32" if name is None else "auto")

@@ -1,6 +1,4 @@
-"""Turns chats and texts into input ids that fit into a model's context; the demo's and the page's
-scenes.
-"""
+"""Chats and texts as input ids that fit into a model's context; scenes of the demo and the page."""
 
 from __future__ import annotations
 
@@ -36,16 +34,14 @@ def with_document(document: str | None, question: str) -> str:
 def tokens_left(
     prompt: BatchEncoding, config: PretrainedConfig, noun: str, hint: str, wanted: int
 ) -> int:
-    """How many of the `wanted` tokens fit into the context after a prompt; at least one must."""
+    """The number of `wanted` tokens that fit into the context after a prompt, at least one."""
     length = prompt["input_ids"].shape[1]
     longest = context_length(config)
     if longest is None:
         return wanted
     if length >= longest:
-        raise ValueError(
-            f"{noun} has {length:,} tokens, and the model's context holds {longest:,} with the "
-            f"answer; {hint}"
-        )
+        holds = f"the model's context holds {longest:,} with the answer"
+        raise ValueError(f"{noun} has {length:,} tokens, and {holds}; {hint}")
     return min(wanted, longest - length)
 
 
@@ -56,8 +52,9 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hi
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
-    """A chat up to its answer, in the model's template or as a text: ids and mask, `(1, n)`. Raises
-    a ValueError if the template refuses the chat."""
+    """A chat up to its answer as ids and mask `(1, n)`, in the model's template or as a text.
+
+    Raises a ValueError if the template refuses the chat."""
     if tokenizer.chat_template is None:
         return text_inputs(tokenizer, "\n\n".join(message["content"] for message in messages))
     try:

@@ -1,5 +1,4 @@
-"""Answers while they are generated: the text of tokens, piece by piece, and the terminal that shows
-accepted drafts in their sources' colours."""
+"""Answers while they are generated: tokens as text, and accepted drafts in colour."""
 
 from __future__ import annotations
 
@@ -137,7 +136,7 @@ class AnswerStream:
 
 
 def legend(stats: DraftStats) -> Text:
-    """How many accepted tokens each source drafted, in its colour."""
+    """The number of accepted tokens that each source drafted, in its colour."""
     parts = [
         Text(f"■ {source.name} {source.first}", STYLES[index % len(STYLES)])
         for index, source in enumerate(stats.sources)

@@ -73,8 +73,9 @@ class Host:
 
 
 def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
-    """Both forms of a small datastore of Python's standard library, built once and kept in HF_HOME;
-    none if that fails."""
+    """Both forms of a small datastore of Python's standard library; none if that fails.
+
+    They are built once and kept in HF_HOME."""
     about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hf_refspec.apps.serve import server as servers
+from hf_refspec.apps.serve import routes as servers
 from tests.helpers.running_server import NAME, RunningServer, serving, wait_until
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"

@@ -11,7 +11,7 @@ import requests
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.folder import only_writer
+from hf_refspec.store.files import only_writer
 from tests.helpers.running_server import serving
 
 
