@@ -171,8 +171,7 @@ class Blend(Drafter):
         return estimates
 
     def _estimate(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        """A source's tree after a path, with corrected estimates, and without the nodes that other
-        sources know cannot follow."""
+        """A source's corrected tree after a path, without nodes that other sources exclude."""
         for i, pruner in self._pruners.items():
             if i != source:
                 tree = pruner.prune(tree, path)
@@ -198,8 +197,7 @@ class Blend(Drafter):
 
 
 def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
-    """The most probable of some nodes (int64 of shape `(n,)`) that are probable enough to be
-    continued."""
+    """The most probable of some nodes (int64, `(n,)`) that are probable enough to be continued."""
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
     return best

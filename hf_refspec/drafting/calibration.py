@@ -72,8 +72,7 @@ class Calibration(Outcomes):
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:
-        """Learns from the tokens (int64) that followed a draft, a tree with the source's own
-        estimates; returns how many of them it had drafted."""
+        """Learns from the tokens (int64) that followed a draft; returns how many it had drafted."""
         return record_outcome(
             tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
         )
@@ -81,8 +80,7 @@ class Calibration(Outcomes):
 
 @njit
 def _classify(parents, probs, node, depths):
-    """The probability of a node once its parent is accepted, and its two classes; also writes its
-    depth."""
+    """A node's probability once its parent is accepted, and its two classes; writes its depth."""
     parent = parents[node]
     depths[node] = 1 if parent < 0 else depths[parent] + 1
     before = probs[parent] if parent >= 0 else 1.0

@@ -81,8 +81,7 @@ def default_drafters(memo: MutableMapping[Any, Any], vocab_size: int) -> Drafter
 
 
 def _share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:
-    """Lets the `TokenRecycling` of `"auto"` learn into the one table that a model's findings keep
-    for it."""
+    """Lets the `TokenRecycling` of `"auto"` learn into the table that a model's findings keep."""
     for source in drafter.sources:
         if isinstance(source, TokenRecycling) and source.kept_at_model:
             table = TokenRecycling(min(8, vocab_size))
@@ -90,8 +89,7 @@ def _share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: i
 
 
 class LateDrafter(Drafter):
-    """Takes the place of a drafter, which begins once the kernels are ready, and drafts nothing
-    until then."""
+    """Replaces a drafter, which begins once the kernels are ready; drafts nothing until then."""
 
     def __init__(self, drafter: Drafter, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.drafter = drafter
@@ -182,8 +180,7 @@ def drafter_call(
 def remember_outputs(
     stats: DraftStats, drafters: Sequence[Drafter], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Before a call ends, lets `stats.copied` search the new tokens of each row: in `source_texts`
-    of each source."""
+    """Lets `stats.copied` search each row's new tokens, before a call ends, in `source_texts`."""
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
         texts = [text for source in drafter.sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))

@@ -206,8 +206,7 @@ class Drafter:
 
 
 def checked_draft(drafter: Drafter, budget: int, call: Call, vocab_size: int) -> DraftTree:
-    """A drafter's draft, as a single path where the call needs one. Raises a ValueError if the
-    draft is not valid, or has more than `budget` nodes."""
+    """A drafter's draft, as one path if the call needs that; a ValueError if it is not valid."""
     draft: Any = drafter.draft(budget, call)
     if not isinstance(draft, DraftTree) or len(draft) > budget:
         drafted = len(draft) if isinstance(draft, DraftTree) else repr(draft)

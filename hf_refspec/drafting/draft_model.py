@@ -160,8 +160,7 @@ class DraftModel(PathDrafter):
         return tree.part(np.isin(np.arange(len(tree)), best))
 
     def _pass(self, path: _Path, call: Call) -> tuple[np.ndarray, np.ndarray]:
-        """The assistant's best next tokens at the unread places of a path, and their approximate
-        probabilities, both of shape `(path.unread, k)`."""
+        """The best next tokens at unread places, and their probabilities, both `(unread, k)`."""
         ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
         ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
         assert self._text is not None
@@ -248,8 +247,7 @@ class AssistantText:
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
-        """The logits `(1, count, vocab_size)` after each of the last `count` > 0 ids of a text,
-        int64 of shape `(n,)`."""
+        """The logits `(1, count, vocab_size)` after the last `count` > 0 of ids, int64 `(n,)`."""
         kept = min(common_length(self._read, ids), len(ids) - count)
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
@@ -316,8 +314,7 @@ class _Path:
         return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
     def is_among(self, estimates: DraftTree, count: int) -> bool:
-        """True if the next node could be one of the `count` most probable nodes by these estimates
-        of `tree`."""
+        """True if the next node could be one of `count` most probable ones of `tree`."""
         probs = estimates.probs
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
@@ -372,8 +369,7 @@ class _Path:
             self.prob = max(self.prob, float(self._known.probs[known[-1]]))
 
     def _known_next(self) -> tuple[float, np.ndarray]:
-        """Other sources' estimate of the path, and their nodes at its end: 1 and none if they have
-        not drafted it."""
+        """Other sources' estimate of the path, 1 if they lack it, and their nodes at its end."""
         known = self._known.along(self.tokens)
         if len(known) < len(self.tokens):
             return 1.0, np.empty(0, dtype=np.int64)
@@ -383,8 +379,7 @@ class _Path:
 
 
 def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Float32 logits `(1, n, tokens)` over the temperature, and -inf where top-k and top-p leave
-    nothing to draw."""
+    """Float32 logits `(1, n, tokens)` over the temperature, -inf outside of top-k and top-p."""
     logits = logits / sampling.temperature
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return logits

@@ -1,5 +1,4 @@
-"""Drafts from sessions, finished calls: cache-assisted generation, and conversations; and the
-sessions themselves, for many threads and, with a database, many processes."""
+"""Drafts from sessions, which are finished calls, for many threads and many processes."""
 
 from __future__ import annotations
 
@@ -322,8 +321,7 @@ class Memory:
             self._keeps = False
 
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
-        """Forgets sessions that the database no longer has, and reads new ones, in at most
-        `batches` batches."""
+        """Forgets sessions that the database no longer has; reads new ones, in a few `batches`."""
         with database.opened():
             oldest = database.oldest(default=self._last_id + 1)
             self._forget(self.view, int(np.searchsorted(self.view.ids, oldest)))

@@ -183,8 +183,7 @@ class DraftTree:
 
 
 def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
-    """Merges draft trees by token path into one of at most `budget` nodes, see
-    [`merge_trees`]."""
+    """Merges draft trees into one of at most `budget` nodes, see [`merge_trees`]."""
     sizes = np.array([len(tree) for tree in trees])
     tokens = np.concatenate([tree.tokens for tree in trees])
     parents = np.concatenate([tree.parents for tree in trees])
@@ -258,8 +257,7 @@ def tree_ancestors(parents):
 
 @kernel("int32[::1](int32[::1], float32[::1])", interpreted=True)
 def best_path(parents, probs):
-    """The nodes of the path with the largest sum of `probs`, top down; of paths with equal sums,
-    the one whose last node comes first."""
+    """The nodes of the path with the largest sum of `probs`, top down; the first of equal ones."""
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)
     best = -1

@@ -133,8 +133,7 @@ def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: Pass
 def _known_tokens(
     walks: Sequence[_Walk], logits: torch.Tensor, choices: np.ndarray | None
 ) -> dict[int, int]:
-    """The tokens that no processor has to be asked about, by their place in the logits; `choices`
-    `(N,)` are their argmax where it is known."""
+    """The tokens that no processor is asked about, by place in the logits; `choices` is `(N,)`."""
     greedy = [walk for walk in walks if walk.row.takes_argmax]
     known: dict[int, int] = {}
     if greedy:  # all nodes in one copy

@@ -121,8 +121,7 @@ class Loop:
             self.step(rows, longest)
 
     def prefill(self, rows: Sequence[Row]) -> None:
-        """The first forward pass, over the prompts or what `read_ahead` has left of them. It yields
-        a token for each row."""
+        """The first forward pass, over all that `read_ahead` has left: a token for each row."""
         began = perf_counter()
         trees: list[DraftTree | None] = [DraftTree.empty()] * len(rows)
         result = self.verifier.forward([row.seen for row in rows], trees)

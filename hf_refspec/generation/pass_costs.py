@@ -138,8 +138,7 @@ class PassCosts:
         self._since_plain = 0
 
     def plain_seconds(self, rows: int, length: int) -> float:
-        """The cost of a plain step of these rows, the longest of which has this length; 0 before
-        anything is known."""
+        """The cost of a plain step of rows, the longest of this `length`; 0 if nothing is known."""
         steps = self._plain_steps[rows, _length_class(length)]
         if len(steps) >= COSTS.few_plain_steps:
             return median(steps)
@@ -202,8 +201,7 @@ def _length_class(length: int) -> int:
 
 
 def pass_costs(model: nn.Module, kind_of_pass: str) -> PassCosts:
-    """The measured costs of a model's passes of this kind, stored on the model in its present
-    state."""
+    """The measured costs of a model's passes of this kind, stored on the model in its state."""
     parameter = next(model.parameters())
     narrow = why_unused(parameter) is None
     key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads(), narrow)

@@ -298,8 +298,7 @@ class Budget:
         self.max_nodes = max_nodes  # the most that a row ever drafts
 
     def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
-        """The most nodes that each row should draft for the next pass, in which the `going` rows
-        take part."""
+        """The most nodes that each row should draft for the next pass of the `going` rows."""
         return self.max_nodes
 
     def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
@@ -312,8 +311,7 @@ class Budget:
 
 
 class AutoBudget(Budget):
-    """The draft nodes that yield the most expected tokens per second; none if none pay. Each pass
-    is logged at level DEBUG."""
+    """The draft nodes that yield the most expected tokens per second, if any. Passes are logged."""
 
     def __init__(
         self,
@@ -494,8 +492,7 @@ def make_budget(
 
 
 def _ranks(gains: np.ndarray) -> np.ndarray:
-    """The rank of each node by its gain, from 0. Parents come before their children, also where
-    they are equally probable."""
+    """The rank of each node by its gain, from 0; parents come before equally probable children."""
     ranks = np.empty(len(gains), dtype=np.int64)
     ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
     return ranks

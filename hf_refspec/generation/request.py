@@ -156,8 +156,7 @@ class BatchCriteria:
 def rows_of(
     request: Request, drafters: Sequence[Drafter], ranks: Ranks
 ) -> tuple[list[Row], BatchCriteria | None]:
-    """The rows of a call, each with its drafter, and the criteria and streamer that several rows
-    have together, if any."""
+    """The rows of a call with their drafters, and criteria and streamer that rows have together."""
     count = len(request.input_ids)
     config = request.generation_config
     processors = request.logits_processor

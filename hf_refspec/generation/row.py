@@ -56,8 +56,7 @@ class ColumnNoise:
         self._vocab_size = 0  # the logits', which may be more than a drafter knows
 
     def of(self, row: int, column: int, vocab_size: int) -> torch.Tensor:
-        """A row's noise `(vocab_size,)`, float32, for its new token number `column`. The first call
-        decides the size of all."""
+        """A row's noise `(vocab_size,)` for new token `column`; the first call sets the size."""
         self._vocab_size = self._vocab_size or vocab_size
         for missing in range(len(self._states) - 1, column):
             self._draw(missing)
@@ -266,8 +265,7 @@ class Row:
             random_numbers(self._ids.device).set_rng_state(mark.random_state)
 
     def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
-        """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
-        changes."""
+        """The token that other logits, `(vocab_size,)`, would have given at a mark."""
         now = self.mark()
         earlier = copy(self)
         earlier.roll_back(mark)
@@ -289,8 +287,7 @@ def choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
 
 
 def drawn(scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The tokens `(n,)` that `torch.multinomial` would draw by processed scores and its random
-    numbers, both `(n, vocab_size)`; -1 where a probability is NaN."""
+    """The tokens `(n,)` that scores and noise `(n, vocab_size)` draw; -1 where one is NaN."""
     ratios = torch.nn.functional.softmax(scores, dim=-1) / noise.to(scores.device)
     chosen = ratios.argmax(dim=-1, keepdim=True)
     return chosen.masked_fill_(ratios.gather(1, chosen).isnan(), -1)[:, 0]

@@ -172,8 +172,7 @@ class RunningBatch:
         return ended_early + ended
 
     def _read_prompts(self) -> list[RunningText]:
-        """Reads several short prompts, or a piece of a long one. Returns the texts that have ended
-        with it; the others join once they have their first token."""
+        """Reads short prompts or a piece of a long one; returns the texts that have ended."""
         ended: list[RunningText] = []
         left = self._prefill_tokens
         try:

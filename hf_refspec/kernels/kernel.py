@@ -51,8 +51,7 @@ class Kernel:
         return self._compiled(*arguments)
 
     def compile(self) -> None:
-        """Compiles all kernels of the same file, which are needed together; warns if numba's cache
-        lacked them."""
+        """Compiles all kernels of the same file; warns if numba's cache lacked them."""
         if self._compiled is not None:
             return
         start = time.perf_counter()

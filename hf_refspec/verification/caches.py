@@ -1,5 +1,4 @@
-"""The key-value cache of a target model: its kind, the passes that it allows, and the arguments of
-calls with a fresh one."""
+"""The key-value cache of a target: its kind, the passes it allows, arguments of fresh ones."""
 
 from __future__ import annotations
 
@@ -152,8 +151,7 @@ def _fits_in_place(cache: Cache) -> bool:
 
 
 def is_static(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """True if the cache is static, keeps the whole text or has not begun, and passes
-    [`take_masks`]."""
+    """True if the cache is static, whole or not begun, and the call passes [`take_masks`]."""
     cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache) or not take_masks(model, model_kwargs):
         return False

@@ -108,8 +108,7 @@ class Entries:
         return cached
 
     def close(self, cached: list[int]) -> None:
-        """Ends a call whose cache is returned: crops it to these tokens of each row and restores
-        its layers."""
+        """Ends a call whose cache is returned: crops it to these tokens and restores its layers."""
 
     def release(self) -> None:
         """Ends a call whose cache is not returned."""
@@ -463,8 +462,7 @@ class InPlaceEntries(Entries):
         self.current = CurrentPass(write, end)
 
     def confirm_packing(self) -> None:
-        """Records that a packed pass has attended to what it wrote: later ones need no
-        comparison."""
+        """Records that a packed pass has attended to what it wrote: later ones are not compared."""
         self.compared = True
 
     def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
@@ -522,8 +520,7 @@ class InPlaceEntries(Entries):
         return [] if self._has_windows else self.rows[index].first(cached)
 
     def close(self, cached: list[int]) -> None:
-        """Fills the call's own layers with the first tokens of all rows, padding among them, as
-        plain decoding leaves them."""
+        """Fills the call's own layers with all rows' first tokens, padding among them."""
         if not self.rows:
             return
         length = max(cached) + self.prior_length

@@ -302,8 +302,7 @@ class PackedAttention:
         return keys, values
 
     def check(self) -> None:
-        """Raises an UnpackableError, after the pass, if its layers have attended to anything but
-        what they wrote."""
+        """Raises an UnpackableError if its layers have attended to anything but what they wrote."""
         if self._written is not None:
             raise UnpackableError(_NOT_ATTENDED)
         if self._equal:  # the host waits once for all layers
@@ -381,8 +380,7 @@ class PackedAttention:
     def _attend_group(
         self, number: int, layer: int, query: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Attention of the queries `(1, heads, tokens, head_dim)` of a group's rows to their own
-        slots."""
+        """Attention of a group's queries `(1, heads, tokens, head_dim)` to the rows' own slots."""
         group = self._groups[number]
         window = self._window_of_layer[layer]
         count = len(group.rows)
@@ -457,8 +455,7 @@ class AttentionProxy(torch.Tensor):
 def _attending_together(
     pass_: Pass, rows: Sequence[CachedRow], alike: list[int]
 ) -> list[list[int]]:
-    """Rows that are alike in the groups that attend in one call each: all of them, or each that has
-    tokens by itself."""
+    """The rows that attend in one call: all alike ones, or each that has tokens by itself."""
     active = [i for i in alike if pass_.sizes[i]]
     ends = {i: rows[i].length + pass_.sizes[i] for i in alike}
     work_alone = sum(pass_.sizes[i] * (ends[i] - rows[i].skipped) for i in active)

@@ -56,8 +56,7 @@ def memo_of_state(model: nn.Module) -> dict[Any, Any]:
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """The state of a model that keys and values depend on: its weights, and whatever else can
-    change logits."""
+    """A state that keys and values depend on: the weights, and whatever else changes logits."""
     versions = [
         (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
         for parameter in model.parameters()

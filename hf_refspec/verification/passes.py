@@ -130,8 +130,7 @@ class Pass:
         return masks
 
     def aligned(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all rows side by side and their indices, int64 `(R, size)`.
-        Short rows are filled up with the last token of their text."""
+        """The tokens of all rows and their indices, int64 `(R, size)`, filled up with the last."""
         tokens = np.empty((len(self.rows), size), dtype=np.int64)
         indices = np.empty_like(tokens)
         for i, row in enumerate(self.rows):

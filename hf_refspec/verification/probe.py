@@ -177,8 +177,7 @@ def _candidates(requested: str, rows: int, cache: Cache | None) -> Sequence[Kind
 
 
 def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
-    """The finding about a call like this one; the model in its present state is probed once, in
-    passes that `stats` count."""
+    """The finding about a call like this; a model's state is probed once, counted by `stats`."""
     model = call.model
     key = _key(call)
     known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
@@ -446,8 +445,7 @@ class _Texts:
 
 
 def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
-    """Ids that are likely to be text: not the lowest, and none that the configuration names
-    (padding, images)."""
+    """Ids that are likely to be text: not the lowest, and none that the configuration names."""
     config = text_config(model)
     if config.vocab_size < _LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary of {config.vocab_size} is too small to probe")

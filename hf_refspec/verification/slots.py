@@ -64,8 +64,7 @@ class Targets:
 
 
 class SlottedLayer(StaticLayer):
-    """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
-    writes where [`Targets`] says."""
+    """A layer that shares a `StaticLayer`'s tensors, and writes where [`Targets`] says."""
 
     def __init__(self, layer: StaticLayer, targets: Targets) -> None:
         self.__dict__ |= layer.__dict__
@@ -218,8 +217,7 @@ class SlottedEntries(Entries):
         self._layers = cache.layers
 
     def before_prefill(self, count: int) -> None:
-        """Takes the layers that an earlier call has released, if they fit: a CUDA graph is bound to
-        the memory that it was captured with."""
+        """Takes an earlier call's layers, if they fit: a CUDA graph is bound to its memory."""
         if self._is_owned:
             shape, layers = memo_of(self._model).pop(_KEPT_LAYERS, (None, []))
             if shape == self._shape(count):

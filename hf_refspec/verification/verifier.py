@@ -196,8 +196,7 @@ class Verifier:
             self._last = None
 
     def mark(self) -> Callable[[], None]:
-        """A function that goes back to the present, any number of times; the rows have done so, or
-        do so before the next pass."""
+        """A function that goes back to the present, any number of times, as the rows have done."""
         entries = self.entries
         cached = self.cached
         model_kwargs = self.model_kwargs
@@ -229,8 +228,7 @@ class Verifier:
         self.entries.close(self.cached)
 
     def abandon(self) -> None:
-        """Ends a call after an exception: the cache then holds a prefix of each row and nothing
-        else."""
+        """Ends a call after an exception: the cache then holds a prefix of each row alone."""
         if self._last is not None:
             self.keep([[]] * len(self._last.rows))
         if len(self.cached) > 1 and self.inputs is not None:

@@ -109,8 +109,7 @@ _LARK = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(?:#|//)[^\n]*|(<[^<>
 
 
 def with_token_ids(tokenizer: PreTrainedTokenizerBase, lark: str) -> str:
-    """A grammar that names added tokens by their ids: llguidance knows the names of special tokens
-    alone."""
+    """A grammar that names added tokens by ids: llguidance knows names of special tokens alone."""
     added = tokenizer.get_added_vocab()
 
     def numbered(match: re.Match[str]) -> str:

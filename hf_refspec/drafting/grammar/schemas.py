@@ -66,8 +66,7 @@ def changed(
     change: Callable[[dict[str, Any]], dict[str, Any]],
     unchanged: Set[str] = VALUES,
 ) -> Any:
-    """Applies a change to a schema and to all schemas inside it, the innermost first, except those
-    below the `unchanged` keywords."""
+    """Applies a change to a schema and all schemas inside it, except below `unchanged` keywords."""
     if isinstance(schema, list):
         return [changed(part, change, unchanged) for part in schema]
     if not isinstance(schema, dict):
