@@ -25,10 +25,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import batches, encode, load_backend
-from ..messages import check_count
+from ..messages import check_count, require
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
 from ..store.hub import cell
-from ..store.names import is_here, is_only_cached
+from ..store.names import model_source
 from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
 from ..text_config import text_tokenizer
@@ -435,16 +435,11 @@ class TextEncoder:
 
 def load_encoder(name: str | os.PathLike) -> Any:
     """The sentence-transformers model in a folder, or of a Hub id."""
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise ImportError(
-            f"the encoder {name} needs sentence-transformers: pip install sentence-transformers"
-        ) from None
+    library = require("sentence_transformers", f"the encoder {name}", "retrieval")
     name = os.fspath(name)
-    cached = not is_here(name) and is_only_cached(name, "model", ["config.json", "modules.json"])
+    options = model_source(name, "model", ["config.json", "modules.json"])
     try:
-        return SentenceTransformer(name, local_files_only=cached)
+        return library.SentenceTransformer(name, local_files_only=options["local_files_only"])
     except (OSError, ValueError) as error:
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"the encoder {name} cannot be loaded: {first_line}") from error

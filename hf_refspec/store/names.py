@@ -102,15 +102,6 @@ def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str
     return None
 
 
-def is_only_cached(repo_id: str, noun: str, files: Sequence[str]) -> bool:
-    """True if the Hub does not answer and a model is in the cache; else raises an OSError."""
-    silent = ask_hub(repo_id, noun, files[-1])
-    if silent is not None and not _any_cached(repo_id, files):
-        where = "neither a folder here nor in the Hub's cache"
-        raise OSError(f"{repo_id!r} is {where}, and the Hub cannot be reached: {silent}")
-    return silent is not None
-
-
 def _any_cached(repo_id: str, files: Sequence[str]) -> bool:
     return any(isinstance(try_to_load_from_cache(repo_id, file), str) for file in files)
 
@@ -119,15 +110,16 @@ def model_source(
     name: str, noun: str = "model", files: Sequence[str] = ("config.json",)
 ) -> dict[str, Any]:
     """Arguments with which `from_pretrained` loads a model without waiting for the Hub."""
-    local_files_only = False
+    silent = None
     if is_here(name):
         if not os.path.isdir(name):
             raise NotADirectoryError(f"{name} is a file; name the folder of a {noun}")
         if not any(Path(name, file).exists() for file in files):
             raise FileNotFoundError(f"{name} is not the folder of a {noun}: it has no {files[0]}")
-    else:
-        local_files_only = is_only_cached(name, noun, files)
-    return {"pretrained_model_name_or_path": name, "local_files_only": local_files_only}
+    elif (silent := ask_hub(name, noun, files[-1])) and not _any_cached(name, files):
+        where = "neither a folder here nor in the Hub's cache"
+        raise OSError(f"{name!r} is {where}, and the Hub cannot be reached: {silent}")
+    return {"pretrained_model_name_or_path": name, "local_files_only": silent is not None}
 
 
 def named_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -170,7 +170,7 @@ def test_an_encoder_that_is_nowhere_is_refused_before_work_starts(tmp_path, toke
 
 def test_without_sentence_transformers_the_error_names_the_package(base, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ImportError, match=r"encoder org/name .* pip install sentence-transformers"):
+    with pytest.raises(ImportError, match=r"encoder org/name .* pip install .*retrieval"):
         DenseRetriever(base, "org/name")
 
 
