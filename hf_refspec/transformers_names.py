@@ -142,11 +142,6 @@ def compiles_passes(
     return bool(model._valid_auto_compile_criteria(model_kwargs, generation_config))
 
 
-def has_compiled_call(model: PreTrainedModel) -> bool:
-    """True if the model itself has been compiled (`model.compile()`)."""
-    return model._compiled_call_impl is not None
-
-
 def is_compiled(model: PreTrainedModel) -> bool:
     """True if `torch.compile` was given the model, its forward pass or some module in it."""
     return any(

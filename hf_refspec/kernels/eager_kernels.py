@@ -36,7 +36,6 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
-from ..transformers_names import has_compiled_call
 from . import narrow_product as kernel
 from .narrow_product import narrow_product
 
@@ -64,7 +63,7 @@ with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's
 def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
     """Around a forward pass after a prompt: narrow products on a CPU, attention without plans on a
     GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
-    if has_compiled_call(model):
+    if model._compiled_call_impl is not None:  # by `model.compile()`
         return nullcontext()
     if model.device.type != "cpu":
         return _WITHOUT_PLANS

@@ -181,13 +181,14 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
     model = call.model
     key = _key(call)
     known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
-    if known is None:
-        known = probe(call)
-        if stats is not None:
-            stats.probe_passes += known.passes
-    if not known.lacked_memory:
-        memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
-    return known
+    if known is not None:
+        return known
+    finding = probe(call)
+    if stats is not None:
+        stats.probe_passes += finding.passes
+    if not finding.lacked_memory:
+        memo_of_state(model)[key] = finding  # the probe has shown what belongs to the state
+    return finding
 
 
 def _key(call: ProbedCall) -> tuple[Any, ...]:
