@@ -75,11 +75,6 @@ class Request:
         generator = self.candidate_generator
         return None if generator is None or generator == "auto" else as_drafter(generator)
 
-    @property
-    def prompt_length(self) -> int:
-        """The tokens of each prompt, including padding."""
-        return self.input_ids.shape[1]
-
     @cached_property
     def pass_kwargs(self) -> dict[str, Any]:
         """`model_kwargs` without further outputs, which nobody gets; but a model that is asked for
@@ -179,7 +174,7 @@ def rows_of(
     return rows, BatchCriteria(
         criteria=batch_criteria,
         streamer=request.streamer,
-        asked=request.prompt_length,
+        asked=request.input_ids.shape[1],
         pads=request.pads,
         pad_id=request.pad_id,
         ranks=ranks,

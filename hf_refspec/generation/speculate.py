@@ -199,6 +199,7 @@ def _decode(
         waits=True,
         ranks=ranks,
     )
+    prompt_length = request.input_ids.shape[1]
     config = request.generation_config
     returns_dict = config.return_dict_in_generate
     keeps_cache = bool(returns_dict or belongs_to_caller(verifier.entries.cache))
@@ -225,8 +226,8 @@ def _decode(
         raise
     finally:
         if noise is not None:
-            noise.end(longest_row(rows) - request.prompt_length)
-    outputs = [row.output[: own_length(row, pads) - request.prompt_length] for row in rows]
+            noise.end(longest_row(rows) - prompt_length)
+    outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
     remember_outputs(stats, drafters, outputs)
     if not stats.drafted:
         late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
@@ -268,7 +269,7 @@ def _decode_plainly(request: Request, drafters: Sequence[Drafter], reason: Reaso
         **kwargs,
     )
     ids = output if isinstance(output, torch.Tensor) else output.sequences
-    new_ids = ids[:, request.prompt_length :].numpy(force=True).astype(np.int64)
+    new_ids = ids[:, request.input_ids.shape[1] :].numpy(force=True).astype(np.int64)
     emitted = [_without_padding(row, request) for row in new_ids]
     for column in range(new_ids.shape[1]):
         stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
