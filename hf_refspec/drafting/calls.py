@@ -82,10 +82,12 @@ def default_drafters(memo: MutableMapping[Any, Any], vocab_size: int) -> Drafter
 
 def _share_table(drafter: Drafter, memo: MutableMapping[Any, Any], vocab_size: int) -> None:
     """Lets the `TokenRecycling` of `"auto"` learn into the table that a model's findings keep."""
+    key = ("default table", vocab_size)
     for source in drafter.sources:
         if isinstance(source, TokenRecycling) and source.kept_at_model:
-            table = TokenRecycling(min(8, vocab_size))
-            source.learns_into(memo.setdefault(("default table", vocab_size), table))
+            if key not in memo:
+                memo.setdefault(key, TokenRecycling(min(8, vocab_size)))
+            source.learns_into(memo[key])
 
 
 class LateDrafter(Drafter):
