@@ -1,10 +1,11 @@
 """The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
 
 On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
-go there: 2 to 32 tokens, plain weights in float32 or bfloat16. Quantised and sharded weights are
-left to torch, and so is whatever another mode, a profiler or a transform (`torch.vmap`) must see;
-hooks and adapters run as ever, around their plain products. The model is not changed, and other
-threads and calls see nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
+go there: 2 to 32 tokens with plain weights in float32 or bfloat16, 1 to 32 with those in int8 that
+`int8_weights.py` reads. Other quantised weights and sharded ones are left to torch, and so is
+whatever another mode, a profiler or a transform (`torch.vmap`) must see; hooks and adapters run as
+ever, around their plain products. The model is not changed, and other threads and calls see
+nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
 
 On a GPU, attention does without cuDNN's plans.
 """
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +38,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
 from . import narrow_product as kernel
+from .int8_weights import int8_weight
 from .narrow_product import narrow_product
 
 MAX_TOKENS = 32
 DTYPES = [torch.float32] if kernel.MATRIX_UNITS else [torch.float32, torch.bfloat16]
+_KINDS = {
+    torch.float32: kernel.FLOAT32,
+    torch.bfloat16: kernel.BFLOAT16,
+    torch.int8: kernel.INT8,
+}
 
 # The keys by which torch dispatches an operation on plain tensors. Dispatch modes, transforms,
 # tensors that wrap others, and views that negate or conjugate add a key each.
@@ -114,14 +121,18 @@ class NarrowProducts(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         # A compiler or tracer records operations, to run them later.
         is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if function is linear and not kwargs and not is_recorded and _is_narrow(*args):
-            self.count += 1
-            return self._product(*args)
-        return function(*args, **kwargs) if kwargs else function(*args)
+        if function is linear and kwargs.keys() <= {"bias"} and not is_recorded:
+            product = _narrow_product(*args, **kwargs)
+            if product is not None:
+                self.count += 1
+                return self._computed(product)
+        return function(*args, **kwargs)
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _computed(self, product: _Product) -> Tensor:
+        x, weight, scale, bias = product
         y = x.new_empty((*x.shape[:-1], weight.shape[0]))
         task = _Task()
         task[kernel.WEIGHT] = weight.data_ptr()
@@ -129,7 +140,9 @@ class NarrowProducts(TorchFunctionMode):
         task[kernel.Y] = y.data_ptr()
         task[kernel.OUTER], task[kernel.INNER] = weight.shape
         task[kernel.N_TOKENS] = x.numel() // weight.shape[1]
-        task[kernel.BFLOAT16] = x.dtype == torch.bfloat16
+        task[kernel.KIND] = _KINDS[weight.dtype]
+        if scale is not None:
+            task[kernel.SCALE] = scale.data_ptr()
         if bias is None:
             task[kernel.BIAS] = ctypes.addressof(task) + _NO_BIAS
         else:
@@ -139,28 +152,42 @@ class NarrowProducts(TorchFunctionMode):
         return y
 
 
-def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """True if the kernel computes this product, and faster than torch: of contiguous numbers of one
-    type in this process's memory, on which nothing else (a subclass, a mode, a transform)
-    decides."""
-    operands = [x, weight] if bias is None else [x, weight, bias]
+class _Product(NamedTuple):
+    """The operands of `(x @ weight.T) * scale + bias`, for few rows of `x`."""
+
+    x: Tensor  # (..., inner)
+    weight: Tensor  # (outer, inner)
+    scale: Tensor | None  # (outer, 1)
+    bias: Tensor | None  # (outer,)
+
+
+def _narrow_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Product | None:
+    """The product, if the kernel computes it, and faster than torch: of contiguous numbers in this
+    process's memory, on which nothing else (a subclass, a mode, a transform) decides."""
+    scale = None
+    if (quantised := int8_weight(weight)) is not None:
+        weight, scale = quantised
+    others = [operand for operand in (x, scale, bias) if operand is not None]
+    operands = [weight, *others]
     keys = _dispatch_tls_local_include_set()
     for operand in operands:
-        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
-            return False
+        if type(operand) not in (Tensor, Parameter):  # quantised in another way, or sharded
+            return None
         keys |= _dispatch_keys(operand)
-    return (
+    least, dtypes = (2, DTYPES) if scale is None else (1, [torch.float32])
+    is_narrow = (
         (keys - _PLAIN_KEYS).highestPriorityTypeId() == DispatchKey.Undefined
-        and x.dtype in DTYPES
+        and x.dtype in dtypes
         and weight.ndim == 2
         and weight.shape[1] % kernel.INNER_MULTIPLE == 0
         and weight.shape[0] >= kernel.ROWS
         and x.shape[-1] == weight.shape[1]
-        and 2 * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
+        and least * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
         and (bias is None or bias.shape == weight.shape[:1])
+        and (scale is not None or weight.dtype == x.dtype)
+        and all(operand.dtype == x.dtype for operand in others)
         and all(
             operand.is_cpu
-            and operand.dtype == x.dtype
             and operand.is_contiguous()
             and operand.data_ptr() != 0  # where weights are offloaded
             for operand in operands
@@ -169,6 +196,7 @@ def _is_narrow(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
+    return _Product(x, weight, scale, bias) if is_narrow else None
 
 
 class _WithoutPlans:

@@ -1,10 +1,11 @@
 """Products of a few tokens with a layer's weights, at the speed at which memory yields the weights.
 
-`y = x @ weight.T + bias` for up to about 32 rows of `x`, in float32 or bfloat16. A matrix product
-that is made for hundreds of rows takes two to four times as long for 4 to 16 as for one. Here a
-tile of `ROWS` rows of the weights and `TOKENS` rows of `x` keeps its sums in vector registers while
-the next rows of the weights are fetched. LLVM would not find that in plain loops, so a tile is
-written in LLVM's instructions. Products of bfloat16 are summed in float32.
+`y = x @ weight.T + bias` for up to about 32 rows of `x`, in float32 or bfloat16; or in float32 with
+weights in int8, `y = (x @ weight.T) * scale + bias`. A matrix product that is made for hundreds of
+rows takes two to four times as long for 4 to 16 as for one. Here a tile of `ROWS` rows of the
+weights and `TOKENS` rows of `x` keeps its sums in vector registers while the next rows of the
+weights are fetched. LLVM would not find that in plain loops, so a tile is written in LLVM's
+instructions. Products of bfloat16 are summed in float32.
 
 Each sum has one accumulator, so its bits depend on its own row of `x` and of the weights alone: not
 on other tokens, nor on the number of threads. The threads share a task, and claim rows from it.
@@ -36,22 +37,22 @@ INNER_MULTIPLE = 32
 _CLAIMED_ROWS = 8 * ROWS
 
 # What a task holds, as int64: the next row to claim, addresses, the bytes from one bias to the next
-# (0 where all are the zero at `BIAS`), sizes, and 1 if the numbers are bfloat16.
-NEXT_ROW, WEIGHT, X, Y, BIAS, BIAS_STEP, INNER, OUTER, N_TOKENS, BFLOAT16 = range(10)
-TASK_LENGTH = 10
+# (0 where all are the zero at `BIAS`), sizes, and the kind of the numbers.
+NEXT_ROW, WEIGHT, SCALE, X, Y, BIAS, BIAS_STEP, INNER, OUTER, N_TOKENS, KIND = range(11)
+TASK_LENGTH = 11
+# The kinds: all numbers are of one type, or int8 weights stand beside float32 numbers.
+FLOAT32, BFLOAT16, INT8 = range(3)
+_WEIGHT_SIZES = (4, 2, 1)  # of a weight, in bytes
+_SIZES = (4, 2, 4)  # of any other number
 
-# A tile's variants, for each kind of numbers: 1 to `TOKENS` tokens, the first of a pass, which
-# fetch the next rows of the weights, and `TOKENS` further ones, for which that is done.
-_VARIANTS = [(tokens, True) for tokens in range(1, TOKENS + 1)] + [(TOKENS, False)]
-_N_VARIANTS = len(_VARIANTS)
-
+_i8 = ir.IntType(8)
 _i16 = ir.IntType(16)
 _i32 = ir.IntType(32)
 _i64 = ir.IntType(64)
 _f32 = ir.FloatType()
 _sums = ir.VectorType(_f32, LANES)
 _bits = ir.VectorType(_i32, LANES)
-_pointer = ir.IntType(8).as_pointer()
+_pointer = _i8.as_pointer()
 
 
 class _BFloat16(ir.Type):
@@ -65,72 +66,97 @@ _bfloat16_pairs = ir.VectorType(_BFloat16(), 2 * LANES)
 
 
 class _Tile:
-    """Emits a tile's instructions."""
+    """Emits a tile's instructions for one kind of numbers."""
 
-    def __init__(self, builder: Any, bfloat16: bool):
+    def __init__(self, builder: Any, kind: int):
         self._builder = builder
-        self._bfloat16 = bfloat16
-        self._size = 2 if bfloat16 else 4
-        self._number = _i16 if bfloat16 else _f32
-        self._pairs = bfloat16 and _PAIRS
+        self._kind = kind
+        self._size = _SIZES[kind]
+        self._weight_size = _WEIGHT_SIZES[kind]
+        self._number = _i16 if kind == BFLOAT16 else _f32
+        self._pairs = kind == BFLOAT16 and _PAIRS
         self._operand = _bfloat16_pairs if self._pairs else ir.VectorType(self._number, LANES)
+        self._weights = ir.VectorType(_i8, LANES) if kind == INT8 else self._operand
 
-    def emit(self, tokens: int, fetches: bool, arguments: Any) -> None:
+    def emit(self, tokens: int, arguments: Any) -> None:
+        """Multiplies `tokens` rows of `x` by `ROWS` rows of the weights, and fetches one of `parts`
+        of the next `ROWS` rows, from the address `fetched` on: all tiles of a pass share the work,
+        so that memory is never idle."""
         builder = self._builder
-        weight, following, x, y, bias, bias_step, inner, outer = arguments
-        row_bytes = builder.mul(inner, _i64(self._size))
-        weight_rows = [self._step(weight, row_bytes, row) for row in range(ROWS)]
-        x_rows = [self._step(x, row_bytes, token) for token in range(tokens)]
-        ahead = builder.sub(following, weight)
+        weight, fetched, parts, scale, x, y, bias, bias_step, inner, outer = arguments
+        weight_step = builder.mul(inner, _i64(self._weight_size))
+        x_step = builder.mul(inner, _i64(self._size))
+        weight_rows = [self._step(weight, weight_step, row) for row in range(ROWS)]
+        x_rows = [self._step(x, x_step, token) for token in range(tokens)]
+        count = self._operand.count
+        # An iteration takes several vectors of int8, to fetch a line of 64 bytes less often.
+        vectors = INNER_MULTIPLE // count if self._kind == INT8 else 1
+        fetched_bytes = builder.sdiv(_i64(vectors * count * self._weight_size), parts)
 
         before = builder.block
         loop = builder.append_basic_block("loop")
         after = builder.append_basic_block("after")
         builder.branch(loop)
         builder.position_at_end(loop)
-        at = builder.phi(_i64)
-        totals = [[builder.phi(_sums) for _ in x_rows] for _ in weight_rows]
-        weights = []
-        for weight_row in weight_rows:
-            address = builder.add(weight_row, at)
-            if fetches:
-                self._fetch(builder.add(address, ahead))
-            weights.append(self._load(address, self._operand))
-        for token, x_row in enumerate(x_rows):
-            xs = self._load(builder.add(x_row, at), self._operand)
-            for row_totals, row_weights in zip(totals, weights, strict=True):
-                total = row_totals[token]
-                total.add_incoming(ir.Constant(_sums, [0.0] * LANES), before)
-                row_totals[token] = self._multiply_add(row_weights, xs, total)
-                total.add_incoming(row_totals[token], loop)
-        next_at = builder.add(at, _i64(self._operand.count * self._size))
+        at = builder.phi(_i64)  # the numbers of a row that are done
+        fetch = builder.phi(_i64)
+        phis = [[builder.phi(_sums) for _ in x_rows] for _ in weight_rows]
+        totals = [[*row_phis] for row_phis in phis]
+        for row in range(ROWS):
+            self._fetch(self._step(fetch, weight_step, row))
+        for vector in range(vectors):
+            here = builder.add(at, _i64(vector * count))
+            weights = []
+            for weight_row in weight_rows:
+                address = builder.add(weight_row, builder.mul(here, _i64(self._weight_size)))
+                weights.append(self._load(address, self._weights))
+            for token, x_row in enumerate(x_rows):
+                address = builder.add(x_row, builder.mul(here, _i64(self._size)))
+                xs = self._load(address, self._operand)
+                for row_totals, row_weights in zip(totals, weights, strict=True):
+                    row_totals[token] = self._multiply_add(row_weights, xs, row_totals[token])
+        for row_phis, row_totals in zip(phis, totals, strict=True):
+            for phi, total in zip(row_phis, row_totals, strict=True):
+                phi.add_incoming(ir.Constant(_sums, [0.0] * LANES), before)
+                phi.add_incoming(total, loop)
+        next_at = builder.add(at, _i64(vectors * count))
         at.add_incoming(_i64(0), before)
         at.add_incoming(next_at, loop)
-        builder.cbranch(builder.icmp_signed("<", next_at, row_bytes), loop, after)
+        fetch.add_incoming(fetched, before)
+        fetch.add_incoming(builder.add(fetch, fetched_bytes), loop)
+        builder.cbranch(builder.icmp_signed("<", next_at, inner), loop, after)
 
         builder.position_at_end(after)
         biases = [self._load(self._step(bias, bias_step, row), self._number) for row in range(ROWS)]
         for token in range(tokens):
             y_row = self._step(y, builder.mul(outer, _i64(self._size)), token)
             for row, row_totals in enumerate(totals):
-                total = builder.fadd(self._sum_lanes(row_totals[token]), biases[row])
+                total = self._sum_lanes(row_totals[token])
+                if self._kind == INT8:
+                    of_row = self._load(self._step(scale, _i64(self._size), row), _f32)
+                    total = builder.fmul(total, of_row)
+                total = builder.fadd(total, biases[row])
                 self._store(total, self._step(y_row, _i64(self._size), row))
 
     def _step(self, address: Any, step: Any, count: int) -> Any:
         return self._builder.add(address, self._builder.mul(step, _i64(count)))
 
     def _fetch(self, address: Any) -> None:
-        options = [_i32(0), _i32(3), _i32(1)]  # to read data, from the nearest cache
+        # Data, to read, into the second-level cache: the nearest holds less than two tiles.
+        options = [_i32(0), _i32(2), _i32(1)]
         pointer = self._builder.inttoptr(address, _pointer)
         self._call("llvm.prefetch.p0", ir.VoidType(), [pointer, *options])
 
     def _load(self, address: Any, kind: Any) -> Any:
-        """A number, or an operand; bfloat16 as float32, except for the instruction of pairs."""
+        """A number, or an operand; bfloat16 and int8 as float32, except for the instruction of
+        pairs."""
         builder = self._builder
-        loaded = builder.load(builder.inttoptr(address, kind.as_pointer()), align=self._size)
+        loaded = builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
         if kind == _i16:
             return builder.bitcast(builder.shl(builder.zext(loaded, _i32), _i32(16)), _f32)
-        if self._bfloat16 and not self._pairs:
+        if kind == ir.VectorType(_i8, LANES):
+            return builder.sitofp(builder.sext(loaded, _bits), _sums)
+        if self._kind == BFLOAT16 and not self._pairs:
             shift = ir.Constant(_bits, [16] * LANES)
             return builder.bitcast(builder.shl(builder.zext(loaded, _bits), shift), _sums)
         return loaded
@@ -154,7 +180,7 @@ class _Tile:
 
     def _store(self, number: Any, address: Any) -> None:
         builder = self._builder
-        if self._bfloat16:  # the nearest one, the even one of two
+        if self._kind == BFLOAT16:  # the nearest one, the even one of two
             bits = builder.bitcast(number, _i32)
             odd = builder.and_(builder.lshr(bits, _i32(16)), _i32(1))
             bits = builder.add(bits, builder.add(odd, _i32(0x7FFF)))
@@ -164,23 +190,24 @@ class _Tile:
 
 
 @intrinsic
-def _tile(typing, variant, weight, following, x, y, bias, bias_step, inner, outer):
-    """`ROWS` rows of `y`'s columns, by one of the variants."""
+def _tile(typing, kind, tokens, weight, fetched, parts, scale, x, y, bias, bias_step, inner, outer):
+    """`ROWS` of the columns of `y` for 1 to `TOKENS` tokens, see `_Tile.emit`."""
 
     def emit(context, builder, signature, arguments):
+        kind, tokens, *others = arguments
+        variants = builder.add(builder.mul(kind, _i64(TOKENS)), tokens)
         done = builder.append_basic_block("done")
-        switch = builder.switch(arguments[0], done)
-        for number, (tokens, fetches) in enumerate(_VARIANTS * 2):
+        switch = builder.switch(variants, done)
+        for number in range(len(_SIZES) * TOKENS):
             block = builder.append_basic_block("variant")
-            switch.add_case(_i64(number), block)
+            switch.add_case(_i64(1 + number), block)
             builder.position_at_end(block)
-            tile = _Tile(builder, bfloat16=number >= _N_VARIANTS)
-            tile.emit(tokens, fetches, arguments[1:])
+            _Tile(builder, number // TOKENS).emit(1 + number % TOKENS, others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(*[int64] * 9), emit
+    return types.void(*[int64] * 12), emit
 
 
 @intrinsic
@@ -198,13 +225,14 @@ def _claim_rows(typing, task):
 def narrow_product(task):
     """Takes part in the task at an address, see `NEXT_ROW`; several threads run it at once."""
     words = carray(task, TASK_LENGTH, int64)
-    size = 2 if words[BFLOAT16] else 4
+    kind = words[KIND]
+    size = _SIZES[kind]
     bias_step = words[BIAS_STEP]
     inner = words[INNER]
     outer = words[OUTER]
     n_tokens = words[N_TOKENS]
-    row_bytes = inner * size
-    first = _N_VARIANTS if words[BFLOAT16] else 0
+    row_bytes = inner * _WEIGHT_SIZES[kind]
+    parts = -(-n_tokens // TOKENS)
     row = _claim_rows(task)
     while row < outer:
         following = row + ROWS
@@ -212,12 +240,14 @@ def narrow_product(task):
             following = _claim_rows(task)
         start = min(row, outer - ROWS)  # the last tile computes some rows again
         weight = words[WEIGHT] + start * row_bytes
+        scale = words[SCALE] + start * size
         bias = words[BIAS] + start * bias_step
         ahead = words[WEIGHT] + min(following, outer - ROWS) * row_bytes
-        for token in range(0, n_tokens, TOKENS):
+        for part in range(parts):
+            token = part * TOKENS
             tokens = min(TOKENS, n_tokens - token)
-            variant = tokens if token > 0 and tokens == TOKENS else tokens - 1
-            x = words[X] + token * row_bytes
+            fetched = ahead + part * row_bytes // parts
+            x = words[X] + token * inner * size
             y = words[Y] + (token * outer + start) * size
-            _tile(first + variant, weight, ahead, x, y, bias, bias_step, inner, outer)
+            _tile(kind, tokens, weight, fetched, parts, scale, x, y, bias, bias_step, inner, outer)
         row = following

@@ -34,18 +34,23 @@ def stored(numbers, bfloat16):
     return (numbers.view(np.uint32) >> 16).astype(np.uint16) if bfloat16 else numbers
 
 
-def run(x, weight, bias, bfloat16=False, n_threads=1):
+KINDS = {"float32": kernel.FLOAT32, "uint16": kernel.BFLOAT16, "int8": kernel.INT8}
+
+
+def run(x, weight, bias, scale=None, n_threads=1):
     operands = [np.ascontiguousarray(numbers) for numbers in (weight, x, bias)]
-    y = np.zeros((len(x), len(weight)), np.uint16 if bfloat16 else np.float32)
+    y = np.zeros((len(x), len(weight)), x.dtype)
     task = (ctypes.c_int64 * kernel.TASK_LENGTH)()
     task[kernel.WEIGHT], task[kernel.X], task[kernel.BIAS] = (
         numbers.ctypes.data for numbers in operands
     )
+    if scale is not None:
+        task[kernel.SCALE] = scale.ctypes.data
     task[kernel.Y] = y.ctypes.data
     task[kernel.BIAS_STEP] = y.itemsize
     task[kernel.OUTER], task[kernel.INNER] = operands[0].shape
     task[kernel.N_TOKENS] = len(x)
-    task[kernel.BFLOAT16] = bfloat16
+    task[kernel.KIND] = KINDS[str(weight.dtype)]
     narrow_product.compile()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(narrow_product.address)
     threads = [
@@ -66,20 +71,38 @@ def test_products_of_small_integers_are_those_of_plain_python(tokens, inner, out
     bias = rng.integers(-9, 10, outer)
     operands = [stored(numbers, bfloat16) for numbers in (x, weight, bias)]
     wanted = product(x.tolist(), weight.tolist(), bias.tolist())
-    assert run(*operands, bfloat16).tolist() == stored(wanted, bfloat16).tolist()
+    assert run(*operands).tolist() == stored(wanted, bfloat16).tolist()
 
 
-def test_a_product_has_the_same_bits_whatever_the_other_tokens_and_threads():
+@pytest.mark.parametrize("tokens, inner, outer", SIZES)
+def test_int8_weights_are_scaled_by_row_as_by_plain_python(tokens, inner, outer):
+    rng = np.random.default_rng(tokens)
+    x = rng.integers(-3, 4, (tokens, inner))
+    weight = rng.integers(-128, 128, (outer, inner))
+    scale, bias = 2.0 ** rng.integers(-8, 3, outer), rng.integers(-9, 10, outer)
+    wanted = product(x.tolist(), (weight * scale[:, None]).tolist(), bias.tolist())
+    x, scale, bias = (stored(numbers, False) for numbers in (x, scale, bias))
+    assert run(x, weight.astype(np.int8), bias, scale).tolist() == wanted
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_product_has_the_same_bits_whatever_the_other_tokens_and_threads(int8):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((32, 320), np.float32)
     weight = rng.standard_normal((1000, 320), np.float32)
     bias = rng.standard_normal(1000, np.float32)
-    alone = np.concatenate([run(x[token : token + 1], weight, bias) for token in range(32)])
+    scale = None
+    if int8:
+        scale = np.abs(weight).max(axis=1) / np.float32(127)
+        weight = np.round(weight / scale[:, None]).astype(np.int8)
+    alone = np.concatenate([run(x[token : token + 1], weight, bias, scale) for token in range(32)])
     for tokens in (2, 3, 5, 8, 32):
         for n_threads in (1, 3):
-            y = run(x[:tokens], weight, bias, n_threads=n_threads)
+            y = run(x[:tokens], weight, bias, scale, n_threads)
             assert y.tobytes() == alone[:tokens].tobytes()
-    assert np.allclose(alone, x.astype(np.float64) @ weight.T.astype(np.float64) + bias, atol=1e-4)
+    exact = x.astype(np.float64) @ weight.T.astype(np.float64)
+    exact = (exact if scale is None else exact * scale) + bias
+    assert np.allclose(alone, exact, atol=1e-4)
 
 
 def test_a_bfloat16_sum_is_rounded_to_the_nearest_and_to_even():
@@ -87,7 +110,7 @@ def test_a_bfloat16_sum_is_rounded_to_the_nearest_and_to_even():
     x[0, :2] = 1
     weight[:, 0] = 256
     weight[:, 1] = [0, 1, 2, 3, 4, 5]  # bfloat16 has no odd numbers there
-    y = run(stored(x, True), stored(weight, True), stored(np.zeros(6), True), True)
+    y = run(stored(x, True), stored(weight, True), stored(np.zeros(6), True))
     wanted = stored([[256, 256, 258, 260, 260, 260]], True)
     assert y.tolist() == wanted.tolist()
 
@@ -97,7 +120,7 @@ def test_infinities_and_nan_stay():
     weight[:3, 5] = [np.inf, -np.inf, np.nan]
     for bfloat16 in (False, True):
         operands = [stored(numbers, bfloat16) for numbers in (x, weight, np.zeros(6))]
-        y = run(*operands, bfloat16)
+        y = run(*operands)
         values = (y.astype(np.uint32) << 16).view(np.float32) if bfloat16 else y
         assert np.array_equal(values, [[np.inf, -np.inf, np.nan, 32, 32, 32]] * 2, equal_nan=True)
 
@@ -117,8 +140,8 @@ def test_cpus_without_avx_512_or_bfloat16_compute_the_same_products(tmp_path, cp
         "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
-    names = "small_integers or same_bits or rounded or infinities"
+    names = "small_integers or int8 or same_bits or rounded or infinities"
     command = [sys.executable, "-m", "pytest", "-n", "0", "-k", names, __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
-    assert "15 passed" in done.stdout
+    assert "22 passed" in done.stdout
