@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
 from .kernels.compilation import drafting_kernels
-from .kernels.eager_kernels import why_unused
+from .kernels.eager_kernels import narrow_dtype
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .warm_up import AllWidths
@@ -130,7 +130,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
     layers = Counter(type(layer).__name__ for layer in cache.layers)
     counts = ", ".join(f"{count} {kind}" for kind, count in layers.items())
     parameter = next(model.parameters())
-    unused = why_unused(parameter)
+    narrow = narrow_dtype(model)
     return ModelCheck(
         model=type(model).__name__,
         dtype=str(parameter.dtype).removeprefix("torch."),
@@ -139,7 +139,7 @@ def check(model: PreTrainedModel, context: int = 256) -> ModelCheck:
         verification=one_row.stats.verification,
         rows=two_rows.stats.verification,
         reason=one_row.stats.reason,
-        narrow_kernel="active" if unused is None else f"inactive: {unused}",
+        narrow_kernel=f"inactive: {narrow}" if isinstance(narrow, str) else "active",
         context=context,
         plain_seconds=plain,
         relative_costs=costs,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..kernels.eager_kernels import why_unused
+from ..kernels.eager_kernels import narrow_dtype, why_inactive
 from ..verification.model_memo import memo_of_state
 
 # The numbers of tokens of a pass whose costs are estimated. Each small number is, because libraries
@@ -32,7 +32,8 @@ _GROWTH = {
     "32 bits": (0.20, 0.20, 0.20, 0.15, 0.25, 0.35),
     # With the kernel for narrow products, see `kernels/eager_kernels.py`.
     "16 bits, narrow": (0.00, 0.00, 0.12, 0.27, 0.36, 0.35),
-    "32 bits, narrow": (0.10, 0.08, 0.14, 0.28, 0.40, 0.35),
+    "32 bits, narrow": (0.17, 0.10, 0.03, 0.30, 0.58, 0.60),
+    "8 bits, narrow": (0.28, 0.19, 0.38, 0.55, 0.60, 0.62),
 }
 
 
@@ -203,13 +204,15 @@ def _length_class(length: int) -> int:
 def pass_costs(model: nn.Module, kind_of_pass: str) -> PassCosts:
     """The measured costs of a model's passes of this kind, stored on the model in its state."""
     parameter = next(model.parameters())
-    narrow = why_unused(parameter) is None
-    key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads(), narrow)
+    key = ("pass costs", parameter.device, kind_of_pass, torch.get_num_threads(), why_inactive())
     memo = memo_of_state(model)
     if key not in memo:
         kind = parameter.device.type
         if kind == "cpu":
-            kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
-            kind += ", narrow" if narrow else ""
+            narrow = narrow_dtype(model)
+            if isinstance(narrow, str):
+                kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
+            else:
+                kind = f"{8 * narrow.itemsize} bits, narrow"
         memo[key] = PassCosts(_GROWTH.get(kind, _GROWTH["cuda"]))
     return memo[key]

@@ -1,11 +1,11 @@
 """The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
 
 On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
-go there: 2 to 32 tokens with plain weights in float32 or bfloat16, 1 to 32 with those in int8 that
-`int8_weights.py` reads. Other quantised weights and sharded ones are left to torch, and so is
-whatever another mode, a profiler or a transform (`torch.vmap`) must see; hooks and adapters run as
-ever, around their plain products. The model is not changed, and other threads and calls see
-nothing. torch's own threads run the kernel: torch's OpenMP library calls it.
+go there: up to 32 tokens, weights in float32, bfloat16, or int8 as `int8_weights.py` reads them.
+Other quantised weights and sharded ones are left to torch, and so is whatever another mode, a
+profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain
+products. The model is not changed, and other threads and calls see nothing. torch's own threads run
+the kernel: torch's OpenMP library calls it.
 
 On a GPU, attention does without cuDNN's plans.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import (
     DispatchKey,
     DispatchKeySet,
@@ -74,7 +75,7 @@ def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
         return nullcontext()
     if model.device.type != "cpu":
         return _WITHOUT_PLANS
-    return NarrowProducts() if _why_inactive() is None else nullcontext()
+    return NarrowProducts() if why_inactive() is None else nullcontext()
 
 
 def active_modes() -> list[type]:
@@ -85,16 +86,35 @@ def active_modes() -> list[type]:
     return [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
 
 
-def why_unused(weight: Tensor) -> str | None:
-    """Why passes of a model with such weights do not use the kernel; `None` if they do."""
+def narrow_dtype(model: nn.Module) -> torch.dtype | str:
+    """The type of most of a model's weights, if the kernel reads them in passes over few tokens;
+    otherwise why it does not."""
+    kinds: Counter[torch.dtype | str] = Counter()
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding):
+            for weight in (*module._parameters.values(), *module._buffers.values()):
+                if weight is not None and weight.ndim > 1 and weight.dtype != torch.bool:
+                    kinds[_kind(weight)] += weight.numel()
+    kind: torch.dtype | str = max(kinds, key=kinds.__getitem__, default="it has no weights")
+    return kind if isinstance(kind, str) else why_inactive() or kind
+
+
+def _kind(weight: Tensor) -> torch.dtype | str:
     if not weight.is_cpu:
         return f"the weights are on {weight.device}"
+    if int8_weight(weight) is not None:
+        return torch.int8
+    if type(weight) not in (Tensor, Parameter):
+        return f"most weights are a {type(weight).__name__}, which it does not read"
     if weight.dtype not in DTYPES:
-        return f"torch multiplies {str(weight.dtype).removeprefix('torch.')} itself on this CPU"
-    return _why_inactive()
+        return (
+            f"most weights are {str(weight.dtype).removeprefix('torch.')}, which it does not read"
+        )
+    return weight.dtype
 
 
-def _why_inactive() -> str | None:
+def why_inactive() -> str | None:
+    """Why no pass uses the kernel now; `None` if passes of some models do."""
     if os.environ.get("HF_REFSPEC_NARROW_PRODUCTS") == "0":
         return "`HF_REFSPEC_NARROW_PRODUCTS` is 0"
     if not kernel.SUPPORTED:
@@ -162,33 +182,40 @@ class _Product(NamedTuple):
 
 
 def _narrow_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Product | None:
-    """The product, if the kernel computes it, and faster than torch: of contiguous numbers in this
-    process's memory, on which nothing else (a subclass, a mode, a transform) decides."""
+    """The product, if the kernel computes it, and faster than torch."""
     scale = None
     if (quantised := int8_weight(weight)) is not None:
         weight, scale = quantised
-    others = [operand for operand in (x, scale, bias) if operand is not None]
-    operands = [weight, *others]
-    keys = _dispatch_tls_local_include_set()
-    for operand in operands:
-        if type(operand) not in (Tensor, Parameter):  # quantised in another way, or sharded
-            return None
-        keys |= _dispatch_keys(operand)
-    least, dtypes = (2, DTYPES) if scale is None else (1, [torch.float32])
+    numbers = [operand for operand in (x, scale, bias) if operand is not None]
+    least = 2 if x.dtype == torch.bfloat16 else 1  # one token in bfloat16 has plain decoding's bits
     is_narrow = (
-        (keys - _PLAIN_KEYS).highestPriorityTypeId() == DispatchKey.Undefined
-        and x.dtype in dtypes
+        _are_plain(numbers, DTYPES if scale is None else [torch.float32])
+        and _are_plain([weight], [x.dtype if scale is None else torch.int8])
         and weight.ndim == 2
         and weight.shape[1] % kernel.INNER_MULTIPLE == 0
         and weight.shape[0] >= kernel.ROWS
         and x.shape[-1] == weight.shape[1]
         and least * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
         and (bias is None or bias.shape == weight.shape[:1])
-        and (scale is not None or weight.dtype == x.dtype)
-        and all(operand.dtype == x.dtype for operand in others)
+        and all(operand.is_contiguous() for operand in (weight, *numbers))
+    )
+    return _Product(x, weight, scale, bias) if is_narrow else None
+
+
+def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bool:
+    """True if these are numbers of one type, of several that it may be, in this process's memory,
+    on which nothing else (a subclass, a mode, a transform) decides."""
+    keys = _dispatch_tls_local_include_set()
+    for operand in operands:
+        if type(operand) not in (Tensor, Parameter):  # quantised or sharded
+            return False
+        keys |= _dispatch_keys(operand)
+    return (
+        (keys - _PLAIN_KEYS).highestPriorityTypeId() == DispatchKey.Undefined
+        and operands[0].dtype in dtypes
         and all(
             operand.is_cpu
-            and operand.is_contiguous()
+            and operand.dtype == operands[0].dtype
             and operand.data_ptr() != 0  # where weights are offloaded
             for operand in operands
         )
@@ -196,7 +223,6 @@ def _narrow_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> _P
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
-    return _Product(x, weight, scale, bias) if is_narrow else None
 
 
 class _WithoutPlans:

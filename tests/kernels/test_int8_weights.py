@@ -1,0 +1,135 @@
+"""Weights in int8: those of libraries whose layout is read, and what is left to them."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import linear
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_refspec.kernels import eager_kernels as products
+from hf_refspec.kernels import narrow_product as kernel
+from hf_refspec.kernels.eager_kernels import eager_kernels, narrow_dtype
+from hf_refspec.kernels.int8_weights import int8_weight
+from hf_refspec.kernels.narrow_product import narrow_product
+
+CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+HERE = LlamaForCausalLM(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    if not kernel.SUPPORTED or products._parallel is None:
+        pytest.skip("torch computes all products here")
+    narrow_product.compile()
+    monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
+    with torch.no_grad():
+        yield
+
+
+class Int8Tensor(torch.Tensor):
+    """A stand-in with the public attributes of torchao's."""
+
+    act_quant_kwargs = None
+    act_pre_scale = None
+
+    def __new__(cls, qdata, scale):
+        weight = torch.empty(qdata.shape, dtype=scale.dtype).as_subclass(cls)
+        weight.qdata, weight.scale = qdata, scale
+        return weight
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is linear:
+            x, weight, *bias = args
+            return linear(x, weight.qdata * weight.scale, *bias)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+Int8Tensor.__module__ = "torchao.stand_in"
+
+
+def stand_in(layer):
+    scale = layer.weight.abs().amax(dim=1, keepdim=True) / 127
+    numbers = (layer.weight / scale).round().to(torch.int8)
+    layer._parameters["weight"] = Int8Tensor(numbers, scale)  # a parameter would be a copy
+    return layer
+
+
+def by_torchao(layer, name="Int8WeightOnlyConfig", **options):
+    reason = "torchao is not installed"
+    quantization = pytest.importorskip("torchao.quantization", reason=reason)
+    quantization.quantize_(layer, getattr(quantization, name)(**options))
+    return layer
+
+
+def by_quanto(layer):
+    quanto = pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+    layers = torch.nn.Sequential(layer)
+    quanto.quantize(layers, weights=quanto.qint8)
+    quanto.freeze(layers)
+    return layers[0]
+
+
+def layer_and_tokens(quantise, tokens=4, bias=True):
+    torch.manual_seed(tokens)
+    layer = quantise(torch.nn.Linear(64, 50, bias=bias))
+    return layer, torch.randn(1, tokens, 64)
+
+
+@pytest.mark.parametrize("quantise", [stand_in, by_torchao, by_quanto])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 32])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_to_32_tokens_are_sent_and_differ_by_rounding_alone(quantise, tokens, bias):
+    layer, x = layer_and_tokens(quantise, tokens, bias)
+    wanted = layer(x)
+    with eager_kernels(HERE) as sent:
+        y = layer(x)
+    assert sent.count == 1
+    assert y.shape == wanted.shape and y.dtype == wanted.dtype
+    torch.testing.assert_close(y, wanted)
+    numbers, scale = int8_weight(layer.weight)
+    exact = linear(x.double(), numbers.double() * scale, layer.bias.double() if bias else None)
+    assert (y - exact).norm() <= 1e-6 * exact.norm()
+
+
+def dynamic(layer):
+    return by_torchao(layer, "Int8DynamicActivationInt8WeightConfig")
+
+
+def scaled_by_group(layer):
+    from torchao.quantization.granularity import PerGroup
+
+    return by_torchao(layer, granularity=PerGroup(32))
+
+
+def in_bfloat16(layer):
+    return stand_in(layer.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("quantise", [dynamic, scaled_by_group, in_bfloat16])
+def test_what_a_library_computes_otherwise_is_left_to_it(quantise):
+    if quantise in (dynamic, scaled_by_group):
+        pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    layer, x = layer_and_tokens(quantise)
+    x = x.to(layer.bias.dtype)
+    wanted = layer(x)
+    with eager_kernels(HERE) as sent:
+        y = layer(x)
+    assert sent.count == 0
+    assert torch.equal(y, wanted)
+
+
+def test_a_model_says_whether_the_kernel_reads_its_weights():
+    model = LlamaForCausalLM(CONFIG)
+    assert narrow_dtype(model) == torch.float32
+    assert "float64" in narrow_dtype(copy.deepcopy(model).double())
+    assert "on meta" in narrow_dtype(copy.deepcopy(model).to("meta"))
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            stand_in(module)
+    assert narrow_dtype(model) == torch.int8
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.weight.act_quant_kwargs = {"granularity": "row"}
+    assert "most weights are a Int8Tensor" in narrow_dtype(model)
