@@ -104,13 +104,13 @@ def _kind(weight: Tensor) -> torch.dtype | str:
         return f"the weights are on {weight.device}"
     if int8_weight(weight) is not None:
         return torch.int8
-    if type(weight) not in (Tensor, Parameter):
-        return f"most weights are a {type(weight).__name__}, which it does not read"
-    if weight.dtype not in DTYPES:
-        return (
-            f"most weights are {str(weight.dtype).removeprefix('torch.')}, which it does not read"
-        )
-    return weight.dtype
+    is_plain = type(weight) in (Tensor, Parameter)
+    if is_plain and weight.dtype in DTYPES:
+        return weight.dtype
+    name = str(weight.dtype).removeprefix("torch.") if is_plain else type(weight).__name__
+    if is_plain and weight.is_floating_point():
+        return f"torch multiplies {name} itself on this CPU"
+    return f"most weights are {name}, a form that it does not read"
 
 
 def why_inactive() -> str | None:

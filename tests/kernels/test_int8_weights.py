@@ -132,4 +132,4 @@ def test_a_model_says_whether_the_kernel_reads_its_weights():
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             module.weight.act_quant_kwargs = {"granularity": "row"}
-    assert "most weights are a Int8Tensor" in narrow_dtype(model)
+    assert "most weights are Int8Tensor" in narrow_dtype(model)
