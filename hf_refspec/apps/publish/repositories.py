@@ -14,6 +14,8 @@ from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from huggingface_hub import CardData, ModelCardData, SpaceCardData
 from packaging.requirements import InvalidRequirement, Requirement
@@ -27,7 +29,7 @@ Package: TypeAlias = Requirement | Path
 FROM_INDEX = Requirement(f"hf_refspec=={__version__}")
 PACKAGE_HELP = (
     "how to install hf_refspec: a wheel, which is copied, or a requirement; by default a wheel of "
-    "the checkout, or the release that was installed from an index"
+    "the checkout, or the wheel or the release that was installed"
 )
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
@@ -56,19 +58,32 @@ torch=={version}
 def package(text: str | None) -> Iterator[Package]:
     """The wheel or the requirement that a text names.
 
-    Without one it is a wheel of the running checkout, which is deleted at the end, or the release
-    that was installed from an index."""
-    checkout = Path(__file__).parents[3]
+    Without one it is the wheel that was installed, one of the checkout that runs or was installed,
+    which is deleted at the end, or the release of an index."""
+    origin = _origin()
     if text is not None:
         yield _named(text)
-    elif (checkout / "setup.cfg").is_file():
-        with TemporaryDirectory() as folder:
-            yield _wheel_of(checkout, Path(folder))
-    elif not any(found.read_text("direct_url.json") for found in distributions(name="hf_refspec")):
+    elif origin is None:
         yield FROM_INDEX
+    elif origin.suffix == ".whl" and origin.is_file():
+        yield origin
+    elif (origin / "setup.cfg").is_file():
+        with TemporaryDirectory() as folder:
+            yield _wheel_of(origin, Path(folder))
     else:
         hint = "give --package WHEEL, which `python -m build` creates in a checkout"
-        raise ValueError(f"hf_refspec was not installed from an index; {hint}")
+        raise ValueError(f"{origin}, from which hf_refspec was installed, is gone; {hint}")
+
+
+def _origin() -> Path | None:
+    """The checkout that runs, or the wheel or the checkout that was installed, if any."""
+    checkout = Path(__file__).parents[3]
+    if (checkout / "setup.cfg").is_file():
+        return checkout
+    for found in distributions(name="hf_refspec"):
+        if text := found.read_text("direct_url.json"):
+            return Path(url2pathname(urlsplit(json.loads(text)["url"]).path))
+    return None
 
 
 def _named(text: str) -> Package:

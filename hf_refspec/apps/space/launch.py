@@ -48,7 +48,9 @@ def load_host(
     for choice in choices:
         DatastoreDrafts(choice).check(text_config(loaded).vocab_size)
     drafting_kernels.compile()
-    host = Host(loaded, tokenizer, store, choices, name_for_people(model))
+    kind = type(loaded).__name__.removesuffix("ForCausalLM")
+    name = f"{name_for_people(model)} ({kind}, {loaded.num_parameters() / 1e6:,.0f}M parameters)"
+    host = Host(loaded, tokenizer, store, choices, name)
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
     return host

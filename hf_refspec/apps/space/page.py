@@ -78,9 +78,8 @@ def page(host: Host) -> gr.Blocks:
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 document = gr.Textbox(
-                    EXAMPLES[0].document,
                     label="Document",
-                    info="Precedes the first message.",
+                    info="Precedes the first message, if there is one.",
                     lines=6,
                     max_lines=16,
                     elem_id="rs-document",
@@ -107,8 +106,7 @@ def page(host: Host) -> gr.Blocks:
             with gr.Column(scale=5, min_width=300, elem_id="rs-talk"):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 with gr.Column(elem_id="rs-ask"):
-                    first = EXAMPLES[0].questions[0]
-                    message = gr.Textbox(first, label="Message", max_lines=6, elem_id="rs-message")
+                    message = gr.Textbox(label="Message", max_lines=6, elem_id="rs-message")
                     with gr.Row():
                         send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
                         stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)
@@ -245,11 +243,14 @@ def _stop(conversation: Conversation | None) -> None:
 
 
 def _start_over(conversation: Conversation | None, example: Scene | None = None) -> tuple[Any, ...]:
-    """A new conversation, with an example's texts if there is one."""
-    if conversation is not None:
-        conversation.leave()
+    """A new conversation, with an example's texts if there is one. An example's document goes with
+    it; a visitor's own stays."""
     document = gr.Textbox(interactive=True)
     message = ""
+    if conversation is not None:
+        conversation.leave()
+        if any(conversation.document == example.document for example in EXAMPLES):
+            document = gr.Textbox("", interactive=True)
     if example is not None:
         document = gr.Textbox(example.document, interactive=True)
         message = example.questions[0]

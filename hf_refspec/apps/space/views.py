@@ -22,7 +22,7 @@ _EXPLANATIONS = {
     "DatastoreDrafts": "looked up in the datastore",
 }
 _EMPTY = (
-    '<div class="empty">Send the message below, or choose an example. Plain and drafted decoding '
+    '<div class="empty">Choose an example above, or send a message. Plain and drafted decoding '
     "race side by side.</div>"
 )
 _ROW = 30  # pixels, the height of a row

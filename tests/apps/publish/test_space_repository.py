@@ -71,13 +71,19 @@ def test_a_wheel_is_copied_and_installed_by_the_app_and_a_requirement_gets_the_e
     assert requirements.endswith("\nhf_refspec[space] @ git+https://host/repository\n")
 
 
-def test_an_installation_from_elsewhere_asks_for_a_package(monkeypatch, capsys):
+def test_an_installation_whose_origin_is_gone_asks_for_a_package(monkeypatch, capsys):
     monkeypatch.setattr(repositories, "__file__", "/site/hf_refspec/apps/publish/repositories.py")
+    monkeypatch.setattr(PathDistribution, "read_text", lambda *_: '{"url": "file:///gone/it.whl"}')
     assert main(["space", "--out", "nowhere"]) == 2
-    assert "not installed from an index" in capsys.readouterr().err
-    monkeypatch.setattr(PathDistribution, "read_text", lambda *_: None)
-    with package(None) as found:
-        assert found == FROM_INDEX
+    assert "/gone/it.whl, from which hf_refspec was installed, is gone" in capsys.readouterr().err
+
+
+def test_an_installation_knows_its_wheel_and_one_of_an_index_its_release(wheel, monkeypatch):
+    monkeypatch.setattr(repositories, "__file__", "/site/hf_refspec/apps/publish/repositories.py")
+    for text, expected in ((f'{{"url": "{wheel.as_uri()}"}}', wheel), (None, FROM_INDEX)):
+        monkeypatch.setattr(PathDistribution, "read_text", lambda *_, text=text: text)
+        with package(None) as found:
+            assert found == expected
 
 
 def test_the_written_folder_holds_this_package_and_serves_the_page(tmp_path, monkeypatch):

@@ -148,9 +148,9 @@ def test_a_race_on_a_phone_is_in_sight_with_the_ends_of_both_columns(shown):
     shown.click("#rs-stop")
 
 
-def test_an_example_is_chosen_at_the_start_and_the_others_are_offered_as_examples(shown):
-    assert shown.input_value("#rs-document textarea") == EXAMPLES[0].document
-    assert shown.input_value("#rs-message textarea") == EXAMPLES[0].questions[0]
+def test_examples_are_offered_and_a_visitor_begins_without_a_document(shown):
+    assert shown.input_value("#rs-document textarea") == ""
+    assert shown.input_value("#rs-message textarea") == ""
     labels = shown.locator("#rs-presets button").all_inner_texts()
     assert labels == [f"▶ {example.name}: {example.title}" for example in EXAMPLES]
 
@@ -177,7 +177,16 @@ def test_a_preset_starts_its_race_and_a_new_chat_clears_the_conversation(shown):
     shown.click("#rs-new")
     shown.get_by_text("Choose an example").wait_for()
     assert not shown.locator("#rs-document textarea").is_disabled()
+    assert shown.input_value("#rs-document textarea") == ""  # it belongs to its example
     assert shown.locator("#rs-tree svg").is_hidden()
+
+
+def test_a_visitors_own_document_stays_in_a_new_chat(shown):
+    shown.fill("#rs-document textarea", "The cat sat on the mat.")
+    send(shown, "Repeat this sentence.")
+    shown.click("#rs-new")
+    shown.get_by_text("Choose an example").wait_for()
+    assert shown.input_value("#rs-document textarea") == "The cat sat on the mat."
 
 
 def test_stop_ends_both_columns_and_a_preset_during_a_race_begins_anew(shown):
