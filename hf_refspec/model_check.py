@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -68,6 +69,9 @@ class ModelCheck:
                 pays.append(f"up to {max(sizes)} tokens a pass where it expects a MAT of {mat}")
         verified = ", ".join(pays) or "almost nothing: passes over several tokens are too expensive"
         return f'"auto" verifies {verified}.'
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         exact = {"tree": "exact", "chain": "not exact, chains are"}.get(self.verification, "-")

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ..messages import counted
+from ..notebooks import html_table
 
 if TYPE_CHECKING:
     from .copied_spans import CopiedSpan
@@ -21,7 +22,7 @@ def shares(seconds: dict[str, float]) -> str:
     return f"{total:.1f} s" + (": " + ", ".join(parts) if parts else "")
 
 
-@dataclass
+@dataclass(repr=False)
 class SourceStats:
     """Counts of one source of a [`Blend`], or of a drafter alone.
 
@@ -36,6 +37,13 @@ class SourceStats:
     drafted: int = 0
     accepted: int = 0
     first: int = 0
+
+    @property
+    def counts(self) -> str:
+        return f"{self.drafted} drafted before merging, {self.accepted} accepted"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.counts}"
 
     def __add__(self, other: SourceStats) -> SourceStats:
         """The counts of two calls of the same blend."""
@@ -163,13 +171,27 @@ class DraftStats:
     def __repr__(self) -> str:
         return f"DraftStats({self})"
 
+    def _repr_html_(self) -> str:
+        rows = [
+            ("new tokens", self.tokens),
+            ("forward passes", self.forward_passes),
+            ("MAT", f"{self.mat:.2f}"),
+            ("drafted, accepted", f"{self.drafted}, {self.accepted}"),
+            ("time", shares(self._seconds_by_part())),
+            ("verification", self.reason or self.verification),
+        ]
+        return html_table(rows, ((source.name, source.counts) for source in self.sources))
+
     def __str__(self) -> str:
         has_rows = sum(self.accepted_lengths) > self.forward_passes
         line = (
             f"{counted(self.tokens, 'token')} in {counted(self.forward_passes, 'pass', 'passes')}"
             f"{' over several rows' * has_rows}, MAT {self.mat:.2f}{' per row' * has_rows}, "
-            f"{self.drafted} drafted, {self.accepted} accepted"
+            f"{self.drafted} drafted"
         )
+        if len(self.sources) > 1:
+            line += f" (of {sum(source.drafted for source in self.sources)} before merging)"
+        line += f", {self.accepted} accepted"
         if self.drafted:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
         line += f", {shares(self._seconds_by_part())}"

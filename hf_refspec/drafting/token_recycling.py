@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..index.recycling import MOST_CONTEXT, NextTokens, Pooling
 from ..messages import check_count
+from ..notebooks import is_hidden
 from ..text_config import context_length, text_config, text_tokenizer
 from .contract import Call, LookUp, Observation, Sampling
 from .top_tokens import top_tokens
@@ -216,7 +217,7 @@ class TokenRecycling(LookUp):
             for document in source.documents
         )
         longest = min(context_length(model) or _LONGEST, _LONGEST, _LOGITS // vocab_size)
-        shown = {"unit": " tokens", "unit_scale": True, "disable": not progress or None}
+        shown = {"unit": " tokens", "unit_scale": True, "disable": is_hidden(progress)}
         read = 0
         with torch.no_grad(), tqdm(total=max_tokens, **shown) as bar:
             arrays = (np.asarray(ids, np.int64) for ids in texts)

@@ -75,6 +75,19 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def _repr_html_(self) -> str:
+        """Each node's token and probability, indented by its depth, best first."""
+        lines = ["root"]
+        depths = self.depths()
+        left = [*np.flatnonzero(self.parents == -1)[::-1]]
+        while left:
+            node = left.pop()
+            indent = "  " * int(depths[node])
+            lines.append(f"{indent}{self.tokens[node]} {100 * self.probs[node]:.0f} %")
+            left += [*np.flatnonzero(self.parents == node)[::-1]]
+        text = "\n".join(lines)
+        return f"<pre>{text}</pre>"
+
     @property
     def is_chain(self) -> bool:
         """True if the nodes form one path; also without nodes."""

@@ -32,6 +32,7 @@ from ..corpus.documents import open_source
 from ..corpus.tokenise import Window, windows
 from ..corpus.untrusted import printable
 from ..messages import check_count
+from ..notebooks import is_hidden
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, check_index, squared_lengths
@@ -372,7 +373,7 @@ def read_documents(
     keys = []
     values = []
     entries = 0
-    bar = tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None)
+    bar = tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=is_hidden(progress))
     with bar, recorded(model, layer) as hidden:
         for batch, ids in read_windows(model, tokenizer, documents):
             model.base_model(ids, use_cache=False)

@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import batches, encode, load_backend
 from ..messages import check_count, require
+from ..notebooks import is_hidden
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
 from ..store.hub import cell
 from ..store.names import model_source
@@ -313,7 +314,7 @@ def _cut_passages(
     lengths: list[int] = []
     counts: list[int] = []  # of each document's passages
     with tqdm(
-        desc="reading", unit=" documents", total=source.total, disable=not progress or None
+        desc="reading", unit=" documents", total=source.total, disable=is_hidden(progress)
     ) as bar:
         for batch in batches(source.documents):
             separated, in_a_row = encode(backend, batch, dtype, separator=0)
@@ -346,7 +347,7 @@ def _embedded(
     """Yields the embeddings of the passages, float32 `(n, d)`, of tokens cut at `bounds`."""
     count = len(bounds) - 1
     dimension = None
-    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
+    with tqdm(desc="embedding", unit=" passages", total=count, disable=is_hidden(progress)) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):
             edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
             texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]

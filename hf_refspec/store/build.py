@@ -28,6 +28,7 @@ from ..corpus.tokenise import Document, TokenBatch, batches, encode, load_backen
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
 from ..messages import MOST_THREADS, check_count, require
+from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
     DatastoreError,
@@ -243,7 +244,7 @@ def _with_documents(
             desc="tokenizing",
             total=source.total,
             unit=" documents",
-            disable=not options.progress or None,
+            disable=is_hidden(options.progress),
         ) as bar,
     ):
         tokens = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)

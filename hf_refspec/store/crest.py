@@ -15,6 +15,7 @@ from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, tab
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from ..messages import check_count
+from ..notebooks import is_hidden
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, only_writer, read_arrays, sweep, write_arrays
 
@@ -65,7 +66,7 @@ def build_ngram_table(
     ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
     grow = rest_tree if options.published else mixed_tree
     trees: list[TreeArrays] = []
-    shown = {"desc": "draft trees", "disable": not options.progress or None, "delay": 1}
+    shown = {"desc": "draft trees", "disable": is_hidden(options.progress), "delay": 1}
     for ngram in tqdm([ngram for order in ngrams for ngram in order], **shown):
         min_match = len(ngram) if options.published else 1
         continuations = PLACES_READ[options.published]

@@ -52,6 +52,7 @@ from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.untrusted import DatastoreError, read_small, reading
+from ..notebooks import html_table
 from ..text_config import text_tokenizer
 from . import hub
 from .files import (
@@ -235,6 +236,11 @@ class StoredFolder(Generic[C]):
                 config = self.config_type.read(self.path)
                 if config == failed:
                     raise
+
+    def _repr_html_(self) -> str:
+        about: dict[str, Any] = {"path": self.path, "tokenizer": self.config.tokenizer}
+        about |= {**getattr(self.config, "source", {}), **self.config.card_texts()}
+        return html_table((name.replace("_", " "), text) for name, text in about.items() if text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), *self._arguments)  # a copy maps the same files
