@@ -1,9 +1,17 @@
-"""Shared by benchmarks: recorded answers of published files, random models, tables."""
+"""Shared by benchmarks: recorded answers of published files, random models, tables.
+
+Run as a script it measures the README's table: the default drafter against plain decoding of
+SmolLM2-135M-Instruct, in about ten minutes on two cores.
+
+    OMP_NUM_THREADS=2 python benchmarks/suites.py --data DATA
+"""
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +22,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.measure import Chat, read_chats
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, speedup
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user
+from hf_refspec.drafting.auto import default_sources
+from hf_refspec.drafting.blend import Blend
 
+CHAT = {"writing", "roleplay", "reasoning", "extraction", "stem", "humanities"}  # of Spec-Bench
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 # Hidden size, intermediate size, layers, attention heads, key-value heads, as SmolLM2-135M,
 # Qwen2.5-0.5B, Llama 3.2 1B and 3B, LLaMA 7B, Llama 3.1 8B, LLaMA 13B and 30B have them; embedding
@@ -169,3 +182,62 @@ def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def tasks(data: Path, count: int) -> dict[str, list[str]]:
+    """Messages of the user for each row of the README's table, `count` of each."""
+    problems = json_lines(data / "HumanEval.jsonl.gz")
+    questions = spec_bench(data / "spec_bench_questions.jsonl")
+    code = [f"```python\n{row['prompt']}{row['canonical_solution']}```" for row in problems]
+    found = {
+        "code edits": [f"Write this code again with a comment above each line:\n{c}" for c in code],
+        "HumanEval": [f"Complete this function:\n{row['prompt']}" for row in problems],
+        "documents": [
+            "\n".join([*row["docs"], row["query"]]) for row in json_lines(data / "llma_rag.jsonl")
+        ],
+        "summaries": [each.turns[0] for each in questions if each.category == "summarization"],
+        "chat": [each.turns[0] for each in questions if each.category in CHAT],
+    }
+    return {name: texts[:: len(texts) // count][:count] for name, texts in found.items()}
+
+
+def main() -> int:
+    """Prints the README's table; returns 1 if a float32 text differs from plain decoding's."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="see benchmarks/README.md")
+    parser.add_argument("--texts", type=int, default=6, help="of each task")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    args = parser.parse_args()
+    tokenizer = load_tokenizer()
+    asked = tasks(args.data, args.texts)
+    cells: dict[str, list[str]] = {name: [name] for name in asked}
+    differing = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model(dtype=dtype, device_map="cpu")
+
+        def methods() -> Methods:
+            return {UNDRAFTED: {}, "auto": {"candidate_generator": Blend(default_sources())}}
+
+        for name, messages in asked.items():
+            comparison = Comparison(
+                model, methods, do_sample=False, max_new_tokens=args.max_new_tokens
+            )
+            comparison.warm_up()
+            for message in messages:
+                comparison.ask(chat_inputs(tokenizer, [user(message)]))
+            gain = comparison.gain("auto")
+            pairs = zip(comparison.calls[UNDRAFTED], comparison.calls["auto"], strict=True)
+            worst = min(speedup([plain], [drafted]) for plain, drafted in pairs)
+            spread = f"{gain.ratio:.2f}x ({gain.low:.2f}x to {gain.high:.2f}x)"
+            cells[name] += [f"{comparison.mat('auto'):.2f}", spread, f"{worst:.2f}x"]
+            print(dtype, *cells[name], file=sys.stderr, flush=True)
+            if dtype == torch.float32:
+                differing += len(messages) - comparison.equal("auto")
+    figures = ("MAT", "speed-up (90 % interval)", "worst text")
+    columns = [f"{kind}: {each}" for kind in ("float32", "bfloat16") for each in figures]
+    print(table(["task", *columns], cells.values()), end="")
+    return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The messages that docs/troubleshooting.md explains are those that are raised."""
+"""The messages that docs/faq.md explains are those that are raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from tests.helpers.drafters import Noise
 
-PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "faq.md"
 IDS = torch.tensor([[5, 6, 7]])
 
 

@@ -197,7 +197,7 @@ def test_stop_ends_both_columns_and_a_preset_during_a_race_begins_anew(shown):
     shown.locator(".lane .text:not(:empty)").first.wait_for()
     stop.to_be_enabled()
     shown.click("#rs-stop")
-    shown.get_by_text("Stopped; the first").wait_for()
+    shown.get_by_text("Stopped; equal so far").wait_for()
     stop.to_be_disabled()
     shown.click("#rs-new")
     playwright.expect(shown.locator(".lane")).to_have_count(0)  # and the message is empty by then
