@@ -117,7 +117,7 @@ class Scene:
 BUILT_IN_SCENES = [
     Scene("document", (NEWS,), NOTICE, "A question about a document", FROM_THE_TEXT),
     Scene("edit", (EDIT,), TEMPERATURE, "An edit of Python code"),
-    Scene("chat", QUERIES, title="Two turns of a chat"),
+    Scene("chat", QUERIES, title="A chat: at first nothing to copy from, then an answer to change"),
 ]
 
 
