@@ -71,11 +71,16 @@ def shown(address, browser):
     tab.asked = []
     tab.on("request", lambda request: tab.asked.append(request.url))
     tab.goto(address)
-    tab.get_by_role("button", name="Settings").click()
-    tab.fill("#rs-new-tokens input[type=number]", "32")
-    tab.locator("#rs-new-tokens input[type=number]").press("Tab")
+    set_new_tokens(tab, 32)
     yield tab
     tab.close()
+
+
+def set_new_tokens(tab, number: int) -> None:
+    if not tab.locator("#rs-new-tokens").is_visible():
+        tab.get_by_role("button", name="Settings").click()
+    tab.fill("#rs-new-tokens input[type=number]", str(number))
+    tab.locator("#rs-new-tokens input[type=number]").press("Tab")
 
 
 def send(shown, message: str) -> None:
@@ -136,6 +141,7 @@ def test_the_message_box_is_in_sight_on_a_phone(shown):
 
 def test_a_race_on_a_phone_is_in_sight_with_the_ends_of_both_columns(shown):
     shown.set_viewport_size({"width": 390, "height": 844})
+    set_new_tokens(shown, 512)  # it lasts until it is stopped
     shown.get_by_role("button", name="▶ Code:").click()
     shown.wait_for_function(
         "[...document.querySelectorAll('.running .text')].every(text => text.innerText.length > 9)"
@@ -221,6 +227,7 @@ def _send_once_the_race_is_over(page):
 def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, address, browser):
     first = browser.new_page()
     first.goto(address)
+    set_new_tokens(first, 512)
     first.fill("#rs-message textarea", "Write a long story.")
     first.click("#rs-send")
     first.locator(".lane .text:not(:empty)").first.wait_for()
