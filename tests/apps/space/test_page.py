@@ -143,9 +143,10 @@ def test_a_race_on_a_phone_is_in_sight_with_the_ends_of_both_columns(shown):
     shown.set_viewport_size({"width": 390, "height": 844})
     set_new_tokens(shown, 512)  # it lasts until it is stopped
     shown.get_by_role("button", name="▶ Code:").click()
-    shown.wait_for_function(
-        "[...document.querySelectorAll('.running .text')].every(text => text.innerText.length > 9)"
-    )
+    shown.wait_for_function("""() => {
+        const texts = [...document.querySelectorAll(".running .text")];
+        return texts.length == 2 && texts.every(text => text.innerText.length > 9);
+    }""")
     boxes = """() => [...document.querySelectorAll(".running .lane")].map(
         lane => [lane.getBoundingClientRect().top, lane.getBoundingClientRect().bottom])"""
     above = shown.locator("#rs-ask").bounding_box()["y"]
