@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 import numpy as np
 import torch
@@ -39,161 +39,129 @@ _GROWTH = {
 
 @dataclass(frozen=True)
 class CostConstants:
-    """Numbers of [`~pass_costs.PassCosts`]. Errors, noise and drifts are standard deviations of the
-    logarithm of a cost: 0.1 is about ten percent."""
+    """Numbers of [`~pass_costs.PassCosts`]."""
 
     # Plain steps that a call's drafts may lose in advance, so that it can try them at once.
     advance: float = 1.5
-    growth_error: float = 0.2  # of each doubling; more believes the first measurements
-    own_error: float = 0.1  # of each size by itself; more infers less from other sizes
-    noise: float = 0.12  # of two passes of one size, on a shared machine
-    first_noise: float = 0.3  # of the first pass of a size, which may set up memory or kernels
-    very_first_noise: float = 1.2  # of the first pass of all, which nothing can be compared with
-    # A pass that takes this many standard deviations longer than expected was disturbed by other
-    # load, and counts the less the longer it took. Less would discard true measurements.
-    disturbed: float = 2.0
-    # The change from pass to pass of all costs together (texts grow, the machine is shared) and of
-    # each: an old measurement is less sure, and is repeated if the size might pay.
-    drift: float = 0.03
-    own_drift: float = 0.002
-    # The standard deviations by which an uncertain size is assumed cheaper, so that it is tried,
-    # and dearer, where the question is whether it is affordable.
-    optimism: float = 0.5
-    caution: float = 0.5
-    # A plain step costs the median of the last ones at texts of a similar length, once a few are
-    # known. It is measured again after some passes if they say that it has changed by more.
-    plain_steps: int = 5
-    few_plain_steps: int = 3
-    passes_between: int = 8
+    # A plain step costs the median of this number of the last ones at texts of a similar length.
+    # More of them are measured where as many passes say that all costs have changed by this part.
+    plain_steps: int = 3
     changed: float = 0.3
-    # Lengths are similar up to this number of tokens, and from each doubling to the next. From one
-    # class of lengths to another all costs may change by this.
+    # A size costs the median of this number of its last passes. It forgets one of them after this
+    # number of passes of any size, so that a size that has looked dear is tried again.
+    passes: int = 15
+    forgets_after: int = 512
+    # A cost that is not measured differs by this part from what the nearest measured size says, for
+    # one doubling between them; by its square root for more. It is assumed that much cheaper, so
+    # that it is tried, and dearer, where the question is whether it is affordable.
+    error: float = 0.08
+    # Lengths are similar up to this number of tokens, and from each doubling to the next.
     similar_length: int = 1024
-    length_change: float = 1.0
-    # A pass is padded to a larger size that took less time by this part, in at least these passes.
+    # After this number of passes a size is known: passes are padded to it where that takes less
+    # time by this part.
+    known_passes: int = 3
     padding_gain: float = 0.05
-    padding_passes: int = 3
 
 
 COSTS = CostConstants()
+_DOUBLINGS = np.log2(np.array(TOKENS))
 
 
 class PassCosts:
     """The cost of a model's forward pass by its number of tokens, of all rows together.
 
-    A Kalman filter over the logarithms of the costs: a measurement of one number informs others,
-    the more the closer they are, and a change of the machine's speed moves all of them. Plain steps
-    are also measured by themselves. `growth` is what each doubling of the tokens is expected to add
-    to the logarithm before anything is measured.
+    A pass over one token costs the median of the last plain steps, and any other size the median of
+    its last passes, counted in such steps. One pass more at the cost that is expected anyway keeps
+    a single one, which other load or a compilation has slowed down, from changing it. Sizes that
+    are not measured cost as much more or less than expected as those around them. `growth` is what
+    each doubling of the tokens is expected to add to the logarithm of the cost.
     """
 
     def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
-        self.passes = [0] * len(TOKENS)
-        doublings = np.log2(np.array(TOKENS))
-        expected = np.interp(doublings, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
-        past_last = np.maximum(doublings - len(growth), 0.0)
-        self._log_seconds = expected + growth[-1] * past_last
-        # The covariance of sums of independent growths: entry (i, j) counts the ones in common.
-        common = np.minimum.outer(doublings, doublings)
-        alone = np.eye(len(TOKENS))  # each number by itself
-        self._drift = COSTS.drift**2 + COSTS.own_drift**2 * alone
-        errors = COSTS.growth_error**2 * common + COSTS.own_error**2 * alone
-        self._covariance = 100.0**2 + errors  # before the first pass no time is known at all
-        self._length = 0  # the `_length_class` of the last pass
-        self._since_plain = 0  # passes since the last plain step
+        expected = np.interp(_DOUBLINGS, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
+        past_last = np.maximum(_DOUBLINGS - len(growth), 0.0)
+        # Logarithms of costs in passes over one token: as expected, as the passes of each size
+        # differed from that, and as estimated now; and the error of the latter.
+        self._expected = expected + growth[-1] * past_last
+        self._excess = [deque[float](maxlen=COSTS.passes) for _ in TOKENS]
+        # By the class of the length, the logarithms of seconds of a pass over one token.
+        self._steps: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=COSTS.plain_steps))
+        # How much more the last passes of known sizes took than expected.
+        self._surprises = deque([0.0] * COSTS.plain_steps, COSTS.plain_steps)
+        self.passes = 0
         # The plain steps that the drafts of the next call may lose, see `AutoBudget`.
         self.allowance = COSTS.advance
-        # The last plain steps, by rows and length.
-        self._plain_steps: dict[tuple[int, int], deque[float]] = defaultdict(
-            lambda: deque(maxlen=COSTS.plain_steps)
-        )
+        self._estimate()
 
-    def record(self, tokens: int, seconds: float, length: int = 0) -> None:
-        """Counts a forward pass behind texts of up to `length` tokens."""
-        self._since_plain += 1
-        length_class = _length_class(length)
-        if self._length != length_class:
-            self._covariance += COSTS.length_change**2
-            self._length = length_class
-        i, next_i, part = _between(min(tokens, TOKENS[-1]))
-        covariances = (1 - part) * self._covariance[i] + part * self._covariance[next_i]
-        variance = (1 - part) * covariances[i] + part * covariances[next_i]
-        expected = (1 - part) * self._log_seconds[i] + part * self._log_seconds[next_i]
+    def record(self, tokens: int, seconds: float, length: int = 0, plain: bool = False) -> None:
+        """Counts a pass after texts of up to `length` tokens; a `plain` one had no draft."""
+        steps = self._steps[_length_class(length)]
+        taken = math.log(max(seconds, 1e-9))
+        cost = self._log_cost(tokens)
+        if steps:
+            relative = taken - median_low(steps)
+            if self.knows(tokens):
+                self._surprises.append(relative - cost)
+            if tokens > 1:
+                expected = float(np.interp(tokens, TOKENS, self._expected))
+                self._excess[_size(tokens)].append(relative - expected)
+        if plain:
+            steps.append(taken - cost)
+        self.passes += 1
+        if self.passes % COSTS.forgets_after == 0:
+            for excess in self._excess:
+                if excess:
+                    excess.popleft()
+        self._estimate()
 
-        if self.passes[i]:
-            noise = COSTS.noise**2
-        else:
-            noise = (COSTS.first_noise if any(self.passes) else COSTS.very_first_noise) ** 2
-        surprise = math.log(max(seconds, 1e-9)) - expected
-        if surprise > 0:
-            noise *= max(1.0, surprise**2 / (COSTS.disturbed**2 * (variance + noise)))
-        gain = covariances / (variance + noise)
-        self._log_seconds += gain * surprise
-        self._covariance -= np.outer(gain, covariances)
-        self._covariance += self._drift
-        self.passes[i] += 1
+    def wants_plain_step(self, length: int) -> bool:
+        """True if the next step should be a plain one, to be measured."""
+        known = len(self._steps[_length_class(length)])
+        return known < COSTS.plain_steps or abs(median(self._surprises)) > COSTS.changed
 
-    def record_plain_step(self, rows: int, length: int, seconds: float) -> None:
-        """Counts a step over the last token of each of these rows alone."""
-        self._plain_steps[rows, _length_class(length)].append(seconds)
-        self._since_plain = 0
+    def knows(self, tokens: int) -> bool:
+        """True if passes over this number of tokens, or a little fewer, are well known."""
+        return tokens == 1 or len(self._excess[_size(tokens)]) >= COSTS.known_passes
 
-    def plain_seconds(self, rows: int, length: int) -> float:
-        """The cost of a plain step of rows, the longest of this `length`; 0 if nothing is known."""
-        steps = self._plain_steps[rows, _length_class(length)]
-        if len(steps) >= COSTS.few_plain_steps:
-            return median(steps)
-        return math.exp(self._log_cost(rows)) if any(self.passes) else 0.0
+    def seconds(self, tokens: np.ndarray, length: int) -> np.ndarray:
+        """The cost of a pass over each of these numbers of tokens, float64; 0 if nothing is known.
 
-    def wants_plain_step(self, rows: int, length: int) -> bool:
-        """Whether the next step should be a plain one, to be measured. The costs of several rows,
-        which come and go, are estimated from each other."""
-        steps = self._plain_steps[rows, _length_class(length)]
-        if len(steps) < COSTS.few_plain_steps:
-            return rows == 1 or not any(self.passes)
-        if self._since_plain < COSTS.passes_between or self._length != _length_class(length):
-            return False
-        return abs(self._log_cost(rows) - math.log(max(median(steps), 1e-9))) > COSTS.changed
+        Costs that are not measured are assumed to be low, within reason. `length` is that of the
+        longest text.
+        """
+        steps = self._steps[_length_class(length)]
+        step = math.exp(median_low(steps)) if steps else 0.0
+        return step * np.interp(tokens, TOKENS, np.exp(self._log_costs - self._errors))
+
+    def dearest(self, tokens: np.ndarray) -> np.ndarray:
+        """The most that passes may cost, within reason, as multiples of the first, float64."""
+        dear = np.interp(tokens, TOKENS, np.exp(self._log_costs + self._errors))
+        return dear / math.exp(self._log_cost(int(tokens[0])))
 
     def cheapest(self, tokens: int) -> int:
         """The cheapest measured number of tokens that is no smaller than this one."""
         least = self._log_cost(tokens) - COSTS.padding_gain
         for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
-            if self.passes[i] >= COSTS.padding_passes and self._log_seconds[i] < least:
+            if self.knows(TOKENS[i]) and self._log_costs[i] < least:
                 tokens = TOKENS[i]
-                least = float(self._log_seconds[i])
+                least = float(self._log_costs[i])
         return tokens
 
-    def seconds(self, tokens: np.ndarray) -> np.ndarray:
-        """The cost of a pass over each of these numbers of tokens, float64. Costs that are not well
-        known are assumed to be low, within reason."""
-        # Relative to the best known cost: an error that all share does not matter for a choice.
-        best = int(self._covariance.diagonal().argmin())
-        likely = np.exp(self._log_seconds - COSTS.optimism * self._deviations(best))
-        return np.interp(tokens, TOKENS, likely)
-
-    def dearest(self, tokens: np.ndarray) -> np.ndarray:
-        """The most that a pass over each of these numbers of tokens may cost, within reason, as a
-        multiple of the first of them, float64."""
-        first, *_ = _between(int(tokens[0]))
-        dear = np.exp(self._log_seconds + COSTS.caution * self._deviations(first))
-        return np.interp(tokens, TOKENS, dear) / math.exp(self._log_cost(int(tokens[0])))
+    def _estimate(self) -> None:
+        measured = [0, *(i for i, excess in enumerate(self._excess) if excess)]
+        medians = [median_low((0.0, *self._excess[i])) for i in measured]
+        places = _DOUBLINGS[measured]
+        self._log_costs = self._expected + np.interp(_DOUBLINGS, places, medians)
+        distances = np.abs(np.subtract.outer(_DOUBLINGS, places)).min(axis=1)
+        self._errors = COSTS.error * np.sqrt(distances)
 
     def _log_cost(self, tokens: int) -> float:
-        return float(np.interp(tokens, TOKENS, self._log_seconds))
-
-    def _deviations(self, reference: int) -> np.ndarray:
-        """The standard deviation of each cost relative to that of a reference."""
-        variances = self._covariance.diagonal()
-        differences = variances + variances[reference] - 2 * self._covariance[reference]
-        return np.sqrt(np.maximum(differences, 0.0))
+        return float(np.interp(tokens, TOKENS, self._log_costs))
 
 
-def _between(tokens: int) -> tuple[int, int, float]:
-    """The indices of the two `TOKENS` around a number, and its position between them, 0 to 1."""
-    i = bisect_right(TOKENS, tokens) - 1
-    next_i = min(i + 1, len(TOKENS) - 1)
-    return i, next_i, (tokens - TOKENS[i]) / max(TOKENS[next_i] - TOKENS[i], 1)
+def _size(tokens: int) -> int:
+    """The index of the largest of `TOKENS` that is no larger than this number."""
+    return bisect_right(TOKENS, tokens) - 1
 
 
 def _length_class(length: int) -> int:

@@ -265,7 +265,9 @@ class BudgetConstants:
     # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
     # a running batch would pay for wrong drafts for as long as right ones came before.
     most_affordable: float = 100.0
-    disturbed: float = 2.0  # a pass counts as at most this multiple of its usual cost
+    # A pass that takes more than this multiple of its usual time was disturbed by other load, and
+    # counts as usual; as this multiple where little is known of its size, which may be dear.
+    disturbed: float = 2.0
     # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
     stake: float = 0.5
@@ -342,12 +344,13 @@ class AutoBudget(Budget):
         self._rows = len(rows)
         self._going = sum(going)
         self._length = max(len(row.seen) for row, goes in zip(rows, going, strict=True) if goes)
-        self._plain = self._costs.plain_seconds(self._going, self._length)
+        _, [plain_tokens] = self._passes(0)
+        self._plain = self._seconds(plain_tokens)
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
         self._drafts = (
             not paused
             and self._affordable * self._plain >= self._drafting_seconds
-            and not self._costs.wants_plain_step(self._going, self._length)
+            and not self._costs.wants_plain_step(self._length)
         )
         return self.max_nodes if self._drafts else 0
 
@@ -384,15 +387,15 @@ class AutoBudget(Budget):
         seconds = accepted.seconds
         pass_tokens = accepted.pass_tokens
         logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
-        self._costs.record(pass_tokens, seconds, self._length)
+        self._costs.record(pass_tokens, seconds, self._length, plain=not drafts.any)
         gained = BUDGET.loss * seconds - drafting_seconds
         if drafts.any:
             # A pass that was disturbed is not the draft's fault.
-            [usual] = self._costs.seconds(np.array([pass_tokens]))
-            booked = min(seconds, BUDGET.disturbed * float(usual))
+            usual = self._seconds(pass_tokens)
+            most = BUDGET.disturbed * usual
+            disturbed = seconds > most and self._costs.knows(pass_tokens)
+            booked = usual if disturbed else min(seconds, most)
             gained += emitted / going * self._plain - booked
-        else:
-            self._costs.record_plain_step(going, self._length, seconds)
         if self._plain > 0:
             affordable = self._affordable + gained / self._plain
             self._affordable = min(affordable, BUDGET.most_affordable)
@@ -426,7 +429,9 @@ class AutoBudget(Budget):
             drafting_seconds: The time that a pass without nodes would still save.
         """
         counts, tokens = self._passes(len(gains) - 1)
-        speed = (self._going + gains[counts]) / (self._costs.seconds(tokens) + drafting_seconds)
+        speed = (self._going + gains[counts]) / (
+            self._costs.seconds(tokens, self._length) + drafting_seconds
+        )
         speed[0] *= BUDGET.margin
         stakes = np.full(len(counts) - 1, BUDGET.stake)
         stakes[:1] = 1.0
@@ -447,6 +452,10 @@ class AutoBudget(Budget):
         if self._widths:
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
         return counts, self._rows * width
+
+    def _seconds(self, tokens: int) -> float:
+        """The likely cost of a pass over this number of tokens."""
+        return float(self._costs.seconds(np.array(tokens), self._length))
 
     def _gains(self, rows: Sequence[Row], drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row; none of a row that
@@ -469,8 +478,7 @@ class AutoBudget(Budget):
             last = going * np.exp(lags / BUDGET.lead)
             fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
             if self._packs:
-                one_row, all_rows = self._costs.seconds(np.array([1, count]))
-                fixed = min(one_row / all_rows, 1.0)
+                fixed = min(self._seconds(1) / self._seconds(count), 1.0)
             worth *= (1 - fixed) + fixed * count * last / last.sum()
             worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]

@@ -38,10 +38,10 @@ def check(model, seen: list[Observed]) -> None:
 class Dear(PassCosts):
     """Known from the first pass on: a node costs a twentieth of a pass, and nothing is lost."""
 
-    def wants_plain_step(self, rows, length):
+    def wants_plain_step(self, length):
         return False
 
-    def seconds(self, tokens):
+    def seconds(self, tokens, length):
         return 1 + 0.05 * np.array(tokens)
 
     def dearest(self, tokens):
@@ -51,7 +51,7 @@ class Dear(PassCosts):
 @pytest.fixture(autouse=True)
 def costs():
     costs = Dear()
-    costs.record(1, 1.0)
+    costs.record(1, 1.0, plain=True)
     with (
         passes_take(lambda tokens: 1 + 0.05 * tokens),
         mock.patch.object(plan, "pass_costs", lambda model, kind_of_pass: costs),

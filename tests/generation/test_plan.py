@@ -31,20 +31,17 @@ class MadeUp(PassCosts):
         super().__init__()
         self.formula = formula
 
-    def record(self, tokens, seconds, length=0):
+    def record(self, tokens, seconds, length=0, plain=False):
         pass
 
-    def plain_seconds(self, rows, length):
-        return float(self.formula(rows))
-
-    def wants_plain_step(self, rows, length):
+    def wants_plain_step(self, length):
         return False
 
-    def seconds(self, tokens):
-        return np.array([self.formula(int(each)) for each in tokens], dtype=float)
+    def seconds(self, tokens, length):
+        return np.vectorize(self.formula, otypes=[float])(tokens)
 
     def dearest(self, tokens):
-        return self.seconds(tokens) / self.formula(int(tokens[0]))
+        return self.seconds(tokens, 0) / self.formula(int(tokens[0]))
 
 
 class Copier(Drafter):
@@ -264,8 +261,7 @@ def test_drafts_that_are_not_verified_are_learned_from_too():
 def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafted):
     costs = PassCosts()
     for _ in range(3):
-        costs.record(1, 1.0)
-        costs.record_plain_step(1, 10, 1.0)
+        costs.record(1, 1.0, plain=True)
     budget = OneRow(costs)
     tree = DraftTree.chain([4, 5], [0.9, 0.8])
     wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()

@@ -26,10 +26,10 @@ class TimedPasses(PassCosts):
         self.sizes: list[int] = []
         self.total = 0.0
 
-    def record(self, tokens: int, seconds: float, length: int = 0) -> None:
+    def record(self, tokens: int, seconds: float, length: int = 0, plain: bool = False) -> None:
         self.sizes.append(tokens)
         self.total += seconds
-        super().record(tokens, seconds, length)
+        super().record(tokens, seconds, length, plain)
 
 
 @contextmanager
