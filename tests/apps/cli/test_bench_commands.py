@@ -16,6 +16,7 @@ from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import only_writer
 from tests.helpers.hub_server import TOKEN
+from tests.helpers.pass_times import passes_take
 
 ASKED = ["tell me of the cat on the mat", "the cat sat on the mat, the cat sat on the"]
 
@@ -217,7 +218,8 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     with only_writer(mine.path):
         assert "not written: " in evaluate(mine.path, texts)
     figures = r"64 draft tokens: MAT (\S+), without the datastore (\S+) written into \S+mine"
-    mat, without = re.search(figures, evaluate(mine.path, texts)).groups()
+    with passes_take(lambda tokens: 1.0):  # drafts pay on any machine
+        mat, without = re.search(figures, evaluate(mine.path, texts)).groups()
     assert float(mat) >= float(without) > 1
     asked = f"5 of {texts.name} (2 in it); 12 new tokens"
     row = f"\n| full | {asked} | bytes, float32 | 64 | {without} | {mat} | "
