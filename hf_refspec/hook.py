@@ -272,8 +272,8 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     Arguments that transformers does not pass on to a callable are bound to it here. Nothing is
     streamed before the arguments have been checked."""
     from .generation.speculate import speculate
-    from .refusals import check_call
-    from .transformers_names import DROPPED_ARGUMENTS
+    from .refusals import check_call, setting
+    from .transformers_names import DROPPED_ARGUMENTS, reading_arguments
 
     custom_generate = kwargs.get("custom_generate")
     loop = speculate if custom_generate is None else _loop_of(custom_generate)
@@ -284,6 +284,13 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
             "both replace the decoding loop. Leave one of them out."
         )
     caller = "candidate_generator" if drafts else loop.__name__
+    reading = {}
+    if loop is speculate:
+        named = (setting(name, model, kwargs) for name in ("use_mtp", "speculation_type"))
+        reading = reading_arguments(kwargs.get("assistant_model"), *named)
+    if reading:  # beside the drafter, and not by transformers' own loop
+        kwargs = {name: value for name, value in kwargs.items() if name not in reading}
+        kwargs |= {"use_mtp": False} if "use_mtp" in reading else {}
     check_call(model, kwargs, caller)
     bound = {*DROPPED_ARGUMENTS, *OPTIONS} & inspect.signature(loop).parameters.keys()
     options = dict(getattr(custom_generate, "keywords", {}))
@@ -293,6 +300,8 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
         prepared["use_cache"] = True
         if loop is speculate:
             options["adds_cache"] = True
+    if reading:
+        options["reading"] = reading
     if options.get("verification") == "reproducible":
         if custom_generate is None:
             options.setdefault("candidate_generator", None)

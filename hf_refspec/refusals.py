@@ -336,6 +336,21 @@ def why_plain(
     return None
 
 
+def why_unread(
+    model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]
+) -> str | None:
+    """Why no pass of a call can return hidden states to draft from, if so: other sources draft."""
+    if len(input_ids) > 1:
+        return "several rows are decoded together; pass one prompt at a time"
+    if isinstance(find_cache(model_kwargs), StaticCache):
+        return "passes in a static cache have one shape; pass a `DynamicCache`"
+    if not Ranks.of(model).alone:
+        return "the model is split over several processes"
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return "some layers are offloaded; load the model onto its devices whole"
+    return None
+
+
 def fits_single_rows(processor: Any, rows: int) -> bool:
     """True if a logits processor returns the same scores for each of several rows alone.
 

@@ -46,6 +46,10 @@ CACHE_NAME = next(
 # Arguments of a forward pass over text, besides the cache.
 USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
 USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
+# The argument that asks for the keys and values that a model shares between layers.
+SHARED_KV = "return_shared_kv_states"
+# Arguments that ask for more than logits, and change none.
+USUAL_ARGUMENTS |= {"output_hidden_states", SHARED_KV}
 # Arguments that only prefills have.
 PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 # A layer of a cache that holds the last tokens of a text, and one that holds a running state.
@@ -219,3 +223,45 @@ def prefix_constraint(processor: Any, row: int) -> tuple[Any, int]:
 
     From 5.24 on, sequences of one prompt share a number."""
     return processor._prefix_allowed_tokens_fn, row // processor._num_beams
+
+
+def reading_arguments(
+    assistant_model: PreTrainedModel | None, use_mtp: bool | None, speculation_type: str | None
+) -> dict[str, Any]:
+    """Those of these arguments of `generate` by which it drafts from the target's hidden states."""
+    if use_mtp:
+        return {"use_mtp": True}
+    named = type(assistant_model).__name__
+    if named.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
+        return {"assistant_model": assistant_model}
+    if assistant_model is None or speculation_type != "dflash":
+        return {}
+    return {"assistant_model": assistant_model, "speculation_type": speculation_type}
+
+
+def hidden_state_generator(
+    model: PreTrainedModel, assistant_model: PreTrainedModel | None = None, **config: Any
+) -> Any:
+    """The greedy candidate generator for [`reading_arguments`], for texts of any length."""
+    arguments = GenerationConfig(do_sample=False, max_length=sys.maxsize, **config)
+    return model._get_candidate_generator(arguments, None, None, None, {}, assistant_model)
+
+
+def mtp_layers(generator: Any) -> int:
+    """The layers for multi-token prediction of a candidate generator; 0 for any other."""
+    return getattr(generator, "num_mtp_layers", 0)
+
+
+def forget_columns(generator: Any, count: int) -> None:
+    """Lets a generator with [`mtp_layers`] read the last hidden states again."""
+    if mtp_layers(generator):  # behind the first they have read drafts, which may be rejected
+        generator.mtp_cache.crop(-count)
+    if count:  # it keeps the states of the whole text, for the same
+        generator.full_seq_last_hidden_states = generator.full_seq_last_hidden_states[:, :0]
+
+
+def shared_layers(model: PreTrainedModel) -> dict[str, int]:
+    """By their type the layers whose keys and values a model shares with others (Gemma 4)."""
+    config = model.config.get_text_config(decoder=True)
+    modes = enumerate(getattr(config, "kv_sharing_modes", ()))
+    return {config.layer_types[layer]: layer for layer, mode in modes if mode == "store"}

@@ -13,6 +13,7 @@ from transformers.generation import CandidateGenerator
 from ..messages import did_you_mean
 from .candidates import CandidateChain
 from .contract import Drafter
+from .hidden_state_drafts import HiddenStateDrafts
 from .reference_copy import ReferenceCopy
 from .sibling_copy import SiblingCopy
 from .token_recycling import TokenRecycling
@@ -49,7 +50,7 @@ def sources_of(value: Any, role: str) -> Sequence[Drafter]:
         recycling.kept_at_model = True
         return [copy, recycling, SiblingCopy()]
     if isinstance(value, CandidateGenerator):
-        return [CandidateChain(value)]
+        return [HiddenStateDrafts(value) if value.requires_model_outputs else CandidateChain(value)]
     from ..store.datastore import Datastore  # loaded only where a store is given
     from .datastore_drafts import DatastoreDrafts
 

@@ -55,6 +55,11 @@ class Blend(Drafter):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._sources = sources
         self.observed_top_k = max(source.observed_top_k for source in sources)
+        outputs: dict[str, Any] = {}
+        for source in sources:
+            for name, wanted in source.observed_outputs.items():
+                outputs[name] = wanted if outputs.get(name, wanted) == wanted else True
+        self.observed_outputs = outputs
         costly = [isinstance(source, PathDrafter) and source.costly for source in sources]
         if any(costly):
             # A model's estimates are sounder than look-up's: the prior is for the latter alone.

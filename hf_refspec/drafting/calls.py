@@ -15,7 +15,7 @@ from ..kernels.compilation import drafting_kernels
 from ..text_config import text_tokenizer
 from .auto import sources_of
 from .blend import Blend
-from .contract import Call, Drafter, LookUp, Observation, PathDrafter, owned
+from .contract import Call, Drafter, LookUp, Observation, PathDrafter, States, owned
 from .stats import DraftStats, SourceStats
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
@@ -69,11 +69,14 @@ class DrafterPool:
             self._idle.append(drafter)
 
 
-def default_drafters(memo: MutableMapping[Any, Any], vocab_size: int) -> DrafterPool:
-    """The drafters of `"auto"` that a model's findings keep, for calls in several threads."""
+def default_drafters(
+    memo: MutableMapping[Any, Any], vocab_size: int, further: Drafter | None = None
+) -> DrafterPool:
+    """The drafters of `"auto"` that a model's findings keep, for calls in several threads; with a
+    `further` source of the model's own, if there is one."""
     key = ("default drafters", vocab_size)
     if key not in memo:
-        drafter = as_drafter("auto")
+        drafter = as_drafter("auto") if further is None else Blend(["auto", further])
         _share_table(drafter, memo, vocab_size)
         memo.setdefault(key, DrafterPool(drafter))
     pool: DrafterPool = memo[key]
@@ -99,10 +102,11 @@ class LateDrafter(Drafter):
         self.decides_length = drafter.decides_length
         self.calibration = drafter.calibration
         self.observed_top_k = drafter.observed_top_k
+        self.observed_outputs = drafter.observed_outputs
         self.begun = False
         self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
-        self._missed: list[np.ndarray] = []  # the tokens that were emitted before it began
+        self._missed: list[Observation] = []  # before it began
 
     @property
     def sources(self) -> Sequence[Drafter]:
@@ -114,7 +118,9 @@ class LateDrafter(Drafter):
             self.begun = True
             self.drafter.begin(self._prompt_ids, self._vocab_size)
             if self._missed:
-                self.drafter.observe(Observation(np.concatenate(self._missed)))
+                tokens = np.concatenate([missed.tokens for missed in self._missed])
+                states = [missed.states for missed in self._missed]
+                self.drafter.observe(Observation(tokens, states=States.joined(states)))
         return self.begun
 
     def draft(self, budget: int, call: Call) -> DraftTree:
@@ -126,7 +132,7 @@ class LateDrafter(Drafter):
         if self.begun or (is_complete and self.begin_if_ready()):
             self.drafter.observe(observation)
         else:
-            self._missed.append(observation.tokens)
+            self._missed.append(Observation(observation.tokens, states=observation.states))
 
     def end(self) -> None:
         if self.begun:

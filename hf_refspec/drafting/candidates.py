@@ -28,13 +28,6 @@ class CandidateChain(Drafter):
     _of_a_call = (*Drafter._of_a_call, "_ids", "_drafted")
 
     def __init__(self, generator: CandidateGenerator) -> None:
-        if generator.requires_model_outputs:
-            raise ValueError(
-                f"`candidate_generator` is a {type(generator).__name__}, which drafts from the "
-                "target model's hidden states. Only generators that draft from token ids are "
-                "supported; call `generate(assistant_model=...)` (or `use_mtp=True`) without a "
-                "drafter, or draft by a model of its own: `rs.DraftModel(assistant)`."
-            )
         self.generator = generator
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:

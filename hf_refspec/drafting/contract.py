@@ -6,9 +6,10 @@ import copy
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -82,6 +83,44 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """What a forward pass of the target returned beside logits of the tokens that it has read and
+    that are accepted: the last n of the text but its very last one.
+
+    Attributes:
+        hidden_states (`tuple[torch.Tensor | None, ...]`): The hidden states `(1, n, hidden_size)`,
+            as the model returned them: `None` for layers that were not asked for.
+        position (`int`): The position of the last of these tokens.
+        shared_kv (`dict[str, tuple[torch.Tensor, ...]]`, *optional*): The keys and values
+            `(1, heads, m, head_dim)` of all m tokens read so far, by the type of layer, where a
+            model shares them (Gemma 4); valid until the next pass.
+    """
+
+    hidden_states: tuple[torch.Tensor | None, ...]
+    position: int
+    shared_kv: dict[str, tuple[torch.Tensor, ...]] | None = None
+
+    def __len__(self) -> int:
+        return next(states.shape[1] for states in self.hidden_states if states is not None)
+
+    def last(self, count: int) -> States:
+        """Those of the last tokens alone."""
+        first = len(self) - count
+        kept = (states if states is None else states[:, first:] for states in self.hidden_states)
+        return replace(self, hidden_states=tuple(kept))
+
+    @staticmethod
+    def joined(parts: Sequence[States | None]) -> States | None:
+        """Those of several passes, one after another; `None` if a pass has returned none."""
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or not known:
+            return None
+        layers = zip(*(part.hidden_states for part in known), strict=True)
+        joined = (None if layer[0] is None else torch.cat(layer, dim=1) for layer in layers)
+        return replace(known[-1], hidden_states=tuple(joined))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Observation:
     """The result of one forward pass of the target model for one row.
 
@@ -99,6 +138,8 @@ class Observation:
             asked for any.
         top_probs (`np.ndarray`, float32 of the same shape, *optional*): Their probabilities, about
             the softmax of the raw logits.
+        states ([`States`], *optional*): What `observed_outputs` asked for; `None` where the pass
+            could not return it.
     """
 
     tokens: np.ndarray
@@ -106,6 +147,7 @@ class Observation:
     logits: torch.Tensor | None = None
     top_tokens: np.ndarray | None = None
     top_probs: np.ndarray | None = None
+    states: States | None = None
 
 
 class Drafter:
@@ -125,12 +167,15 @@ class Drafter:
             they are, and not only what pays.
         observed_top_k (`int`): The number of the target's best next tokens that it needs at each
             verified node; 0 if none.
+        observed_outputs (`Mapping[str, Any]`): The arguments by which it asks the target's passes
+            for hidden states, such as `{"output_hidden_states": True}`; none if it needs none.
     """
 
     stats: DraftStats
     calibration: Calibration
     decides_length: bool = False
     observed_top_k: int = 0
+    observed_outputs: Mapping[str, Any] = MappingProxyType({})
     # Attributes that a call sets, and that no copy or pickle has. A subclass names its own as well.
     _of_a_call: tuple[str, ...] = ("_in_use", "stats")
     # `a | b` drafts from both: `__init__.py` defines it, as a [`Blend`] is made of drafters.

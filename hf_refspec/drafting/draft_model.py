@@ -18,14 +18,14 @@ from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
 from .contract import Call, Observation, PathDrafter, Sampling, Speed
-from .payoff import Payoff
+from .payoff import Payoff, outcome
 from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
 
 # The tokens that each pass drafts: the best one, which the next pass continues, and its siblings,
 # which cost nothing but the target's pass over them.
-_SIBLINGS = 4
+SIBLINGS = 4
 # The most tokens that top-p may leave: sorting a whole vocabulary takes as long as a small model.
 _NUCLEUS = 1024
 
@@ -135,7 +135,7 @@ class DraftModel(PathDrafter):
     def draft(self, budget: int, call: Call) -> DraftTree:
         known = self._known = call.known
         self._speed = call.speed
-        path = _Path(known)
+        path = DraftedPath(known)
         estimates = path.tree
         passes = 0
         longest = context_length(self.assistant)
@@ -159,7 +159,7 @@ class DraftModel(PathDrafter):
         best = np.argsort(-estimates.probs, kind="stable")[:budget]  # parents come first
         return tree.part(np.isin(np.arange(len(tree)), best))
 
-    def _pass(self, path: _Path, call: Call) -> tuple[np.ndarray, np.ndarray]:
+    def _pass(self, path: DraftedPath, call: Call) -> tuple[np.ndarray, np.ndarray]:
         """The best next tokens at unread places, and their probabilities, both `(unread, k)`."""
         ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
         ids = np.minimum(ids, self._assistant_size - 1)  # the target's vocabulary may be larger
@@ -167,31 +167,19 @@ class DraftModel(PathDrafter):
         began = perf_counter()
         logits = self._text.read(ids, path.unread)[:, :, : self._vocab_size]
         if call.sampling is not None and call.sampling.top_k != 1:
-            logits = self._scores(logits, len(path.tokens) + 1 - path.unread, call)
-        top = top_tokens(logits, _SIBLINGS)
+            kept = slice(None) if self._vocabulary is None else self._vocabulary
+            logits = drawn_scores(logits, len(path.tokens) + 1 - path.unread, call, kept)
+        top = top_tokens(logits, SIBLINGS)
         if call.speed is not None:
             read = self._text.pass_tokens
             self._payoff.record_pass(read, perf_counter() - began, of_prompt=read == len(ids))
         tokens = top.tokens if self._vocabulary is None else self._vocabulary[top.tokens]
         return tokens[0], top.probs[0]
 
-    def _scores(self, logits: torch.Tensor, place: int, call: Call) -> torch.Tensor:
-        """The scores whose argmax is drawn at this place and the next ones, by logits
-        `(1, n, tokens)`: log-probabilities less the logarithm of the noise. Their softmax is the
-        probability that each token is drawn if the target's log-probabilities differ from them by
-        independent Gumbel noise."""
-        assert call.sampling is not None
-        scores = _drawable(logits.float(), call.sampling)
-        if (noise := call.noise) is None:
-            return scores
-        rows = torch.stack([noise(place + i) for i in range(scores.shape[1])])
-        tokens = slice(scores.shape[2]) if self._vocabulary is None else self._vocabulary
-        return scores - rows[:, tokens].log().clamp_min(-80).to(scores.device)
-
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        asked, accepted, best = self._outcome(tokens)
+        asked, accepted, best = outcome(self._known, self._tree, tokens)
         self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
@@ -211,16 +199,6 @@ class DraftModel(PathDrafter):
         """The size of the assistant's vocabulary."""
         size: int = text_config(self.assistant).vocab_size
         return size
-
-    def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
-        """The numbers of places, where no other source was right, at which the assistant drafted,
-        one of its tokens was accepted, and its best token was accepted."""
-        known = len(self._known.along(tokens.tolist()))
-        nodes = [ROOT, *self._tree.along(tokens.tolist())]
-        asked = np.isin(nodes[known : len(tokens)], self._tree.parents)
-        accepted = nodes[1 + known : len(tokens)]  # the last token is the target's own
-        _, best = np.unique(self._tree.parents, return_index=True)  # the first of siblings
-        return int(asked.sum()), len(accepted), int(np.isin(accepted, best).sum())
 
 
 class AssistantText:
@@ -286,7 +264,7 @@ class AssistantText:
         return attends and self._cache.get_seq_length() == len(self._read)
 
 
-class _Path:
+class DraftedPath:
     """The path that an assistant drafts along, given what other sources drafted.
 
     Attributes:
@@ -376,6 +354,21 @@ class _Path:
         end = known[-1] if known else ROOT
         prob = float(self._known.probs[end]) if known else 1.0
         return max(prob, 1e-9), np.flatnonzero(self._known.parents == end)
+
+
+def drawn_scores(
+    logits: torch.Tensor, place: int, call: Call, vocabulary: slice | np.ndarray = slice(None)
+) -> torch.Tensor:
+    """The scores whose argmax a sampled call draws at this place and the next ones, by logits
+    `(1, n, tokens)` of all tokens or of a vocabulary: log-probabilities less the logarithm of the
+    noise. Their softmax is the probability that each token is drawn if the target's
+    log-probabilities differ from them by independent Gumbel noise."""
+    assert call.sampling is not None
+    scores = _drawable(logits.float(), call.sampling)
+    if (noise := call.noise) is None:
+        return scores
+    rows = torch.stack([noise(place + i) for i in range(scores.shape[1])])[:, vocabulary]
+    return scores - rows[:, : scores.shape[2]].log().clamp_min(-80).to(scores.device)
 
 
 def _drawable(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .calibration import Outcomes
 from .contract import Speed
+from .tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True)
@@ -59,31 +60,40 @@ class Payoff(Outcomes):
         self._draft_seconds = 0.0  # of the present draft
         self._prompt_seconds = 0.0  # of reading the present prompt
 
-    def pays(self, speed: Speed | None, probs: np.ndarray, chance: float, passes: int = 0) -> bool:
+    def pays(
+        self,
+        speed: Speed | None,
+        probs: np.ndarray,
+        chance: float | np.ndarray,
+        passes: int = 0,
+        depth: int | None = None,
+    ) -> bool:
         """True if the assistant should run once more.
 
         Args:
             speed (callable, *optional*): See [`Call`].
             probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of all nodes so far.
             chance (`float`): The chance that its path is accepted and that no other source has
-                drafted what follows.
+                drafted what follows; with a `depth` at each of these places, `(depth,)`.
             passes (`int`): The number of its passes for this draft.
+            depth (`int`, *optional*): The tokens that one pass drafts, and a draft has no other
+                pass; by default each of several passes drafts one.
         """
         best = self._best_accepted / self._asked
         if speed is None:
-            return chance > 0 and best**passes > _CONSTANTS.least_chance
+            return bool(np.any(chance > 0)) and best**passes > _CONSTANTS.least_chance
         if self._balance < 0:
             return False
         seconds = median(self._pass_seconds) if self._pass_seconds else 0.0
         sibling = (self._accepted / self._asked - best) / _CONSTANTS.siblings
         present = speed(probs, self._draft_seconds)
-        for ahead in range(1, 1 + _CONSTANTS.ahead):
-            probs = np.concatenate(
-                (probs, chance * np.array([best] + [sibling] * _CONSTANTS.siblings))
-            )
-            if speed(probs, self._draft_seconds + ahead * seconds) > present:
+        places = [depth] if depth is not None else range(1, 1 + _CONSTANTS.ahead)
+        for count in places:
+            taken = seconds if depth is not None else count * seconds
+            level = chance * best ** np.arange(count)
+            further = np.outer(level, [best] + [sibling] * _CONSTANTS.siblings).ravel()
+            if speed(np.concatenate((probs, further)), self._draft_seconds + taken) > present:
                 return True
-            chance *= best
         return False
 
     def record_pass(self, tokens: int, seconds: float, of_prompt: bool) -> None:
@@ -122,6 +132,18 @@ class Payoff(Outcomes):
         """Counts the time of reading the prompt."""
         self._balance -= self._prompt_seconds + self._draft_seconds
         self._prompt_seconds = self._draft_seconds = 0.0
+
+
+def outcome(known: DraftTree, tree: DraftTree, tokens: np.ndarray) -> tuple[int, int, int]:
+    """The numbers of places, where no other source was right, at which an assistant drafted, one of
+    its tokens was accepted, and its best token was accepted; by what others and it have drafted and
+    what was emitted."""
+    right = len(known.along(tokens.tolist()))
+    nodes = [ROOT, *tree.along(tokens.tolist())]
+    asked = np.isin(nodes[right : len(tokens)], tree.parents)
+    accepted = nodes[1 + right : len(tokens)]  # the last token is the target's own
+    _, best = np.unique(tree.parents, return_index=True)  # the first of siblings
+    return int(asked.sum()), len(accepted), int(np.isin(accepted, best).sum())
 
 
 def _faded(count: float, prior: float) -> float:

@@ -169,6 +169,7 @@ class Loop:
                     result.logits[places],
                     top_tokens=None if top is None else top.tokens[0, places],
                     top_probs=None if top is None else top.probs[0, places],
+                    states=self.verifier.states(row.seen, result, tree, of_row.path),
                 )
                 row.drafter.observe(observation)
                 counts.append((of_row.drafted, len(of_row.path)))

@@ -14,9 +14,10 @@ a stop are dropped. A streamer gets the tokens of all rows at once too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -34,14 +35,24 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
+from ..drafting.blend import Blend
 from ..drafting.calls import as_drafter, default_drafters, drafter_call
 from ..drafting.contract import Drafter
-from ..refusals import FURTHER_OUTPUTS, check_prepared, is_of_transformers, knows_one_row
+from ..drafting.hidden_state_drafts import HiddenStateDrafts
+from ..refusals import (
+    FURTHER_OUTPUTS,
+    check_prepared,
+    is_of_transformers,
+    knows_one_row,
+    why_unread,
+)
 from ..text_config import text_config
-from ..transformers_names import ends_and_padding, prefix_constraint
+from ..transformers_names import ends_and_padding, hidden_state_generator, prefix_constraint
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
 from .row import Row, longest_row, padded_ids, prompt_tokens
+
+logger = logging.getLogger("hf_refspec")
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class Request:
     streamer: BaseStreamer | None
     model_kwargs: dict[str, Any]
     adds_cache: bool = False  # true if plain decoding would have no cache
+    # The arguments by which transformers would draft from hidden states.
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self.drafter  # raises a TypeError if it is not a drafter
@@ -73,17 +86,47 @@ class Request:
     def drafter(self) -> Drafter | None:
         """The drafter of the call; `None` for the model's own of `"auto"`."""
         generator = self.candidate_generator
-        return None if generator is None or generator == "auto" else as_drafter(generator)
+        is_default = generator is None or generator == "auto"
+        if self.reader is None or (is_default and "use_mtp" in self.reading):
+            return None if is_default else as_drafter(generator)
+        return Blend([as_drafter("auto" if is_default else generator), self.reader])
+
+    @cached_property
+    def reader(self) -> HiddenStateDrafts | None:
+        """What drafts from hidden states beside the drafter, if the call asks for it."""
+        if not self.reading:
+            return None
+        if self.reading.get("assistant_model") is not None:
+            return HiddenStateDrafts(hidden_state_generator(self.model, **self.reading))
+        memo = memo_of(self.model)
+        if self._layers not in memo:  # they come from the disk
+            generator = hidden_state_generator(self.model, **self.reading)
+            memo[self._layers] = HiddenStateDrafts(generator)
+        reader: HiddenStateDrafts = memo[self._layers].fork()
+        return reader
+
+    @property
+    def _layers(self) -> tuple[Any, ...]:
+        """The key of the model's layers for multi-token prediction, and of what has them."""
+        return "multi-token prediction", self.model.dtype, self.model.device
 
     @cached_property
     def pass_kwargs(self) -> dict[str, Any]:
-        """`model_kwargs` without further outputs, which nobody gets; but a model that is asked for
-        its attentions may attend in another way."""
-        return {
+        """`model_kwargs` with the further outputs that a drafter observes, and no others, which
+        nobody gets; but a model that is asked for its attentions may attend in another way."""
+        observing = self.reader if self.drafter is None else self.drafter
+        observed = {} if observing is None else observing.observed_outputs
+        if observed and (why := why_unread(self.model, self.input_ids, self.model_kwargs)):
+            if why not in (logged := memo_of(self.model).setdefault("unread", set())):
+                logger.warning("nothing is drafted from hidden states: %s.", why)
+            logged.add(why)
+            observed = {}
+        kept = {
             name: value
             for name, value in self.model_kwargs.items()
             if name not in FURTHER_OUTPUTS or (name == "output_attentions" and value)
         }
+        return {**kept, **observed}
 
     @property
     def pads(self) -> bool:
@@ -105,7 +148,9 @@ class Request:
         with ExitStack() as stack:
             drafter = self.drafter
             if drafter is None:
-                pool = default_drafters(memo, vocab_size)
+                if self.reader is not None:
+                    memo = memo.setdefault((*self._layers, "drafters"), {})
+                pool = default_drafters(memo, vocab_size, self.reader)
                 drafter = stack.enter_context(pool.drafter())
             call = drafter_call(
                 drafter,
@@ -114,7 +159,10 @@ class Request:
                 processors=self.logits_processor,
                 memo=memo,
             )
-            yield stack.enter_context(call)
+            drafters = stack.enter_context(call)
+            if isinstance(self.candidate_generator, Drafter):  # which a blend may hold
+                self.candidate_generator.stats = drafter.stats
+            yield drafters
 
 
 @dataclass

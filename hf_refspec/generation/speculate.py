@@ -7,7 +7,7 @@ drafts could change that, transformers itself decodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -68,6 +68,7 @@ def speculate(  # noqa: D417
     streamer: BaseStreamer | None = None,
     synced_gpus: bool | None = None,
     adds_cache: bool = False,
+    reading: Mapping[str, Any] | None = None,
     **model_kwargs: Any,
 ) -> Output:
     """Speculative decoding for `model.generate(..., custom_generate=hf_refspec.speculate)`.
@@ -120,6 +121,7 @@ def speculate(  # noqa: D417
         streamer=streamer,
         model_kwargs=model_kwargs,
         adds_cache=adds_cache,
+        reading=reading or {},
     )
     named = verification != "auto"
     if isinstance(request.drafter, CandidateChain) and verification == "auto":

@@ -107,6 +107,11 @@ class Entries:
         """The length of each row that stays before the last pass brings all rows to this length."""
         return cached
 
+    def keys_and_values(self, length: int) -> KeysAndValues:
+        """The keys and values of the first tokens of a single row in each layer that keeps some,
+        `(1, heads, length, head_dim)`; those that a sliding window has left out are missing."""
+        return [(layer.keys, layer.values) for layer in self.cache.layers]
+
     def close(self, cached: list[int]) -> None:
         """Ends a call whose cache is returned: crops it to these tokens and restores its layers."""
 
@@ -518,6 +523,16 @@ class InPlaceEntries(Entries):
         """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none
         where the prefill has left out tokens outside of a window."""
         return [] if self._has_windows else self.rows[index].first(cached)
+
+    def keys_and_values(self, length: int) -> KeysAndValues:
+        [row] = self.rows
+        length += self.prior_length
+        kept = [
+            slice(max(row.skipped, first_visible(length, window)), length)
+            for window in self.window_of_layer
+        ]
+        layers = zip(row.first(length), kept, strict=True)
+        return [(keys[:, :, seen], values[:, :, seen]) for (keys, values), seen in layers]
 
     def close(self, cached: list[int]) -> None:
         """Fills the call's own layers with all rows' first tokens, padding among them."""

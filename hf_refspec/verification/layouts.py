@@ -34,11 +34,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.eager_kernels import eager_kernels
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .entries import CachedRow, Entries, InPlaceEntries, block_size
-from .passes import Inputs, MaskedInputs, Pass, PassResult, Prefill, prepared, run_model, uploaded
+from .passes import (
+    Inputs,
+    MaskedInputs,
+    Pass,
+    PassResult,
+    Prefill,
+    hidden_states_of,
+    prepared,
+    run_model,
+    uploaded,
+)
 
 # Rows of a block attend in one call if that is at most `_EXTRA_WORK` times the work of one call a
 # row. The call itself takes as long as `_CALL` products of a query and a key.
@@ -98,14 +107,15 @@ def packed(
         AttentionProxy.of(attention, inputs.device),
         kept=pass_tokens - skipped,
     )
-    logits = run_model(model, model_inputs)
+    outputs = run_model(model, model_inputs)
     attention.check()
     entries.confirm_packing()
     return PassResult(
-        logits=logits[0, skipped - pass_tokens :][: count - skipped],
+        logits=outputs.logits[0, skipped - pass_tokens :][: count - skipped],
         roots=[root - skipped for root in roots],
         pass_tokens=pass_tokens,
         is_step=pass_.is_step,
+        hidden_states=hidden_states_of(outputs, slice(count)),
     )
 
 
@@ -131,12 +141,13 @@ def side_by_side(
     kept = size - pass_.skipped
     mask = None if sees_all else inputs.mask(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept)
-    logits = run_model(model, model_inputs)
+    outputs = run_model(model, model_inputs)
     return PassResult(
-        logits=logits[:, -kept:].flatten(0, 1),
+        logits=outputs.logits[:, -kept:].flatten(0, 1),
         roots=pass_.roots(kept),
         pass_tokens=size * len(rows),
         is_step=pass_.is_step,
+        hidden_states=hidden_states_of(outputs, slice(None)),
     )
 
 
@@ -177,15 +188,19 @@ def causal_pass(
     model_inputs = inputs.of_pass(input_ids, pass_.size)
     if "logits_to_keep" in model_inputs:
         model_inputs["logits_to_keep"] = 1 + len(draft)
-    with eager_kernels(model):
-        outputs = model(**model_inputs, return_dict=True)
+    outputs = run_model(model, model_inputs)
     cache = find_cache(outputs)
     if cache is not None and cache is not entries.cache:
         # Some models begin a new one where the text outgrows their rotary embedding (Phi-3).
         inputs.go_on_with(cache_name(outputs), cache)
         entries.replace(cache)
-    logits = outputs.logits[0, -1 - len(draft) :]
-    return PassResult(logits, [0], pass_.size, is_step=pass_.is_step or entries.reruns)
+    return PassResult(
+        logits=outputs.logits[0, -1 - len(draft) :],
+        roots=[0],
+        pass_tokens=pass_.size,
+        is_step=pass_.is_step or entries.reruns,
+        hidden_states=hidden_states_of(outputs, slice(-pass_.size, None)),
+    )
 
 
 class OrderedInputs(Inputs):

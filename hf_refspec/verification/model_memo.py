@@ -32,9 +32,9 @@ _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
 _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
-# Hooks of transformers and PEFT for gradients, which `generate` computes none of. Training that
-# switches gradient checkpointing around each call adds one each time.
-_FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
+# Hooks of transformers and PEFT for gradients, which `generate` computes none of (training that
+# switches gradient checkpointing around each call adds one each time), and for hidden states.
+_HARMLESS = {"make_inputs_require_grads", "make_inputs_require_grad", "output_capturing_hook"}
 
 
 def memo_of(model: nn.Module) -> dict[Any, Any]:
@@ -134,7 +134,7 @@ class _State:
             hooks = {**attributes["_forward_pre_hooks"], **attributes["_forward_hooks"]}
             for number, hook in hooks.items():
                 reads = hasattr(hook, "only_reads")
-                if not reads and getattr(hook, "__name__", None) not in _FOR_GRADIENTS:
+                if not reads and getattr(hook, "__name__", None) not in _HARMLESS:
                     is_function = type(hook) in _FUNCTIONS
                     parts += _parts_of(hook) if is_function else []
                     self._values += [] if is_function else [number]

@@ -173,6 +173,9 @@ class PassResult:
         is_step (`bool`): True if its time is the cost of a step: nothing ran but the last token of
             each row and its draft, and nothing was compiled.
         began (`float`): When it began, by `time.perf_counter`.
+        hidden_states (`tuple[torch.Tensor | None, ...]`, *optional*): The hidden states
+            `(1, n, hidden_size)` of the n tokens of a single row, pending ones first, as the model
+            returned them; `None` where the call does not ask for them.
     """
 
     logits: torch.Tensor
@@ -180,6 +183,7 @@ class PassResult:
     pass_tokens: int
     is_step: bool = False
     began: float = 0.0
+    hidden_states: tuple[torch.Tensor | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -332,11 +336,20 @@ def prepared(
     return model_inputs
 
 
-def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> torch.Tensor:
-    """The logits of a forward pass, `(R, S, vocab_size)`."""
+def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> Any:
+    """The outputs of a forward pass, with logits `(R, S, vocab_size)`."""
     with eager_kernels(model):
-        logits: torch.Tensor = model(**model_inputs, return_dict=True).logits
-    return logits
+        return model(**model_inputs, return_dict=True)
+
+
+def hidden_states_of(
+    outputs: Mapping[str, Any], tokens: slice
+) -> tuple[torch.Tensor | None, ...] | None:
+    """The hidden states of these tokens of a pass over a single row, if they were asked for."""
+    layers = outputs.get("hidden_states")
+    if layers is None:
+        return None
+    return tuple(None if layer is None else layer[:, tokens] for layer in layers)
 
 
 def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any, torch.Tensor]:

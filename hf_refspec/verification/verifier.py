@@ -31,8 +31,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..drafting.contract import States
 from ..drafting.tree import DraftTree
-from ..transformers_names import cache_name, prefill
+from ..transformers_names import SHARED_KV, cache_name, prefill, shared_layers
 from .caches import (
     can_be_cropped,
     find_cache,
@@ -43,7 +44,16 @@ from .caches import (
 )
 from .entries import CroppedEntries, Entries, InPlaceEntries, RunningState
 from .layouts import OrderedInputs, causal_pass, tree_pass
-from .passes import FixedTokens, Inputs, MaskedInputs, Pass, PassResult, Prefill, TokenSequence
+from .passes import (
+    FixedTokens,
+    Inputs,
+    MaskedInputs,
+    Pass,
+    PassResult,
+    Prefill,
+    TokenSequence,
+    hidden_states_of,
+)
 from .slots import WIDTHS, SlottedEntries, fixed_width_pass
 
 # A pass of this width costs up to 1.3 plain steps in bfloat16 on a CPU, and 1.06 on an H100; wider
@@ -195,6 +205,25 @@ class Verifier:
             self.cached = self.entries.keep(self._last, paths)
             self._last = None
 
+    def states(
+        self, row: TokenSequence, result: PassResult, draft: DraftTree, path: Sequence[int]
+    ) -> States | None:
+        """What a pass returned beside logits of the tokens of a single row that are kept."""
+        if result.hidden_states is None or len(self.cached) > 1:
+            return None
+        length = len(row) - 1  # the last token has not run
+        states = States(result.hidden_states, self.last_position(0, length))
+        pending = len(states) - len(draft)
+        kept = torch.tensor([*range(pending), *(pending + node for node in path)])
+        hidden_states = tuple(
+            layer if layer is None else layer[:, kept.to(layer.device, non_blocking=True)]
+            for layer in states.hidden_states
+        )
+        shared = shared_layers(self.model) if self.model_kwargs.get(SHARED_KV) else {}
+        layers = self.entries.keys_and_values(length) if shared else []
+        shared_kv = {name: layers[layer] for name, layer in shared.items()} or None
+        return replace(states, hidden_states=hidden_states, shared_kv=shared_kv)
+
     def mark(self) -> Callable[[], None]:
         """A function that goes back to the present, any number of times, as the rows have done."""
         entries = self.entries
@@ -290,8 +319,12 @@ class Verifier:
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         if shared is not None:
             logits = logits[of_row.to(logits.device)]
-        roots = [*range(count)]
-        return PassResult(logits, roots, input_ids.numel())
+        return PassResult(
+            logits=logits,
+            roots=[*range(count)],
+            pass_tokens=input_ids.numel(),
+            hidden_states=hidden_states_of(outputs, slice(None)),
+        )
 
 
 def _shared_prompts(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
-import hf_refspec as rs
 from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
 from hf_refspec.drafting.contract import Call
@@ -96,13 +95,6 @@ def test_in_a_blend_it_is_told_of_its_own_candidates_alone(llama):
         assert scores.shape[1] == 4 or left == 0
         assert matches == (3 if step % 2 else 2) or left == 0
     assert len(generator.updates) > 1
-
-
-def test_what_drafts_from_hidden_states_is_refused_in_a_blend_too():
-    generator = Scripted(None)
-    generator.requires_model_outputs = True
-    with pytest.raises(ValueError, match="is a Scripted, which drafts from the target model's"):
-        rs.ReferenceCopy() | generator
 
 
 # --- transformers' own assisted decoding

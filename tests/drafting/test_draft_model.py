@@ -148,16 +148,6 @@ def test_passes_go_on_while_they_cost_less_than_they_save(llama):
             assert least <= len(drafter.draft(64, Call(speed=speed))) <= most
 
 
-def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
-    drafter = DraftModel(llama)
-    prompt = PROMPT[0].tolist()
-    text = expected(llama, prompt, 3)
-    for known, counts in (([], (3, 2, 2)), (text[:1], (2, 1, 1)), (text, (0, 0, 0))):
-        with call_of(drafter):
-            chain_of(drafter, 3, known=DraftTree.chain(known, [0.5] * len(known)))
-            assert drafter._outcome(np.array(text)) == counts  # of three tokens two were drafted
-
-
 @pytest.mark.parametrize("rows", [1, 5])
 def test_an_assistant_that_is_sure_and_wrong_soon_runs_once_a_draft(sure_llama, rows):
     """Where the call names the number of nodes, outcomes bound the number of passes."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hf_refspec.drafting.contract import Speed
-from hf_refspec.drafting.payoff import Payoff
+from hf_refspec.drafting.payoff import Payoff, outcome
+from hf_refspec.drafting.tree import DraftTree
 
 NONE = np.empty(0, dtype=np.float32)
 
@@ -105,3 +106,17 @@ def test_with_a_number_of_nodes_a_draft_is_as_deep_as_its_tokens_are_accepted(ac
     assert made.pays(None, NONE, 1.0, 5) and not made.pays(None, NONE, 1.0, 6)
     outcomes(made, 200, asked=1, accepted=accepted)
     assert [made.pays(None, NONE, 1.0, each) for each in (0, passes)] == [True, accepted == 1]
+
+
+def test_a_pass_that_drafts_several_tokens_pays_where_one_token_would_not():
+    assert not payoff(0.9).pays(FREE, NONE, np.ones(1), depth=1)
+    assert payoff(0.9).pays(FREE, NONE, np.ones(3), depth=3)
+    assert not payoff(0.9).pays(FREE, NONE, np.array([1.0, 0.1, 0.0]), depth=3)
+
+
+@pytest.mark.parametrize(
+    ("known", "counts"), [([], (3, 2, 2)), ([5], (2, 1, 1)), ([5, 6, 7], (0, 0, 0))]
+)
+def test_it_counts_what_was_accepted_where_no_other_source_was_right(known, counts):
+    drafted = DraftTree.chain([5, 6, 8])
+    assert outcome(DraftTree.chain(known), drafted, np.array([5, 6, 7])) == counts

@@ -21,7 +21,7 @@ EQUAL = [
     f"{kind} {case}"
     for kind, cases in {
         "tensor": "clocks drafted facts sampled rows rows_stop stop attached static_cache "
-        "returned_cache one_drafter one_chain long_draft boundary",
+        "returned_cache one_drafter one_chain long_draft boundary unread_states",
         "sharded": "plainly drafted default attached returned_cache rollouts static_cache",
     }.items()
     for case in cases.split()

@@ -10,13 +10,17 @@ import json
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+from transformers.generation.candidate_generator import (
+    CandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
 
 import hf_refspec as rs
 from hf_refspec.verification.model_memo import memo_of
@@ -24,6 +28,16 @@ from tests.helpers.architectures import WINDOW, small
 from tests.helpers.calls import GREEDY, PROMPT, StopAtCall, padded_prompts
 from tests.helpers.drafters import Prophet, Prophets
 from tests.helpers.pass_times import passes_take
+
+
+class ReadsStates(CandidateGenerator):
+    """A generator that would read hidden states."""
+
+    requires_model_outputs = True
+    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
+
+    def get_candidates(self, input_ids, **kwargs):
+        raise AssertionError("no states can be read")
 
 
 def save_models(folder: Path) -> None:
@@ -174,6 +188,10 @@ class Tensor(Cases):
         """Only the first rank has one, whose drafts are verified as chains."""
         prompt_lookup = PromptLookupCandidateGenerator(num_output_tokens=5, max_length=512)
         return self.drafted(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
+
+    def unread_states(self):
+        """A source of hidden states, which is never asked."""
+        return self.drafted(candidate_generator=self.prophet() | ReadsStates())
 
     def tables(self):
         """The contexts and best next tokens in the table of Token Recycling."""

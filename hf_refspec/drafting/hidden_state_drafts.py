@@ -1,0 +1,205 @@
+"""Drafts by what reads the target's hidden states: multi-token prediction layers, the assistants of
+Gemma 4, DFlash."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.generation import CandidateGenerator
+from transformers.utils import ModelOutput
+
+from ..transformers_names import SHARED_KV, forget_columns, mtp_layers
+from .calibration import Calibration
+from .contract import Call, Observation, PathDrafter, Speed, States
+from .draft_model import SIBLINGS, DraftedPath, drawn_scores
+from .payoff import Payoff, outcome
+from .top_tokens import top_tokens
+from .tree import DraftTree
+
+
+class HiddenStateDrafts(PathDrafter):
+    """Drafts by a `CandidateGenerator` that reads the target's hidden states: its candidates, each
+    with the next best tokens as siblings.
+
+    It reads the hidden states of accepted tokens alone; those of passes before which it did not
+    run, it reads together with the next ones. With `max_draft_tokens="auto"` it runs while more
+    tokens per second are expected with it. In a blend it drafts after the cheap sources, which
+    continue what it drafted.
+
+    Every call has a copy of the generator, which shares its modules: one that has not begun a text.
+    The copy chooses greedily, or in a sampled call what it would draw itself with the random
+    numbers by which the target is about to draw.
+
+    Args:
+        generator (`CandidateGenerator`): One with `requires_model_outputs`, as transformers makes
+            it for `use_mtp=True`, for the assistants of Gemma 4 or `speculation_type="dflash"`.
+
+    Raises:
+        ValueError: If `generator` does not say what it reads, by `model_kwargs_overrides`.
+    """
+
+    costly = True
+    _ids: np.ndarray  # the text so far
+    _first: int | None  # the first token whose states it has had
+    _read: int  # the end of the tokens whose states it has had
+    _running: CandidateGenerator | None  # the copy of this text
+    _columns: int  # the states that the copy has read
+    _unread: list[States]  # those that the copy is to read next
+    _again: int  # the first of these that it has read before
+    _speed: Speed | None  # of the last draft, as the two below
+    _known: DraftTree
+    _tree: DraftTree
+
+    def __init__(self, generator: CandidateGenerator) -> None:
+        if not hasattr(generator, "model_kwargs_overrides"):
+            raise ValueError(
+                f"`candidate_generator` is a {type(generator).__name__}, which drafts from the "
+                "target model's hidden states, but does not say from which: give it "
+                '`model_kwargs_overrides`, such as {"output_hidden_states": True}.'
+            )
+        self.generator = generator
+        self.observed_outputs = dict(generator.model_kwargs_overrides)
+        self.calibration = Calibration()  # without a prior: a model's estimates are sound
+        self._payoff = Payoff()
+        self._depth = 4  # the tokens of its last draft, at first a guess
+        self._modules = [m for m in vars(generator).values() if isinstance(m, nn.Module)]
+        parts = (part for module in self._modules for part in module.modules())
+        embeddings = (part.weight.device for part in parts if isinstance(part, nn.Embedding))
+        self._device = next(embeddings, torch.device("cpu"))
+        self._forget_call()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HiddenStateDrafts:
+        twin = type(self)(self._new_generator())
+        twin.calibration = copy.deepcopy(self.calibration, memo)
+        twin._payoff = copy.deepcopy(self._payoff, memo)
+        return twin
+
+    def _new_generator(self) -> Any:
+        """A copy of the generator, which shares its modules."""
+        return copy.deepcopy(self.generator, {id(module): module for module in self._modules})
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._forget_call()
+        self._ids = prompt_ids
+        self._vocab_size = vocab_size
+
+    def draft(self, budget: int, call: Call) -> DraftTree:
+        self._known = call.known
+        self._speed = call.speed
+        depth = min(budget, call.depth)
+        if not self._unread or depth == 0:
+            return self._tree
+        known = np.bincount(call.known.depths(), call.known.probs, 1 + self._depth)
+        missed = 1.0 - known[1 : 1 + self._depth].clip(max=1.0)  # by the others, at each depth
+        if not self._payoff.pays(call.speed, call.known.probs, missed, depth=self._depth):
+            return self._tree
+        tokens, logits = self._candidates(call)
+        self._depth = max(len(tokens), 1)
+        tokens = tokens[:depth]
+        self._tree = _with_siblings(tokens, logits, call.known)
+        if call.chain:
+            nodes = self._tree.along(tokens.tolist())
+            return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
+        best = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
+        return self._tree.part(np.isin(np.arange(len(self._tree)), best))
+
+    def observe(self, observation: Observation) -> None:
+        tokens = observation.tokens
+        asked, accepted, best = outcome(self._known, self._tree, tokens)
+        self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
+        self._tree = DraftTree.empty()
+        self._ids = np.concatenate((self._ids, tokens))
+        states = observation.states
+        if states is not None and self._first is None:  # a given cache may hold the first tokens
+            self._first = self._read = max(len(self._ids) - 1 - len(states), 0)
+        count = len(self._ids) - 1 - self._read  # the last token has not run
+        if states is None or not 0 <= count <= len(states):  # it cannot follow this text
+            self._unread = []
+            self._read = sys.maxsize
+        else:
+            self._unread.append(states.last(count))
+            self._read += count
+
+    def end(self) -> None:
+        self._payoff.end_text()
+        self._forget_call()
+
+    def _forget_call(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)
+        self._first = self._running = self._speed = None
+        self._read = self._columns = self._again = 0
+        self._unread = []
+        self._known = self._tree = DraftTree.empty()
+
+    def _candidates(self, call: Call) -> tuple[np.ndarray, torch.Tensor | None]:
+        """The generator's next tokens, int64 of shape `(m,)`, and their logits or scores
+        `(1, m, tokens)`, if it returns any."""
+        began = perf_counter()
+        states = States.joined(self._unread)
+        assert states is not None and self._first is not None
+        length = states.position + 2  # of the text: the last token has no state yet
+        ids = self._ids[self._first :]
+        if SHARED_KV in self.observed_outputs:  # whose text begins where the cache does
+            ids = np.pad(self._ids, (length - len(self._ids), 0))
+        input_ids = torch.from_numpy(ids)[None].to(self._device)
+        begins = self._columns <= self._again
+        if begins:
+            self._running = self._new_generator()
+            self._columns = self._again = 0
+        else:
+            forget_columns(self._running, self._again)
+        generator: Any = self._running
+        if hasattr(generator, "logits_processor"):
+            generator.do_sample = False
+            generator.logits_processor = _chooser(call, len(ids))
+        device = next(layer.device for layer in states.hidden_states if layer is not None)
+        positions = torch.arange(length - len(ids), length, device=device)[None]
+        outputs = ModelOutput(hidden_states=states.hidden_states, shared_kv_states=states.shared_kv)
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices):  # an assistant may have dropout
+            for is_first in (True, False) if begins else (False,):
+                candidate_ids, logits = generator.get_candidates(
+                    input_ids,
+                    model_kwargs={"position_ids": positions, "attention_mask": None},
+                    model_outputs=None if is_first else outputs,
+                    is_first_iteration=is_first,
+                    n_last_matches=0 if is_first else len(states) - 1,
+                )
+        self._columns += len(states) - self._again
+        self._again = min(len(states), max(mtp_layers(generator) - 1, 0))
+        self._unread = [states.last(self._again)] if self._again else []
+        if call.speed is not None:
+            self._payoff.record_pass(len(states), perf_counter() - began, of_prompt=begins)
+        tokens = candidate_ids[0, len(ids) :].numpy(force=True)
+        return tokens, None if logits is None else logits[:, : len(tokens), : self._vocab_size]
+
+
+def _chooser(call: Call, length: int) -> Any:
+    """In a sampled call what stands in the place of logits processors, after a text of this length:
+    the scores whose argmax is drawn."""
+    if call.sampling is None or call.sampling.top_k == 1:
+        return None
+
+    def scores(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return drawn_scores(logits[None], ids.shape[1] - length, call)[0]
+
+    return scores
+
+
+def _with_siblings(chain: np.ndarray, logits: torch.Tensor | None, known: DraftTree) -> DraftTree:
+    """A chain `(m,)` as a tree, with the next best tokens by logits `(1, m, tokens)` beside its
+    own; the chain alone if there are none."""
+    if logits is None or len(chain) == 0:
+        return DraftTree.chain(chain)
+    top = top_tokens(logits.float(), SIBLINGS)
+    path = DraftedPath(known)
+    path.tokens = chain[:-1].tolist()
+    path.unread = len(chain)
+    path.extend(top.tokens[0], top.probs[0], Calibration())
+    return path.tree

@@ -1,0 +1,410 @@
+"""What transformers drafts from hidden states joins the other sources, and changes no id."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from types import MappingProxyType
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from transformers.generation import CandidateGenerator
+from transformers.generation.candidate_generator import (
+    DFlashTokenCandidateGenerator,
+    MTPCandidateGenerator,
+    SinglePositionMultiTokenCandidateGenerator,
+)
+
+import hf_refspec as rs
+from hf_refspec.drafting.hidden_state_drafts import HiddenStateDrafts
+from hf_refspec.transformers_names import hidden_state_generator
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, PROMPT, padded_prompts
+from tests.helpers.drafters import Prophet
+from tests.helpers.heads import MTP_TYPES, block_drafter, gemma_with_assistant, with_mtp
+
+LAYERS = [
+    (kind, layers) for kind in MTP_TYPES for layers in (1, 3) if (kind, layers) != ("mellum", 3)
+]
+SAMPLED = {**GREEDY, "do_sample": True, "temperature": 0.7, "top_k": 20}
+
+
+@pytest.fixture(scope="session")
+def with_layers(models_by_type, tmp_path_factory):
+    """A llama with three layers that have learned its greedy text."""
+    model = models_by_type("llama")
+    text = model.generate(PROMPT, **{**GREEDY, "max_new_tokens": 60})
+    return with_mtp(model, 3, tmp_path_factory.mktemp("learned"), text)
+
+
+def passes_of(model, call) -> int:
+    """How many forward passes a call takes."""
+    count = 0
+
+    def add(*_):
+        nonlocal count
+        count += 1
+
+    add.only_reads = True
+    hook = model.register_forward_hook(add)
+    try:
+        call()
+    finally:
+        hook.remove()
+    return count
+
+
+@pytest.mark.parametrize(("kind", "layers"), LAYERS)
+def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers):
+    model = with_mtp(models_by_type(kind), layers, tmp_path)
+    for options in (GREEDY, SAMPLED):
+        torch.manual_seed(0)
+        plain = model.generate(PROMPT, **options)
+        for drafter in ("auto", Prophet(plain, 0.7)):
+            torch.manual_seed(0)
+            drafted = model.generate(
+                PROMPT, candidate_generator=drafter, use_mtp=True, max_draft_tokens=12, **options
+            )
+            assert drafted.tolist() == plain.tolist()
+
+
+ASSISTED = {
+    "shared keys": gemma_with_assistant,
+    "blocks": lambda: (llama := small("llama"), block_drafter(llama)),
+}
+TYPES_OF_ASSISTANTS = {"shared keys": None, "blocks": "dflash"}
+
+
+@pytest.fixture(scope="module", params=ASSISTED)
+def assisted(request):
+    """A model, and the arguments by which transformers drafts with an assistant of its states."""
+    model, assistant = ASSISTED[request.param]()
+    speculation_type = TYPES_OF_ASSISTANTS[request.param]
+    return model, {"assistant_model": assistant, "speculation_type": speculation_type}
+
+
+def test_assistants_that_read_states_change_no_id(assisted):
+    model, reading = assisted
+    for options in (GREEDY, SAMPLED):
+        torch.manual_seed(0)
+        plain = model.generate(PROMPT, **options)
+        for drafter in ("auto", Prophet(plain, 0.7)):
+            torch.manual_seed(0)
+            drafted = model.generate(
+                PROMPT, candidate_generator=drafter, max_draft_tokens=12, **reading, **options
+            )
+            assert drafted.tolist() == plain.tolist()
+
+
+def drafts_by_text(monkeypatch, kind, call) -> dict[str, list[int]]:
+    """What generators of a kind draft in a call, by the text that it follows."""
+    drafts = {}
+    get_candidates = kind.get_candidates
+
+    def recorded(self, input_ids, **kwargs):
+        candidates, logits = get_candidates(self, input_ids, **kwargs)
+        if candidates.shape[1] > input_ids.shape[1]:
+            drafts[str(input_ids.tolist())] = candidates[0, input_ids.shape[1] :].tolist()
+        return candidates, logits
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "get_candidates", recorded)
+        call()
+    return drafts
+
+
+def assert_same_drafts(monkeypatch, model, reading, kind):
+    options = {**GREEDY, **reading}
+    own = drafts_by_text(monkeypatch, kind, partial(model.generate, PROMPT, **options))
+    plain = model.generate(PROMPT, **GREEDY)
+    for accuracy in (0.0, 0.7):
+        options |= {"candidate_generator": Prophet(plain, accuracy), "max_draft_tokens": 12}
+        both = drafts_by_text(monkeypatch, kind, partial(model.generate, PROMPT, **options))
+        shared = both.keys() & own.keys()
+        assert len(shared) > 3
+        assert {text: both[text] for text in shared} == {text: own[text] for text in shared}
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_draft_what_they_draft_in_transformers_own_loop(
+    monkeypatch, models_by_type, tmp_path, layers
+):
+    model = with_mtp(models_by_type("llama"), layers, tmp_path)
+    assert_same_drafts(monkeypatch, model, {"use_mtp": True}, MTPCandidateGenerator)
+
+
+def test_block_drafters_draft_what_they_draft_in_transformers_own_loop(monkeypatch):
+    model, assistant = ASSISTED["blocks"]()
+    reading = {"assistant_model": assistant, "speculation_type": "dflash"}
+    assert_same_drafts(monkeypatch, model, reading, DFlashTokenCandidateGenerator)
+
+
+@pytest.mark.parametrize(("sharing", "verification"), [(0, "tree"), (0, "chain"), (2, "chain")])
+def test_assistants_that_share_keys_see_those_of_accepted_tokens_alone(
+    monkeypatch, sharing, verification
+):
+    """transformers itself lets them see one of a rejected token."""
+    model, assistant = gemma_with_assistant(sharing)
+    plain = model.generate(PROMPT, **GREEDY)
+    kind = SinglePositionMultiTokenCandidateGenerator
+    get_candidates = kind.get_candidates
+    seen = []
+
+    def recorded(self, input_ids, **given):
+        if not given["is_first_iteration"]:
+            seen.append(given["model_outputs"].shared_kv_states)
+        return get_candidates(self, input_ids, **given)
+
+    monkeypatch.setattr(kind, "get_candidates", recorded)
+    model.generate(
+        PROMPT,
+        candidate_generator=Prophet(plain, 0.7),
+        assistant_model=assistant,
+        max_draft_tokens=8,
+        verification=verification,
+        **GREEDY,
+    )
+    assert len(seen) > 3
+    for shared in seen:
+        length = shared["full_attention"][0].shape[2]
+        assert shared["sliding_attention"][0].shape[2] == min(
+            length, model.config.sliding_window - 1
+        )
+        expected = model(plain[:, :length], return_shared_kv_states=True).shared_kv_states
+        for name, states in shared.items():
+            for own, right in zip(states, expected[name], strict=True):
+                right = right[:, :, -own.shape[2] :]
+                torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_it_takes_no_more_passes_than_transformers_own_use(with_layers, verification):
+    options = {**GREEDY, "max_new_tokens": 60, "use_mtp": True}
+    own = passes_of(with_layers, lambda: with_layers.generate(PROMPT, **options))
+    options |= {"candidate_generator": (drafter := rs.ReferenceCopy()), "max_draft_tokens": 16}
+    with_layers.generate(PROMPT, verification=verification, **options)
+    assert drafter.stats.forward_passes <= own < 40
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
+def test_processors_criteria_streamers_and_records_see_plain_decoding(with_layers, sampling):
+    class Counted:  # a processor that keeps state
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self, ids, scores):
+            self.seen.append(ids.tolist())
+            scores[:, len(self.seen) % 97] -= 3.0
+            return scores
+
+    class Streamed:
+        def __init__(self):
+            self.put, self.end = [].append, lambda: None
+
+    outputs = []
+    for further in ({}, {"candidate_generator": "auto", "use_mtp": True, "max_draft_tokens": 12}):
+        torch.manual_seed(0)
+        processor = Counted()
+        output = with_layers.generate(
+            PROMPT,
+            **{**GREEDY, **sampling},
+            logits_processor=[processor],
+            return_dict_in_generate=True,
+            output_scores=True,
+            **further,
+        )
+        outputs.append((output.sequences.tolist(), processor.seen, output.cache.get_seq_length()))
+        scores = torch.stack(output.scores)
+        outputs[-1] += (scores,)
+    plain, drafted = outputs
+    assert drafted[:3] == plain[:3]
+    torch.testing.assert_close(drafted[3], plain[3], rtol=1e-4, atol=1e-4)
+
+
+class Clairvoyant(CandidateGenerator):
+    """Drafts three tokens by the target itself."""
+
+    requires_model_outputs = True
+    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
+    logits_processor = None
+
+    def __init__(self, model):
+        self.model = model
+
+    def get_candidates(self, input_ids, is_first_iteration, **kwargs):
+        logits = []
+        for _ in range(0 if is_first_iteration else 3):
+            scores = self.model(input_ids).logits[:, -1]
+            if self.logits_processor is not None:
+                scores = self.logits_processor(input_ids, scores)
+            logits.append(scores)
+            input_ids = torch.cat((input_ids, scores.argmax(-1, keepdim=True)), dim=1)
+        return input_ids, torch.stack(logits, dim=1) if logits else None
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 1.5, "top_k": 30}])
+def test_sampled_drafts_are_chosen_by_the_calls_random_numbers(fresh_llama, sampling):
+    options = {**GREEDY, **sampling}
+    torch.manual_seed(0)
+    plain = fresh_llama.generate(PROMPT, **options)
+    source = HiddenStateDrafts(Clairvoyant(fresh_llama))
+    torch.manual_seed(0)
+    drafted = fresh_llama.generate(
+        PROMPT, candidate_generator=source, verification="chain", max_draft_tokens=8, **options
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert source.stats.accepted == source.stats.drafted > 12
+
+
+def test_a_given_cache_goes_on(with_layers):
+    first = with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
+    outputs = []
+    for further in ({}, {"candidate_generator": "auto", "use_mtp": True, "max_draft_tokens": 12}):
+        cache = (
+            first.cache
+            if not further
+            else with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True).cache
+        )
+        ids = torch.cat((first.sequences, PROMPT), dim=1)
+        outputs.append(with_layers.generate(ids, **GREEDY, cache=cache, **further).tolist())
+    assert outputs[0] == outputs[1]
+
+
+class Recorder(CandidateGenerator):
+    """Drafts nothing, and keeps what it is given."""
+
+    requires_model_outputs = True
+    model_kwargs_overrides = MappingProxyType({"output_hidden_states": True})
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def get_candidates(self, input_ids, model_outputs, is_first_iteration, **given):
+        if not is_first_iteration:
+            states = torch.stack(model_outputs.hidden_states)  # (layers, 1, n, hidden_size)
+            positions = given["model_kwargs"]["position_ids"]
+            self.seen.append((input_ids.tolist(), positions, states, given["n_last_matches"]))
+        return input_ids, None
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+@pytest.mark.parametrize("padding", [0, 4])
+def test_it_is_given_the_states_of_accepted_tokens_once_in_order(
+    fresh_llama, verification, padding
+):
+    ids = torch.nn.functional.pad(PROMPT, (padding, 0))
+    mask = torch.ones_like(ids)
+    mask[:, :padding] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    plain = fresh_llama.generate(**inputs, **GREEDY)
+    seen = []
+    fresh_llama.generate(
+        **inputs,
+        candidate_generator=Prophet(plain[:, padding:], 0.6) | Recorder(seen),
+        max_draft_tokens=8,
+        verification=verification,
+        **GREEDY,
+    )
+    text = plain[:, padding:]
+    expected = torch.stack(fresh_llama(text, output_hidden_states=True).hidden_states)
+    length = 0
+    for ids, positions, states, matches in seen:
+        assert ids == text[:, : len(ids[0])].tolist()
+        assert positions.tolist() == [[*range(len(ids[0]))]]
+        assert matches == states.shape[2] - 1
+        end = length + states.shape[2]
+        torch.testing.assert_close(states, expected[:, :, length:end], rtol=1e-4, atol=1e-4)
+        length = end
+        assert length == len(ids[0]) - 1
+    assert 2 < len(seen) < 23
+    assert max(states.shape[2] for *_, states, _ in seen[1:]) > 2
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_cache_of_its_layers_is_that_of_the_text_alone(models_by_type, tmp_path, layers):
+    model = with_mtp(models_by_type("llama"), layers, tmp_path)
+    plain = model.generate(PROMPT, **GREEDY)
+    sources = []
+
+    class Kept(HiddenStateDrafts):
+        def end(self):
+            sources.append((self._running, self._columns))
+            super().end()
+
+    source = Kept(hidden_state_generator(model, use_mtp=True))
+    model.generate(
+        PROMPT, candidate_generator=Prophet(plain, 0.6) | source, max_draft_tokens=8, **GREEDY
+    )
+    [(generator, columns)] = sources
+    whole = HiddenStateDrafts(hidden_state_generator(model, use_mtp=True)).generator
+    states = model(plain, output_hidden_states=True).hidden_states
+    length = columns + 1
+    whole.get_candidates(
+        plain[:, :length],
+        model_kwargs={"position_ids": torch.arange(length)[None]},
+        model_outputs=type("Outputs", (), {"hidden_states": [states[-1][:, :columns]]}),
+        is_first_iteration=False,
+        n_last_matches=0,
+    )
+    assert columns > 20
+    for layer, expected in zip(generator.mtp_cache.layers, whole.mtp_cache.layers, strict=True):
+        torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layer.values, expected.values, rtol=1e-4, atol=1e-4)
+
+
+def test_where_it_cannot_follow_the_others_draft_and_it_says_so_once(with_layers, caplog):
+    caplog.set_level(logging.WARNING, logger="hf_refspec")
+    inputs = padded_prompts(2)
+    plain = with_layers.generate(**inputs, **GREEDY)
+    for _ in range(2):
+        drafted = with_layers.generate(
+            **inputs, **GREEDY, use_mtp=True, candidate_generator="auto", max_draft_tokens=4
+        )
+        assert drafted.tolist() == plain.tolist()
+    static = {"cache_implementation": "static"}
+    plain = with_layers.generate(PROMPT, **GREEDY, **static)
+    drafted = with_layers.generate(
+        PROMPT, **GREEDY, **static, use_mtp=True, candidate_generator="auto", max_draft_tokens=4
+    )
+    assert drafted.tolist() == plain.tolist()
+    said = [record.message for record in caplog.records if "hidden states" in record.message]
+    assert len(said) == 2 and "several rows" in said[0] and "static cache" in said[1]
+
+
+def test_of_an_offloaded_model_no_states_are_read(fresh_llama, caplog):
+    caplog.set_level(logging.WARNING, logger="hf_refspec")
+    model = cpu_offload(fresh_llama, execution_device=torch.device("cpu"))
+    plain = model.generate(PROMPT, **GREEDY)
+    seen = []
+    blend = Prophet(plain, 0.9) | Recorder(seen)
+    drafted = model.generate(
+        PROMPT, candidate_generator=blend, max_draft_tokens=8, verification="chain", **GREEDY
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert blend.stats.accepted > 5 and not seen
+    assert "nothing is drafted from hidden states: some layers are offloaded" in caplog.text
+
+
+def test_an_attached_drafter_takes_the_layers_along(with_layers):
+    plain = with_layers.generate(PROMPT, **GREEDY)
+    with rs.attach(with_layers, rs.ReferenceCopy(), max_draft_tokens=8) as attached:
+        drafted = with_layers.generate(PROMPT, use_mtp=True, **GREEDY)
+    assert drafted.tolist() == plain.tolist()
+    assert [source.name for source in attached.stats.sources][1:] == ["HiddenStateDrafts"]
+    assert attached.stats.sources[1].accepted > 10
+
+
+def test_texts_of_a_running_batch_are_drafted_by_the_others(fresh_llama):
+    batch = rs.RunningBatch(fresh_llama, max_draft_tokens=8)
+    seen, texts = [], []
+    for ids in (PROMPT, PROMPT.flip(1)):
+        plain = fresh_llama.generate(ids, **GREEDY)
+        blend = Prophet(plain, 0.9) | Recorder(seen)
+        texts.append((plain, batch.add(inputs=ids, candidate_generator=blend, **GREEDY)))
+    while len(batch):
+        batch.step()
+    assert all(text.sequences.tolist() == plain.tolist() for plain, text in texts)
