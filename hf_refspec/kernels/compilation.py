@@ -29,7 +29,7 @@ from time import monotonic
 from filelock import FileLock
 
 from .kernel import Kernel, NotCachedError, all_kernels, compile_all, jit_is_disabled
-from .narrow_product import narrow_product
+from .narrow_attention import narrow_attention
 
 logger = logging.getLogger("hf_refspec")
 
@@ -153,7 +153,7 @@ drafting_kernels = DraftingKernels()
 def compile_in_background(idle: bool) -> None:
     """Compiles all, in the other process. If several idle ones start together, one compiles; the
     others wait for it, and then find all in the cache."""
-    with FileLock(narrow_product.cache_path / "hf_refspec.lock") if idle else nullcontext():
+    with FileLock(narrow_attention.cache_path / "hf_refspec.lock") if idle else nullcontext():
         drafting_kernels.compile()
 
 

@@ -4,8 +4,9 @@ On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.p
 go there: up to 32 tokens, weights in float32, bfloat16, or int8 as `int8_weights.py` reads them.
 Other quantised weights and sharded ones are left to torch, and so is whatever another mode, a
 profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain
-products. The model is not changed, and other threads and calls see nothing. torch's own threads run
-the kernel: torch's OpenMP library calls it.
+products. The model is not changed, and other threads and calls see nothing. Attention of as few
+tokens goes to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the
+kernels: torch's OpenMP library calls them.
 
 On a GPU, attention does without cuDNN's plans.
 """
@@ -13,6 +14,7 @@ On a GPU, attention does without cuDNN's plans.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections import Counter
@@ -21,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import (
@@ -38,8 +41,10 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 
+from . import narrow_attention as attention
 from . import narrow_product as kernel
 from .int8_weights import int8_weight
+from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
 
 MAX_TOKENS = 32
@@ -223,6 +228,55 @@ def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bo
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def attends_narrowly(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """True if [`attended_narrowly`] attends, and faster than torch."""
+    return (
+        query.shape[2] <= MAX_TOKENS
+        and _are_plain([query, keys, values])
+        and keys.stride(-1) == values.stride(-1) == 1
+        and narrow_attention.address is not None
+        and why_inactive() is None
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+    )
+
+
+def attended_narrowly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    ends: np.ndarray,
+    scale: float | None,
+) -> Tensor:
+    """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads. Tokens
+    see the slots that are `visible`, bool `(rows, S or 1, slots)`, by default all; their rows see
+    none before or behind their `ends`, int64 `(rows, 2)`."""
+    rows, heads, size, key_dim = query.shape
+    key_heads, value_dim = keys.shape[1], values.shape[-1]
+    used = heads // key_heads * size
+    columns = -(-used // kernel.LANES) * kernel.LANES
+    pieces = -(-int((ends[:, 1] - ends[:, 0]).max()) // attention.PIECE)
+    scale = key_dim**-0.5 if scale is None else scale
+    query = query.float().mul(scale * math.log2(math.e)).contiguous()  # for powers of two
+    output = query.new_empty((rows, heads, size, value_dim))
+    parts = query.new_empty((rows * key_heads * pieces, value_dim + 3, columns))
+    seen = 0, 0, 0
+    if visible is not None:
+        visible = visible.expand(-1, size, -1)
+        seen = visible.data_ptr(), visible.stride(0), visible.stride(1)
+    words = [
+        *(0, query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr()),
+        *(parts.data_ptr(), *keys.stride()[:3], *values.stride()[:3], *seen),
+        *(rows, key_heads, heads // key_heads, size, key_dim, value_dim, pieces),
+        *(keys.dtype == torch.bfloat16, *ends.ravel(), *[0] * (rows * key_heads)),
+    ]
+    task = (ctypes.c_int64 * len(words))(*words)
+    address = ctypes.c_void_p(narrow_attention.address)
+    _parallel(address, task, torch.get_num_threads(), 0)
+    return output.to(values.dtype)
 
 
 class _WithoutPlans:

@@ -40,6 +40,7 @@ class Kernel:
         self.interpreted = interpreted
         self._signatures = signatures
         self._compiled: Any = None
+        self._address: int | None = None
         _kernels.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -72,8 +73,11 @@ class Kernel:
         """Address of the compiled C function, `None` until compiled."""
         if self._compiled is None:
             return None
-        (result,) = self._compiled.overloads.values()
-        return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+        if self._address is None:
+            (result,) = self._compiled.overloads.values()
+            name = result.fndesc.llvm_cfunc_wrapper_name
+            self._address = result.library.get_pointer_to_function(name)
+        return self._address
 
     @property
     def cache_path(self) -> Path:

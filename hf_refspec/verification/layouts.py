@@ -34,6 +34,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..kernels.eager_kernels import attended_narrowly, attends_narrowly
 from ..transformers_names import cache_name, next_kwargs
 from .caches import find_cache
 from .entries import CachedRow, Entries, InPlaceEntries, block_size
@@ -250,7 +251,10 @@ class Group:
     rows: list[CachedRow]
     tokens: slice  # their tokens in the pass
     size: int  # the most tokens that a row has, S
-    seen: dict[int | None, slice]  # by a layer's window the slots that some token sees
+    # By a layer's window: the slots that some token sees, and of each row the first of them and the
+    # one behind the last, int64 `(rows, 2)`.
+    seen: dict[int | None, slice]
+    ends: dict[int | None, np.ndarray]
 
 
 class PackedAttention:
@@ -362,9 +366,15 @@ class PackedAttention:
             row.length + row_size for row, row_size in zip(group_rows, sizes.tolist(), strict=True)
         )
         seen = {}
+        ends = {}
         for window in dict.fromkeys(self._window_of_layer):
             begin = min(row.begin(window) for row in group_rows)
             seen[window] = slice(begin, end)
+            row_ends = [
+                (row.begin(window), row.length + row_size)
+                for row, row_size in zip(group_rows, sizes, strict=True)
+            ]
+            ends[window] = np.array(row_ends) - begin
             sees_all = all(
                 row_size == 1
                 and row.hidden is None
@@ -390,7 +400,7 @@ class PackedAttention:
             self._arrays[number, "filled"] = filled.ravel()
             self._arrays[number, "own"] = np.flatnonzero(steps < sizes[:, None])
         tokens = slice(start, start + int(sizes.sum()))
-        self._groups.append(Group(group_rows, tokens, size, seen))
+        self._groups.append(Group(group_rows, tokens, size, seen, ends))
 
     def _attend_group(
         self, number: int, layer: int, query: torch.Tensor, scale: float | None
@@ -405,15 +415,19 @@ class PackedAttention:
         seen = slice(first, first + count), slice(None), group.seen[window]
         keys = keys[seen]
         values = values[seen]
-        mask = self._mask(number, window, heads // keys.shape[1], query)
-        if count == 1:
-            return _attended(query, keys, values, mask, scale)
         is_filled = (number, "filled") in self.tensors
         if is_filled:
             query = query.index_select(2, self.tensors[number, "filled"].to(query.device))
-        query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ...)
-        attended = _attended(query, keys, values, mask, scale)
-        attended = attended.transpose(0, 1).reshape(1, heads, count * group.size, -1)
+        size = query.shape[2]  # the heads of a single token may stand in the place of several
+        if count > 1:
+            query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ..)
+        if attends_narrowly(query, keys, values):
+            visible = self.tensors.get((number, window))
+            attended = attended_narrowly(query, keys, values, visible, group.ends[window], scale)
+        else:
+            mask = self._mask(number, window, heads // keys.shape[1], query)
+            attended = _attended(query, keys, values, mask, scale)
+        attended = attended.transpose(0, 1).reshape(1, heads, size, -1)
         if not is_filled:
             return attended
         return attended.index_select(2, self.tensors[number, "own"].to(query.device))

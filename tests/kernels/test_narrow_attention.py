@@ -1,0 +1,204 @@
+"""Attention by the package's kernel, beside its twin in plain Python."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_refspec.kernels import eager_kernels, narrow_product
+from hf_refspec.kernels.eager_kernels import attended_narrowly, attends_narrowly
+from hf_refspec.kernels.narrow_attention import BLOCK, PIECE, narrow_attention
+
+pytestmark = pytest.mark.skipif(
+    not narrow_product.SUPPORTED or eager_kernels._parallel is None, reason="torch attends here"
+)
+
+# Rows, heads, heads of keys, tokens, slots, dimensions of keys and of values.
+SHAPES = [
+    (1, 4, 2, 3, 20, 8, 8),
+    (1, 8, 8, 1, BLOCK, 16, 16),
+    (2, 6, 1, 5, 2 * BLOCK + 1, 12, 20),
+    (3, 2, 2, 32, 5, 5, 3),
+    (1, 3, 3, 2, 2 * PIECE + 70, 4, 4),
+]
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    narrow_attention.compile()
+    monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
+    threads = torch.get_num_threads()
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+def attention(query, keys, values, visible, scale):
+    """The twin: attention of the tokens of one head of one row."""
+    outputs = []
+    for token, sees in zip(query, visible, strict=True):
+        seen = [slot for slot, is_seen in enumerate(sees) if is_seen]
+        scores = [
+            scale * sum(q * k for q, k in zip(token, keys[slot], strict=True)) for slot in seen
+        ]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        columns = zip(*(values[slot] for slot in seen), strict=True)
+        outputs.append(
+            [
+                sum(w * value for w, value in zip(weights, column, strict=True)) / sum(weights)
+                for column in columns
+            ]
+        )
+    return outputs
+
+
+def operands(shape, dtype=torch.float32, seed=0):
+    """Queries, keys and values, which stand in longer blocks, and what is visible."""
+    rows, heads, key_heads, tokens, slots, key_dim, value_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(rows, tokens, heads, key_dim, generator=generator).transpose(1, 2)
+    keys = torch.randn(rows, key_heads, slots + 9, key_dim, generator=generator)
+    values = torch.randn(rows, key_heads, slots + 9, value_dim, generator=generator)
+    visible = torch.rand(rows, tokens, slots, generator=generator) < 0.7
+    visible[:, :, -1] = True
+    behind = slice(4, 4 + slots)
+    return query.to(dtype), keys.to(dtype)[:, :, behind], values.to(dtype)[:, :, behind], visible
+
+
+def whole(keys):
+    return np.array([[0, keys.shape[2]]] * len(keys))
+
+
+@pytest.mark.parametrize("dtype", eager_kernels.DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("hides", [False, True])
+def test_it_is_that_of_plain_python_but_for_rounding(shape, dtype, hides):
+    query, keys, values, visible = operands(shape, dtype)
+    assert attends_narrowly(query, keys, values)
+    attended = attended_narrowly(query, keys, values, visible if hides else None, whole(keys), 0.3)
+    visible = visible | (not hides)
+    groups = shape[1] // shape[2]
+    wanted = [
+        [
+            attention(
+                query[row, head].tolist(),
+                keys[row, head // groups].tolist(),
+                values[row, head // groups].tolist(),
+                visible[row].tolist(),
+                0.3,
+            )
+            for head in range(shape[1])
+        ]
+        for row in range(shape[0])
+    ]
+    assert attended.dtype == dtype
+    torch.testing.assert_close(attended, torch.tensor(wanted).to(dtype))
+
+
+def test_the_bits_of_a_query_depend_on_its_row_alone():
+    shape = (2, 6, 2, 7, PIECE + 2 * BLOCK + 3, 16, 16)
+    query, keys, values, visible = operands(shape)
+    slots = shape[4]
+    padding = BLOCK // 2 + 1  # which hides the first slots of the second row
+    ends = np.array([[0, slots], [padding, slots]])
+    visible[1, :, :padding] = False
+    together = attended_narrowly(query, keys, values, visible, ends, None)
+    for n_threads in (1, 3):
+        torch.set_num_threads(n_threads)
+        for token in range(shape[3]):
+            one = slice(token, token + 1)
+            for row, start in ((0, 0), (1, padding)):
+                alone = attended_narrowly(
+                    query[row : row + 1, :, one],
+                    keys[row : row + 1, :, start:],
+                    values[row : row + 1, :, start:],
+                    visible[row : row + 1, one, start:],
+                    np.array([[0, slots - start]]),
+                    None,
+                )
+                assert torch.equal(alone, together[row : row + 1, :, one])
+
+
+def test_slots_that_are_hidden_or_behind_the_end_do_not_matter():
+    query, keys, values, visible = operands((1, 4, 2, 3, 200, 8, 8))
+    visible[:, :, 50:60] = False
+    ends = np.array([[0, 190]])
+    before = attended_narrowly(query, keys, values, visible, ends, None)
+    keys[:, :, 50:60], values[:, :, 50:60] = 100, -100
+    keys[:, :, 190:], values[:, :, 190:] = torch.nan, torch.nan
+    assert torch.equal(attended_narrowly(query, keys, values, visible, ends, None), before)
+
+
+def test_large_scores_do_not_overflow():
+    query, keys, values, _ = operands((1, 1, 1, 2, 100, 8, 8))
+    attended = attended_narrowly(100 * query, 100 * keys, values, None, whole(keys), 1.0)
+    best = (query @ keys.transpose(2, 3)).argmax(-1)[0, 0]
+    torch.testing.assert_close(attended[0, 0], values[0, 0, best])
+
+
+class Unchanged(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return operation(*args, **(kwargs or {}))
+
+
+LEFT_TO_TORCH = {
+    "33 tokens": lambda q, k, v: (q.repeat(1, 1, 11, 1), k, v),
+    "float64": lambda q, k, v: (q.double(), k.double(), v.double()),
+    "float16": lambda q, k, v: (q.half(), k.half(), v.half()),
+    "two types": lambda q, k, v: (q, k.bfloat16(), v.bfloat16()),
+    "meta": lambda q, k, v: (q.to("meta"), k.to("meta"), v.to("meta")),
+    "other strides": lambda q, k, v: (q, k.mT.contiguous().mT, v),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_other_operands_are_left_to_torch(name):
+    assert not attends_narrowly(*LEFT_TO_TORCH[name](*operands(SHAPES[0])[:3]))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Unchanged,
+        BaseTorchFunctionMode,
+        torch.profiler.profile,
+        torch.enable_grad,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
+)
+def test_gradients_autocast_and_what_others_must_see_are_left_to_torch(around):
+    query, keys, values, _ = operands(SHAPES[0])
+    with around():
+        assert not attends_narrowly(query, keys, values)
+    assert attends_narrowly(query, keys, values)
+
+
+def test_one_environment_variable_turns_it_off(monkeypatch):
+    monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", "0")
+    assert not attends_narrowly(*operands(SHAPES[0])[:3])
+
+
+def test_until_the_kernel_is_compiled_torch_attends(monkeypatch):
+    monkeypatch.setattr(narrow_attention, "_compiled", None)
+    assert not attends_narrowly(*operands(SHAPES[0])[:3])
+
+
+@pytest.mark.skipif(narrow_product.LANES == 8, reason="this is such a CPU")
+def test_cpus_without_avx_512_compute_the_same(tmp_path):
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+sse4.2",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    names = "plain_python or row_alone or hidden or overflow"
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-k", names, __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert "23 passed" in done.stdout
