@@ -45,6 +45,17 @@ _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
 # two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
+# Beyond it a model in float32 does not agree with itself: its step over one token is another
+# function than its pass over several (Zamba 2 and Nemotron-H, 1e-4), or a library rounds each
+# product. The exact types of transformers are at 1e-5 at most.
+_FLOAT32_ROUNDING = 5e-5
+# The most that a model may round in bfloat16, so that near-ties alone change places; half of the
+# tokens may be rounded more.
+_SHORT_ROUNDING = torch.finfo(torch.bfloat16).eps ** 0.5
+# The path of the text by which a quantised model is compared with itself.
+_LONG_PATH = 16
+_OF_QUANTISED = "own rounding"
+_SAID = "said that products are rounded"
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
 
 
@@ -67,6 +78,8 @@ class Finding:
     error: float = 0.0  # the distance of its logits from single steps'
     rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
     leak: float | None = None  # the effect of other branches' content, where measured
+    # True if a library's kernels round each product of a float32 model as bfloat16 would.
+    rounds_products: bool = False
     same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
     failure: str | None = None  # the exception of the model, or its dropout
     lacked_memory: bool = False  # which says nothing about the model
@@ -214,17 +227,62 @@ def probe(call: ProbedCall) -> Finding:
     model = call.model
     device = call_device(model, call.model_kwargs)
     ranks = Ranks.of(model)
-    needed = 1 if computing_dtype(model, device) == torch.float32 else 2
-    exact = passes = 0
+    own = _of_quantised(call, device)
+    if not own.exact:
+        return own
+    is_long = computing_dtype(model, device) == torch.float32
+    exact, passes = 0, own.passes
     for seed in range(_TEXTS):
         finding: Finding = ranks.agree(_found(call, device, seed))
+        needed = 1 if is_long and not finding.rounds_products else 2
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
         is_decided = exact == needed and not kind.is_reproducible  # bits are compared in all texts
         if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
-    return replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
+    found = replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
+    if found.exact and found.rounds_products and _SAID not in memo_of_state(model):
+        memo_of_state(model)[_SAID] = True
+        logger.warning(
+            "%s multiplies quantised weights with the precision of bfloat16: as there, drafts may "
+            "exchange tokens that are nearly equally likely.",
+            type(model).__name__,
+        )
+    return found
+
+
+def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
+    """Whether any kind may be exact: not with a quantised model that rounds so much that drafts
+    would change more than near-ties, which three passes show. Other models have no such pass."""
+    model = call.model
+    ranks = Ranks.of(model)
+    known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
+    if known is not None:
+        return replace(known, passes=0)
+    is_quantised = getattr(model, "hf_quantizer", None) is not None or any(
+        type(weight) not in (torch.Tensor, torch.nn.Parameter) for weight in model.parameters()
+    )
+    if not (is_quantised and CHAIN.supports(model, call.model_kwargs)):
+        return Finding(True)
+    before = random_state(device)
+    try:
+        with probing(model):
+            texts = _Texts(call._replace(rows=1, boundary=None), device, 0, path=_LONG_PATH)
+            rounding = texts.own_rounding()
+    except Exception:  # the probe of a kind says why
+        set_random_state(device, before)
+        return Finding(True)
+    failure = None
+    if rounding > _SHORT_ROUNDING:
+        set_random_state(device, before)
+        failure = (
+            f"its quantised products make one text's logits differ by {rounding:.1e} between one "
+            "pass and two, so that drafts would change more than near-ties"
+        )
+    found: Finding = ranks.agree(Finding(failure is None, failure=failure, passes=texts.passes))
+    memo_of_state(model)[_OF_QUANTISED] = found
+    return found
 
 
 def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
@@ -273,7 +331,9 @@ class _Texts:
     continue at different positions.
     """
 
-    def __init__(self, call: ProbedCall, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, call: ProbedCall, device: torch.device, seed: int, path: int = _PATH
+    ) -> None:
         boundary = call.boundary
         self.model = call.model
         self.rows = min(call.rows, 2)
@@ -284,12 +344,12 @@ class _Texts:
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(call.model))
-        self.path = ids[:_PATH]
-        self.distractors = ids[_PATH : _PATH + _DISTRACTORS]
+        self.path = ids[:path]
+        self.distractors = ids[path : path + _DISTRACTORS]
         # A long text repeats a few tokens. Where keys are selected, equal ones may tie, and what
         # else is in the pass decides which of them is taken (Doge).
         words = ids if boundary is None else ids[-_DISTRACTORS:]
-        text = rng.choice(words, (self.rows, self.prompt + _PATH))
+        text = rng.choice(words, (self.rows, self.prompt + len(self.path)))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
         if self.rows > 1 or has_padding(call.model_kwargs):
@@ -303,30 +363,49 @@ class _Texts:
         expected = torch.cat(
             [reference.flatten(0, 1), reference[:1, -1], *reference[1:, -3:]], dim=0
         )
-        rounding = self._difference(self._at_once().flatten(0, 1), reference.flatten(0, 1))
+        at_once = self._at_once()
+        rounding = self._difference(at_once.flatten(0, 1), reference.flatten(0, 1))
         leak = None
+        rounds_products = (
+            self.dtype == torch.float32
+            and rounding > _FLOAT32_ROUNDING
+            and _multiplies_integers(self.model)
+        )
         # In float32 no leak could hide within the rounding that `error` is allowed.
-        if kind.takes_trees and self.dtype != torch.float32:
+        if kind.takes_trees and (rounds_products or self.dtype != torch.float32):
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = self._difference(other, verified)
+        elif rounds_products:  # what comes later in a chain must not matter either
+            self.path = np.append(self.path[:-1], self.distractors[0])
+            other = self._verified(kind, self.distractors)
+            leak = self._difference(other[:_PATH], verified[:_PATH])
         error = self._difference(verified, expected)
         same_bits = not kind.is_reproducible or self._has_same_bits(kind, verified)
         eps = torch.finfo(self.dtype).eps
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5
         if self.dtype == torch.float32:
-            # Beyond 5e-5 a model does not agree with itself: its step over one token is another
-            # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). The exact types of
-            # transformers are at 1e-5 at most.
-            max_rounding = 5e-5
+            max_rounding = 2 * _SHORT_ROUNDING if rounds_products else _FLOAT32_ROUNDING
             max_error = max(3 * rounding, 2 * usual)
         else:
             # Exact models are below either, those that forget their state at three times it.
             max_rounding = eps**0.5
             max_error = 1.5 * max(rounding, usual)
-        leaks = leak is not None and leak > max(3 * rounding, eps)
+        # A product that depends on other tokens (bitsandbytes in 8 bits) is no rounding.
+        max_leak = _FLOAT32_ROUNDING if rounds_products else max(3 * rounding, eps)
+        leaks = leak is not None and leak > max_leak
         exact = rounding <= max_rounding and error <= max_error and not leaks
-        return Finding(exact and same_bits, error, rounding, leak, same_bits)
+        return Finding(exact and same_bits, error, rounding, leak, rounds_products, same_bits)
+
+    def own_rounding(self) -> float:
+        """The distance of the path's logits between one pass over the text and two, neither of
+        which has a draft's branches: the median of all positions."""
+        self.dtype = torch.bfloat16  # for the median
+        verifier = self._verifier(CHAIN)
+        verifier.forward(self._rows([self.prompt - 1]), [DraftTree.empty()])
+        drafted = verifier.forward(self._rows([self.prompt]), [DraftTree.chain(self.path)])
+        self.passes += 2
+        return self._difference(drafted.logits[drafted.roots[0] :], self._at_once()[0])
 
     def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
         """|logits - reference| relative to the reference's spread: the largest of the rows in
@@ -352,7 +431,7 @@ class _Texts:
         outputs = prefill(self.model, ids, GenerationConfig(), kwargs)
         self.passes += 1
         steps = []
-        for length in range(self.prompt, self.prompt + _PATH + 1):
+        for length in range(self.prompt, self.prompt + len(self.path) + 1):
             kwargs = next_kwargs(self.model, outputs, kwargs)
             model_inputs = prepared(self.model, self.text[:, :length], 1, **kwargs)
             outputs = self.model(**model_inputs, return_dict=True)
@@ -363,17 +442,18 @@ class _Texts:
     def _at_once(self) -> torch.Tensor:
         """The logits of the same positions by one pass without a cache."""
         kwargs = fresh_kwargs(self.model, self.model_kwargs, self.mask)
+        path = len(self.path)
         names = ("attention_mask", "position_ids", "token_type_ids")
         kwargs = {name: kwargs[name] for name in names if name in kwargs}
         if "token_type_ids" in kwargs:
             # The output may be of another type than the prompt (PaliGemma).
             prompt = next_kwargs(self.model, {}, self._kwargs())
             types = prompt["token_type_ids"]
-            kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, _PATH)], dim=-1)
+            kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, path)], dim=-1)
         if "logits_to_keep" in self.model_kwargs:  # all logits of a long text take much memory
-            kwargs["logits_to_keep"] = 1 + _PATH
+            kwargs["logits_to_keep"] = 1 + path
         self.passes += 1
-        return self.model(self.text, use_cache=False, **kwargs).logits[:, -1 - _PATH :]
+        return self.model(self.text, use_cache=False, **kwargs).logits[:, -1 - path :]
 
     def _verified(self, kind: Kind, distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
@@ -443,6 +523,18 @@ class _Texts:
             path.append(parent)
         probs = np.ones(len(tokens), dtype=np.float32)
         return DraftTree(np.array(tokens), np.array(parents, dtype=np.int32), probs), path
+
+
+def _multiplies_integers(model: PreTrainedModel) -> bool:
+    """True if a library that transformers has loaded it with multiplies integers that stand for
+    weights (bitsandbytes, HQQ, GPTQ). Those of GGUF files are ordinary numbers by then."""
+    if getattr(model, "hf_quantizer", None) is None:
+        return False
+    kept = [buffer for buffer in model.buffers() if buffer.ndim == 2 and len(buffer) > 1]
+    return any(
+        not weight.is_floating_point() and weight.dtype != torch.bool
+        for weight in (*model.parameters(), *kept)
+    )
 
 
 def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:

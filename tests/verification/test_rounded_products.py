@@ -1,0 +1,140 @@
+"""Models whose quantised products are rounded to few bits: what is drafted with them, and what is
+still refused."""
+
+import torch
+from torch.nn.functional import linear
+from transformers import MambaConfig, MambaForCausalLM
+
+import hf_refspec as rs
+from hf_refspec.verification.entries import InPlaceEntries
+from hf_refspec.verification.probe import ProbedCall, probe, select_verifier
+from hf_refspec.verification.verifier import CHAIN, TREE
+from tests.helpers.architectures import small
+from tests.helpers.calls import GREEDY, PROMPT, prepared
+from tests.helpers.own_forward import own_forward
+
+# Of a trained model's size in depth, so that rounding shows as it does there.
+DEEP = {"num_hidden_layers": 8, "hidden_size": 64, "initializer_range": 0.05}
+
+
+class RoundedLinear(torch.nn.Linear):
+    """A stand-in for a library's layer: integers for weights, and products of `bits` bits, which
+    its kernels round otherwise for each number of tokens."""
+
+    def __init__(self, layer, bits):
+        super().__init__(1, 1, bias=False)
+        self.bits = bits
+        weight = layer.weight.detach()
+        self.scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        numbers = (weight / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(numbers, requires_grad=False)
+
+    def forward(self, x):
+        exponent = x.abs().clamp(min=1e-30).log2().floor()
+        step = torch.exp2(exponent - self.bits) * (1 + 1 / x.shape[-2])
+        return linear((x / step).round() * step, self.weight * self.scale)
+
+
+def quantised(model, bits=8):
+    for name, module in [*model.named_modules()]:
+        if type(module) is torch.nn.Linear and not name.endswith("lm_head"):
+            model.set_submodule(name, RoundedLinear(module, bits))
+    model.hf_quantizer = "as transformers sets it"
+    return model
+
+
+@torch.no_grad()
+def verified_as(model):
+    config, kwargs = prepared(model, PROMPT, max_new_tokens=3)
+    choice = select_verifier(model, "auto", 1, config, kwargs)
+    return "none" if choice.verifier is None else choice.verifier.kind.name
+
+
+@torch.no_grad()
+def found(model, kind=TREE):
+    _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
+    return probe(ProbedCall(kind, model, 1, kwargs))
+
+
+def test_a_model_that_rounds_its_products_is_drafted_and_says_so_once(caplog):
+    model = quantised(small("llama", **DEEP))
+    assert found(model).rounds_products and found(model, CHAIN).exact
+    assert verified_as(model) == "tree"
+    assert caplog.text.count("the precision of bfloat16") == 1
+    drafter = rs.ReferenceCopy()
+    model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
+    assert drafter.stats.verification == "tree" and drafter.stats.drafted > 0
+
+
+def test_rounding_that_no_integers_explain_is_refused():
+    """A float32 model whose weights are float32 promises equal ids, whatever it does."""
+    model = quantised(small("llama", **DEEP))
+    for module in model.modules():
+        if type(module) is RoundedLinear:
+            module.weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)
+    assert not found(model).rounds_products
+    assert verified_as(model) == "none"
+    model = quantised(small("llama", **DEEP))
+    model.hf_quantizer = None
+    assert not found(model).rounds_products
+
+
+def test_exact_products_of_integers_keep_the_tolerance_of_float32():
+    finding = found(quantised(small("llama", **DEEP), bits=60))
+    assert finding.exact and not finding.rounds_products and finding.error < 1e-5
+
+
+def ignore_mask(usual, **kwargs):
+    mask = kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 4:
+        kwargs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype)
+    return usual(**kwargs)
+
+
+def test_a_mask_that_is_ignored_is_not_taken_for_rounding():
+    model = quantised(small("llama", **DEEP))
+    own_forward(model, ignore_mask)
+    assert not found(model).exact
+    assert verified_as(model) == "chain"
+
+
+def test_entries_that_are_moved_wrongly_are_not_taken_for_rounding(monkeypatch):
+    model = quantised(small("llama", **DEEP))
+    model.set_attn_implementation("eager")
+    monkeypatch.setattr(
+        InPlaceEntries, "keep", lambda entries, done, paths: done.cached_after(paths)
+    )
+    assert not found(model).exact
+    assert verified_as(model) == "chain"
+
+
+def test_a_state_that_is_forgotten_is_not_taken_for_rounding():
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=99, hidden_size=32, state_size=4, num_hidden_layers=4)
+    model = quantised(MambaForCausalLM(config).eval())
+    assert verified_as(model) == "none"
+
+
+def test_a_leak_between_branches_is_not_taken_for_rounding():
+    """Activations that are rounded together, as by bitsandbytes in 8 bits."""
+    model = quantised(small("llama", **DEEP))
+
+    class Mixed(RoundedLinear):
+        def forward(self, x):
+            return super().forward(x + 0.01 * x.mean(dim=-2, keepdim=True))
+
+    for module in model.modules():
+        if type(module) is RoundedLinear:
+            module.__class__ = Mixed
+    assert found(model).rounds_products
+    assert verified_as(model) == "none"
+
+
+def test_rounding_beyond_near_ties_is_refused_by_three_passes_and_never_again():
+    model = quantised(small("llama", **DEEP), bits=1)
+    assert found(model).passes == 3
+    for kind in (TREE, CHAIN):
+        finding = found(model, kind)
+        assert not finding.exact and finding.passes == 0
+        assert "more than near-ties" in str(finding)
+    assert verified_as(model) == "none"
