@@ -37,7 +37,7 @@ class ModelCheck:
         verification (`str`): `"tree"`, `"chain"`, or `"none"` where calls decode plainly.
         rows (`str`): The verification of a batch of two.
         reason (`str`, *optional*): Why calls decode plainly.
-        narrow_kernel (`str`): `"active"` if passes over 2 to 32 tokens run by the package's own
+        narrow_kernel (`str`): `"active"` if passes over up to 32 tokens run by the package's own
             kernel, otherwise `"inactive"` and the reason.
         context (`int`): Tokens of the text that was timed.
         plain_seconds (`float`): The time of a plain step.
