@@ -79,7 +79,7 @@ def page(host: Host) -> gr.Blocks:
             with gr.Column(scale=2, min_width=300):
                 document = gr.Textbox(
                     label="Document",
-                    info="Precedes the first message, if there is one.",
+                    info="Optional; precedes the first message.",
                     lines=6,
                     max_lines=16,
                     elem_id="rs-document",
