@@ -97,8 +97,8 @@ def narrow_dtype(model: nn.Module) -> torch.dtype | str:
     kinds: Counter[torch.dtype | str] = Counter()
     for module in model.modules():
         if not isinstance(module, nn.Embedding):
-            for weight in (*module._parameters.values(), *module._buffers.values()):
-                if weight is not None and weight.ndim > 1 and weight.dtype != torch.bool:
+            for weight in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if weight.ndim > 1 and weight.dtype != torch.bool:
                     kinds[_kind(weight)] += weight.numel()
     kind: torch.dtype | str = max(kinds, key=kinds.__getitem__, default="it has no weights")
     return kind if isinstance(kind, str) else why_inactive() or kind

@@ -245,8 +245,7 @@ def _stop(conversation: Conversation | None) -> None:
 def _start_over(conversation: Conversation | None, example: Scene | None = None) -> tuple[Any, ...]:
     """A new conversation, with an example's texts if there is one.
 
-    An example's document goes with
-    it; a visitor's own stays."""
+    An example's document goes with it; a visitor's own stays."""
     document = gr.Textbox(interactive=True)
     message = ""
     if conversation is not None:
