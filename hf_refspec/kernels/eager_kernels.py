@@ -253,7 +253,7 @@ def attended_narrowly(
 ) -> Tensor:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads. Tokens
     see the slots that are `visible`, bool `(rows, S or 1, slots)`, by default all; their rows see
-    none before or behind their `ends`, int64 `(rows, 2)`."""
+    none outside their `ends`, int64 `(rows, 2)`."""
     rows, heads, size, key_dim = query.shape
     key_heads, value_dim = keys.shape[1], values.shape[-1]
     used = heads // key_heads * size

@@ -35,7 +35,7 @@ PIECE = 512
 # What a task holds, as int64: the next piece to claim, addresses, strides in numbers, sizes, and 1
 # if keys and values are bfloat16. `VISIBLE` is 0 where all tokens see all slots. Queries, which are
 # scaled for powers of two, and outputs are float32, `(rows, heads of keys, groups * tokens, dim)`.
-# Behind the task follow the first slot of each row and the end of its slots, and, for each row and
+# After the task follow the first slot of each row and the end of its slots, and, for each row and
 # head of keys, how many pieces are finished.
 NEXT_PIECE, QUERY, KEY, VALUE, OUTPUT, PARTS, KEY_ROW, KEY_HEAD, KEY_SLOT = range(9)
 VALUE_ROW, VALUE_HEAD, VALUE_SLOT, VISIBLE, VISIBLE_ROW, VISIBLE_TOKEN = range(9, 15)

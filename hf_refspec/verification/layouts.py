@@ -252,7 +252,7 @@ class Group:
     tokens: slice  # their tokens in the pass
     size: int  # the most tokens that a row has, S
     # By a layer's window: the slots that some token sees, and of each row the first of them and the
-    # one behind the last, int64 `(rows, 2)`.
+    # one after the last, int64 `(rows, 2)`.
     seen: dict[int | None, slice]
     ends: dict[int | None, np.ndarray]
 

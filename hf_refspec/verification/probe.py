@@ -253,8 +253,8 @@ def probe(call: ProbedCall) -> Finding:
 
 
 def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
-    """Whether any kind may be exact: not with a quantised model that rounds so much that drafts
-    would change more than near-ties, which three passes show. Other models have no such pass."""
+    """A finding that is not exact if a quantised model rounds so much that drafts would change more
+    than near-ties, whatever the kind; three passes show it. Other models are not run."""
     model = call.model
     ranks = Ranks.of(model)
     known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
