@@ -1,4 +1,4 @@
-"""What notebooks show: tables of figures, and the bars of a terminal."""
+"""Tables and progress bars in notebooks."""
 
 from __future__ import annotations
 

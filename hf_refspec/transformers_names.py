@@ -228,7 +228,7 @@ def prefix_constraint(processor: Any, row: int) -> tuple[Any, int]:
 def reading_arguments(
     assistant_model: PreTrainedModel | None, use_mtp: bool | None, speculation_type: str | None
 ) -> dict[str, Any]:
-    """Those of these arguments of `generate` by which it drafts from the target's hidden states."""
+    """The arguments of `generate` by which it drafts from the target's hidden states, if any."""
     if use_mtp:
         return {"use_mtp": True}
     named = type(assistant_model).__name__

@@ -84,8 +84,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """What a forward pass of the target returned beside logits of the tokens that it has read and
-    that are accepted: the last n of the text but its very last one.
+    """Hidden states of the target at accepted tokens that its last pass read: n tokens, up to the
+    last one but one of the text.
 
     Attributes:
         hidden_states (`tuple[torch.Tensor | None, ...]`): The hidden states `(1, n, hidden_size)`,
@@ -104,14 +104,14 @@ class States:
         return next(states.shape[1] for states in self.hidden_states if states is not None)
 
     def last(self, count: int) -> States:
-        """Those of the last tokens alone."""
+        """The states of the last tokens alone."""
         first = len(self) - count
         kept = (states if states is None else states[:, first:] for states in self.hidden_states)
         return replace(self, hidden_states=tuple(kept))
 
     @staticmethod
     def joined(parts: Sequence[States | None]) -> States | None:
-        """Those of several passes, one after another; `None` if a pass has returned none."""
+        """The states of several passes in a row; `None` if one of them has returned none."""
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or not known:
             return None

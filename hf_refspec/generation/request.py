@@ -93,7 +93,7 @@ class Request:
 
     @cached_property
     def reader(self) -> HiddenStateDrafts | None:
-        """What drafts from hidden states beside the drafter, if the call asks for it."""
+        """The source that reads hidden states beside the drafter, if the call asks for one."""
         if not self.reading:
             return None
         if self.reading.get("assistant_model") is not None:

@@ -1,1 +1,1 @@
-"""What numba compiles: kernels, when they are compiled, and products of a few tokens."""
+"""Kernels that numba compiles, and when: drafting, products and attention of a few tokens."""

@@ -32,7 +32,7 @@ ROWS = 8
 BLOCK = 64
 PIECE = 512
 
-# What a task holds, as int64: the next piece to claim, addresses, strides in numbers, sizes, and 1
+# A task, as int64: the next piece to claim, addresses, strides in numbers, sizes, and 1
 # if keys and values are bfloat16. `VISIBLE` is 0 where all tokens see all slots. Queries, which are
 # scaled for powers of two, and outputs are float32, `(rows, heads of keys, groups * tokens, dim)`.
 # After the task follow the first slot of each row and the end of its slots, and, for each row and

@@ -30,13 +30,13 @@ MATRIX_UNITS = "+amx-bf16" in _features
 # True if one instruction multiplies pairs of bfloat16.
 _PAIRS = "+avx512bf16" in _features
 
-# Of 32 registers 24 hold sums and 7 what is multiplied; where there are 16, 12 and 4.
+# 24 of 32 registers hold sums and 7 the factors; where there are 16, 12 and 4.
 LANES, ROWS = (16, 6) if "+avx512f" in _features else (8, 3)
 TOKENS = 4
 INNER_MULTIPLE = 32
 _CLAIMED_ROWS = 8 * ROWS
 
-# What a task holds, as int64: the next row to claim, addresses, the bytes from one bias to the next
+# A task, as int64: the next row to claim, addresses, the bytes from one bias to the next
 # (0 where all are the zero at `BIAS`), sizes, and the kind of the numbers.
 NEXT_ROW, WEIGHT, SCALE, X, Y, BIAS, BIAS_STEP, INNER, OUTER, N_TOKENS, KIND = range(11)
 TASK_LENGTH = 11

@@ -236,8 +236,8 @@ class WaitingScheduler:
     """
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        # Of usual guesses, of the first guess of a request, which is from the ids of earlier ones,
-        # and of the guesses after it while all have been right.
+        # The usual guesses; the first guess of a request, which is taken from the ids of earlier
+        # ones; and the guesses after it while all have been right.
         self._usual = Gamma()
         self._first = Gamma(_PRIOR_WRONG_FIRST)
         self._all_right = Gamma()

@@ -208,7 +208,7 @@ class Verifier:
     def states(
         self, row: TokenSequence, result: PassResult, draft: DraftTree, path: Sequence[int]
     ) -> States | None:
-        """What a pass returned beside logits of the tokens of a single row that are kept."""
+        """The hidden states that a pass over a single row returned of the tokens that are kept."""
         if result.hidden_states is None or len(self.cached) > 1:
             return None
         length = len(row) - 1  # the last token has not run
