@@ -24,7 +24,7 @@ CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
 PSEUDO_COUNT = 2.0
 # The prior of a conditional probability p is p * p**PRIOR_EXPONENT where a failed draft costs a
 # pass: the larger, the fewer small estimates are tried and can prove right.
-PRIOR_EXPONENT = 2.0
+PRIOR_EXPONENT = 1.0
 # Counts are halved after this number of expected acceptances: a smaller one notices a change of the
 # text sooner, and makes estimates noisier.
 MEMORY = 48.0

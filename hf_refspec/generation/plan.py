@@ -267,7 +267,7 @@ class BudgetConstants:
     most_affordable: float = 100.0
     # A pass that takes more than this multiple of its usual time was disturbed by other load, and
     # counts as usual; as this multiple where little is known of its size, which may be dear.
-    disturbed: float = 2.0
+    disturbed: float = 2.1
     # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
     stake: float = 0.5
