@@ -1,5 +1,10 @@
-"""Drafts by what reads the target's hidden states: multi-token prediction layers, the assistants of
-Gemma 4, DFlash."""
+"""Drafters that read the target's hidden states: multi-token prediction layers, the assistants of
+Gemma 4, DFlash.
+
+A source names in `observed_outputs` what it needs. The call asks for it in every pass
+(`Request.pass_kwargs`), `Verifier.states` cuts it to the accepted tokens, and the loop hands it to
+`Drafter.observe` as `Observation.states`.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +32,12 @@ class HiddenStateDrafts(PathDrafter):
     """Drafts by a `CandidateGenerator` that reads the target's hidden states: its candidates, each
     with the next best tokens as siblings.
 
-    It reads the hidden states of accepted tokens alone; those of passes before which it did not
-    run, it reads together with the next ones. With `max_draft_tokens="auto"` it runs while more
-    tokens per second are expected with it. In a blend it drafts after the cheap sources, which
-    continue what it drafted.
+    It reads the hidden states of accepted tokens alone, and after steps without it all that it has
+    missed at once. With `max_draft_tokens="auto"` it runs while more tokens per second are expected
+    with it. In a blend it drafts after the cheap sources, which continue what it drafted.
 
-    Every call has a copy of the generator, which shares its modules: one that has not begun a text.
-    The copy chooses greedily, or in a sampled call what it would draw itself with the random
-    numbers by which the target is about to draw.
+    Each text gets a fresh copy of the generator, which shares its modules. It chooses greedily; in
+    a sampled call it draws with the random numbers that the target is about to use.
 
     Args:
         generator (`CandidateGenerator`): One with `requires_model_outputs`, as transformers makes
@@ -51,7 +54,7 @@ class HiddenStateDrafts(PathDrafter):
     _running: CandidateGenerator | None  # the copy of this text
     _columns: int  # the states that the copy has read
     _unread: list[States]  # those that the copy is to read next
-    _again: int  # the first of these that it has read before
+    _again: int  # how many of these, from the first on, it has read before
     _speed: Speed | None  # of the last draft, as the two below
     _known: DraftTree
     _tree: DraftTree
@@ -94,11 +97,11 @@ class HiddenStateDrafts(PathDrafter):
         self._speed = call.speed
         depth = min(budget, call.depth)
         if not self._unread or depth == 0:
-            return self._tree
+            return DraftTree.empty()
         known = np.bincount(call.known.depths(), call.known.probs, 1 + self._depth)
         missed = 1.0 - known[1 : 1 + self._depth].clip(max=1.0)  # by the others, at each depth
         if not self._payoff.pays(call.speed, call.known.probs, missed, depth=self._depth):
-            return self._tree
+            return DraftTree.empty()
         tokens, logits = self._candidates(call)
         self._depth = max(len(tokens), 1)
         tokens = tokens[:depth]
@@ -145,7 +148,7 @@ class HiddenStateDrafts(PathDrafter):
         assert states is not None and self._first is not None
         length = states.position + 2  # of the text: the last token has no state yet
         ids = self._ids[self._first :]
-        if SHARED_KV in self.observed_outputs:  # whose text begins where the cache does
+        if SHARED_KV in self.observed_outputs:  # they cover the whole cache: ids too
             ids = np.pad(self._ids, (length - len(self._ids), 0))
         input_ids = torch.from_numpy(ids)[None].to(self._device)
         begins = self._columns <= self._again

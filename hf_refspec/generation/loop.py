@@ -25,12 +25,11 @@ import numpy as np
 from ..drafting.contract import Drafter, Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
-from ..generation.plan import DraftLimits
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .plan import Budget, Drafts, draft, make_budget, plan_step
+from .plan import Budget, DraftLimits, Drafts, draft, make_budget, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -121,7 +120,8 @@ class Loop:
             self.step(rows, longest)
 
     def prefill(self, rows: Sequence[Row]) -> None:
-        """The first forward pass, over all that `read_ahead` has left: a token for each row."""
+        """The first forward pass, over what `read_ahead` has not run of the prompts: it yields one
+        token for each row."""
         began = perf_counter()
         trees: list[DraftTree | None] = [DraftTree.empty()] * len(rows)
         result = self.verifier.forward([row.seen for row in rows], trees)

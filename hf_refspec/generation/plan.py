@@ -1,11 +1,12 @@
 """The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
 how wide the pass is.
 
-[`plan_step`] decides them, nothing else does. The limits (the length of the text, room in the
-cache, chains) come from [`DraftLimits`], the worth of nodes from a budget: the best nodes of all
-rows together are verified, up to the number that yields the most expected tokens per second. A pass
-over packed rows costs as much as their tokens; where rows run side by side, all get the same number
-of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts
+No other file decides sizes: [`plan_step`] sets the most nodes of each row and their depth, by the
+limits of the call ([`DraftLimits`]: the length of the text, room in the cache, chains), and
+[`Plan.trim`] keeps the drafted nodes that pay and sets the width. A budget knows what pays: the
+best nodes of all rows together, up to the number that yields the most expected tokens per second. A
+pass over packed rows costs as much as their tokens; where rows run side by side, all get the same
+number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts
 that could cost a call more than a small part of its time are not verified.
 """
 
@@ -144,9 +145,9 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
 class DraftLimits:
     """Limits of the drafts of a call: their depth, and whether they may branch.
 
-    Drafts first end before the next length at which attention may become another computation. Once
-    a text is there and has a draft, a probe whose text crosses it decides whether drafts continue.
-    A verifier that has not been `probed` is probed before its first draft.
+    Until a probe allows it, no draft crosses a length at which attention may become another
+    computation (a window, a chunk). The probe runs when a text that has reached this length has a
+    draft to verify. A verifier that has not been `probed` is probed before its first draft.
 
     Attributes:
         verifier ([`Verifier`]): Runs the passes.
@@ -206,11 +207,13 @@ class DraftLimits:
         """The greatest depth of a draft after the row with this index, whose text has this length;
         0 or less allows none.
 
-        A draft crosses no such length before its text has, and none where drafts are refused: the
-        probe comes before any draft that is verified. It ends with the table of positions, unless
-        the text is past it already, as in plain decoding; and before rotary frequencies
-        change: one pass has one set of them, so that a longer draft would change the accepted
-        tokens' frequencies."""
+        A draft ends at the first of
+
+        - the next length that is not probed, or at which drafts are refused;
+        - the end of the table of positions, unless the text is past it, as in plain decoding;
+        - the length at which rotary frequencies change: one pass has one set of them, so that a
+          longer draft would change those of the accepted tokens.
+        """
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (self.verifier.last_position(index, length), length - 1):
@@ -265,8 +268,8 @@ class BudgetConstants:
     # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
     # a running batch would pay for wrong drafts for as long as right ones came before.
     most_affordable: float = 100.0
-    # A pass that takes more than this multiple of its usual time was disturbed by other load, and
-    # counts as usual; as this multiple where little is known of its size, which may be dear.
+    # A pass that takes more than this multiple of its usual time was disturbed by other load: it is
+    # booked at its usual time, or, if that is not yet known, at this multiple of the estimate.
     disturbed: float = 2.1
     # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
     # stake all. More tries longer drafts, less leaves something for others where the first fail.
@@ -279,7 +282,7 @@ class BudgetConstants:
     # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
     # its first draft, has a ledger of its own.
     dearest_draft: float = 0.05
-    # A draft must promise to be faster than none by this factor. More misses small gains, less
+    # A draft must promise this many times the speed of a plain step. More misses small gains, less
     # verifies drafts whose estimates are a little too high.
     margin: float = 1.05
     # A row this far ahead of another is e times less likely to be the last of its call to end. Less

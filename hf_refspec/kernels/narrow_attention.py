@@ -1,9 +1,9 @@
 """Attention of a few queries to a long text, which reads each key and value once.
 
-The queries of all tokens and heads that share keys are the lanes of vector registers. A tile of
-`ROWS` keys, or columns of the values, by a vector of queries keeps its sums in registers. LLVM
-would not find that in plain loops, so a tile is written in LLVM's instructions. All sums are in
-float32, also of bfloat16.
+The queries of all tokens and heads that share keys are the lanes of vector registers. A tile
+multiplies `ROWS` keys, or columns of the values, by one vector of queries and keeps the sums there.
+LLVM would not find that in plain loops, so a tile is written in LLVM's instructions. All sums are
+in float32, also of bfloat16.
 
 Threads share a task, and claim pieces of `PIECE` slots of a row and key head from it. A piece is
 attended to in blocks of `BLOCK` slots (online softmax; FlashAttention, arXiv 2205.14135), and the
@@ -70,8 +70,8 @@ def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
 @intrinsic
 def _multiply_tile(typing, rows, a, a_row, a_step, b, c, line, count, ahead, ahead_step):
     """`c[i] += sum(a[i, k] * b[k] for k in range(count))` for `ROWS` rows or one, where `b[k]` and
-    `c[i]` are vectors, in lines of so many bytes. Fetches what is needed next. Addresses, and
-    strides in bytes."""
+    `c[i]` are vectors, `line` bytes apart. Fetches what is needed next. The arguments are addresses
+    and strides in bytes."""
 
     def emit(context, builder, signature, arguments):
         with builder.if_else(builder.icmp_signed("==", arguments[0], _i64(1))) as (one, all_rows):
@@ -108,7 +108,7 @@ def _emit_tile(builder: Any, rows: int, *arguments: Any) -> None:
 
 @intrinsic
 def _weigh_tile(typing, scores, line, count, best):
-    """Turns `count` vectors of scores, in lines of so many bytes, into weights relative to the best
+    """Turns `count` vectors of scores, `line` bytes apart, into weights relative to the best
     score of each query, of these and earlier ones. Updates the best, in the next line the sum of
     weights, and in the line after it the factor of earlier weights."""
 
