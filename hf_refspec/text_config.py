@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:  # it loads torch, which takes seconds
+    from transformers import PreTrainedModel
 
 # Fields of configurations that limit attention to some of the positions.
 LOCAL_ATTENTION = (

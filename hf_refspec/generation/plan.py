@@ -6,8 +6,8 @@ limits of the call ([`DraftLimits`]: the length of the text, room in the cache, 
 [`Plan.trim`] keeps the drafted nodes that pay and sets the width. A budget knows what pays: the
 best nodes of all rows together, up to the number that yields the most expected tokens per second. A
 pass over packed rows costs as much as their tokens; where rows run side by side, all get the same
-number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts
-that could cost a call more than a small part of its time are not verified.
+number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
+drafts that could cost a call more than a small part of its time are not verified.
 """
 
 from __future__ import annotations
