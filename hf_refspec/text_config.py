@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING:  # it loads torch, which takes seconds
-    from transformers import PreTrainedModel
+if TYPE_CHECKING:  # they load torch, for which commands about datastores need not wait
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Fields of configurations that limit attention to some of the positions.
 LOCAL_ATTENTION = (
@@ -21,6 +21,8 @@ LOCAL_ATTENTION = (
 
 def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
     """The configuration of the decoder in a model or in a configuration."""
+    from transformers import PreTrainedConfig
+
     config = model if isinstance(model, PreTrainedConfig) else model.config
     return config.get_text_config(decoder=True)
 
