@@ -7,6 +7,7 @@ transformers takes seconds to import.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -46,6 +47,8 @@ CACHE_NAME = next(
 # Arguments of a forward pass over text, besides the cache.
 USUAL_ARGUMENTS = {"attention_mask", "cache_position", "logits_to_keep", "position_ids"}
 USUAL_ARGUMENTS |= {"use_cache", *CACHE_NAMES}
+# The attribute by which transformers remembers that a model has hooks for hidden states.
+HAS_CAPTURING_HOOKS = "_output_capturing_hooks_installed"
 # The argument that asks for the keys and values that a model shares between layers.
 SHARED_KV = "return_shared_kv_states"
 # Arguments that ask for more than logits, and change none.
@@ -244,7 +247,11 @@ def hidden_state_generator(
 ) -> Any:
     """The greedy candidate generator for [`reading_arguments`], for texts of any length."""
     arguments = GenerationConfig(do_sample=False, max_length=sys.maxsize, **config)
-    return model._get_candidate_generator(arguments, None, None, None, {}, assistant_model)
+    generator = model._get_candidate_generator(arguments, None, None, None, {}, assistant_model)
+    if (layers := getattr(generator, "mtp_model", None)) is not None:
+        # They share the model's, and run ahead: dynamic frequencies would change in the model too.
+        layers.rotary_emb = copy.deepcopy(layers.rotary_emb)
+    return generator
 
 
 def mtp_layers(generator: Any) -> int:

@@ -149,7 +149,7 @@ class HiddenStateDrafts(PathDrafter):
         length = states.position + 2  # of the text: the last token has no state yet
         ids = self._ids[self._first :]
         if SHARED_KV in self.observed_outputs:  # they cover the whole cache: ids too
-            ids = np.pad(self._ids, (length - len(self._ids), 0))
+            ids = np.pad(self._ids, (max(length - len(self._ids), 0), 0))
         input_ids = torch.from_numpy(ids)[None].to(self._device)
         begins = self._columns <= self._again
         if begins:
@@ -165,7 +165,9 @@ class HiddenStateDrafts(PathDrafter):
         positions = torch.arange(length - len(ids), length, device=device)[None]
         outputs = ModelOutput(hidden_states=states.hidden_states, shared_kv_states=states.shared_kv)
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices):  # an assistant may have dropout
+        # Other threads may draw meanwhile: the generator's state is kept only for dropout.
+        draws = any(module.training for top in self._modules for module in top.modules())
+        with torch.random.fork_rng(devices, enabled=draws):
             for is_first in (True, False) if begins else (False,):
                 candidate_ids, logits = generator.get_candidates(
                     input_ids,

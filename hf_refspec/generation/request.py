@@ -107,8 +107,10 @@ class Request:
 
     @property
     def _layers(self) -> tuple[Any, ...]:
-        """The key of the model's layers for multi-token prediction, and of what has them."""
-        return "multi-token prediction", self.model.dtype, self.model.device
+        """The key of the model's layers for multi-token prediction, which share its embeddings."""
+        model = self.model
+        shared = id(model.get_input_embeddings()), id(model.get_output_embeddings())
+        return "multi-token prediction", model.dtype, model.device, *shared
 
     @cached_property
     def pass_kwargs(self) -> dict[str, Any]:

@@ -16,7 +16,9 @@ Int8Weight: TypeAlias = tuple[Tensor, Tensor]  # int8 (outer, inner), and a scal
 
 
 def _of_torchao(weight: Any) -> Int8Weight | None:
-    computes_more = weight.act_quant_kwargs is not None or weight.act_pre_scale is not None
+    # Not every release has all of these.
+    further = ("act_quant_kwargs", "act_pre_scale", "zero_point")
+    computes_more = any(getattr(weight, name, None) is not None for name in further)
     return None if computes_more else (weight.qdata, weight.scale)
 
 

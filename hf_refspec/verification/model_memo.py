@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ..kernels.eager_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
-from ..transformers_names import keeps_state_in_modules
+from ..transformers_names import HAS_CAPTURING_HOOKS, keeps_state_in_modules
 
 # Not an attribute of the model: no copy, pickle or fingerprint of it should hold the findings.
 _FINDINGS: MutableMapping[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -123,7 +123,7 @@ class _State:
         self._values: list[Any] = _settings(model)
         for module in modules:
             attributes = dict(vars(module))
-            left_out = moving.get(module, ()) if moving else ()
+            left_out = {HAS_CAPTURING_HOOKS, *moving.get(module, ())}
             for name, value in attributes.items():
                 if type(value) in _SIMPLE and name not in left_out:
                     self._values.append(value)  # training mode, rates of dropout, active adapters

@@ -274,8 +274,9 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
         set_random_state(device, before)
         return Finding(True)
     failure = None
+    if rounding > _SHORT_ROUNDING or any(module.training for module in model.modules()):
+        set_random_state(device, before)  # dropout has drawn, or a library rounds by chance
     if rounding > _SHORT_ROUNDING:
-        set_random_state(device, before)
         failure = (
             f"its quantised products make one text's logits differ by {rounding:.1e} between one "
             "pass and two, so that drafts would change more than near-ties"

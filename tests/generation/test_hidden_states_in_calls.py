@@ -69,6 +69,46 @@ def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers
             assert drafted.tolist() == plain.tolist()
 
 
+class TwoRightTokens(rs.Drafter):
+    """Drafts the next two tokens of a known text."""
+
+    def __init__(self, text):
+        self.text = text[0].tolist()
+
+    def begin(self, prompt_ids, vocab_size):
+        self.length = len(prompt_ids)
+
+    def draft(self, budget, call):
+        count = min(budget, call.depth, 2)
+        return rs.DraftTree.chain(self.text[self.length : self.length + count])
+
+    def observe(self, observation):
+        self.length += len(observation.tokens)
+
+
+def test_layers_that_run_ahead_leave_the_models_rotary_frequencies(tmp_path):
+    """They draft past the length at which dynamic frequencies change, before the text is there."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    model = small("llama", max_position_embeddings=32, rope_parameters=rope)
+    model = with_mtp(model, 4, tmp_path)
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    for seed in range(2):
+        prompt = torch.randint(
+            10, model.config.vocab_size, (1, 20), generator=torch.Generator().manual_seed(seed)
+        )
+        plain = model.generate(prompt, **options)
+        drafted = model.generate(
+            prompt,
+            candidate_generator=TwoRightTokens(plain.sequences),
+            use_mtp=True,
+            max_draft_tokens=6,
+            **options,
+        )
+        assert drafted.sequences.tolist() == plain.sequences.tolist()
+        torch.testing.assert_close(drafted.logits, plain.logits, rtol=1e-4, atol=1e-4)
+
+
 ASSISTED = {
     "shared keys": gemma_with_assistant,
     "blocks": lambda: (llama := small("llama"), block_drafter(llama)),
