@@ -1,7 +1,7 @@
 """Shared by benchmarks: recorded answers of published files, random models, tables.
 
 Run as a script it measures the README's table: the default drafter against plain decoding of
-SmolLM2-135M-Instruct, in about ten minutes on two cores.
+SmolLM2-135M-Instruct, in about six minutes on two cores.
 
     OMP_NUM_THREADS=2 python benchmarks/suites.py --data DATA
 """
