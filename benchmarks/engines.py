@@ -166,7 +166,10 @@ def llama_cpp(setting: Setting) -> Ask:
     model = Counted(setting.model, n_ctx=LONGEST, verbose=False, **threads, **options)
 
     def ask(prompt: list[int], tokens: int) -> Answer:
-        ids, times, before, began = [], [], model.passes, perf_counter()
+        ids: list[int] = []
+        times: list[float] = []
+        before = model.passes
+        began = perf_counter()
         for token in model.generate(prompt, temp=0):
             ids.append(token)
             times.append(perf_counter() - began)

@@ -1,4 +1,4 @@
-"""The cost of passes over several tokens behind long texts, in plain steps, with torch's kernels
+"""The cost of passes over several tokens after long texts, in plain steps, with torch's kernels
 and with the package's.
 
     python benchmarks/long_contexts.py [--dtypes float32 ...] [--context 300 ...] [--threads N]

@@ -91,8 +91,8 @@ def written(model: Any, tokenizer: Any, seconds: float) -> list[Text]:
 @torch.no_grad()
 def head_of(model: Any, texts: list[Text]) -> Any:
     """One layer as transformers makes it for this model. It begins as the linear function of a
-    state and the next token's embedding that is closest to the next state; behind it are the
-    weights of the model's last layer, whose outputs begin at 0."""
+    state and the next token's embedding that is closest to the next state; the rest
+    has the weights of the model's last layer, whose outputs begin at 0."""
     head = MtpModel(model, 1).float()
     layer = head.layers[0]
     layer.mtp_block.load_state_dict(model.model.layers[-1].state_dict())

@@ -261,7 +261,7 @@ def mtp_layers(generator: Any) -> int:
 
 def forget_columns(generator: Any, count: int) -> None:
     """Lets a generator with [`mtp_layers`] read the last hidden states again."""
-    if mtp_layers(generator):  # behind the first they have read drafts, which may be rejected
+    if mtp_layers(generator):  # after the first they have read drafts, which may be rejected
         generator.mtp_cache.crop(-count)
     if count:  # it keeps the states of the whole text, for the same
         generator.full_seq_last_hidden_states = generator.full_seq_last_hidden_states[:, :0]

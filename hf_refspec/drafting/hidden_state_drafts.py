@@ -186,8 +186,8 @@ class HiddenStateDrafts(PathDrafter):
 
 
 def _chooser(call: Call, length: int) -> Any:
-    """In a sampled call what stands in the place of logits processors, after a text of this length:
-    the scores whose argmax is drawn."""
+    """For sampled calls a logits processor, after a text of this length, that returns the scores
+    whose argmax is drawn; `None` for greedy ones."""
     if call.sampling is None or call.sampling.top_k == 1:
         return None
 

@@ -126,8 +126,8 @@ class PassCosts:
     def seconds(self, tokens: np.ndarray, length: int) -> np.ndarray:
         """The cost of a pass over each of these numbers of tokens, float64; 0 if nothing is known.
 
-        Costs that are not measured are assumed to be low, within reason. `length` is that of the
-        longest text.
+        Costs that are not measured are assumed to be low, within reason. `length` is the
+        longest text's.
         """
         steps = self._steps[_length_class(length)]
         step = math.exp(median_low(steps)) if steps else 0.0
