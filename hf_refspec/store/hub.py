@@ -34,9 +34,6 @@ from .names import check_repo_id, is_here, with_owner
 if TYPE_CHECKING:
     from .stored_folder import FolderConfig
 
-if TYPE_CHECKING:
-    from .stored_folder import FolderConfig
-
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 
 LIBRARY: dict[str, Any] = {"library_name": "hf_refspec", "library_version": __version__}
