@@ -1,9 +1,6 @@
 """Attention by the package's kernel, beside its twin in plain Python."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -187,18 +184,3 @@ def test_one_environment_variable_turns_it_off(monkeypatch):
 def test_until_the_kernel_is_compiled_torch_attends(monkeypatch):
     monkeypatch.setattr(narrow_attention, "_compiled", None)
     assert not attends_narrowly(*operands(SHAPES[0])[:3])
-
-
-@pytest.mark.skipif(narrow_product.LANES == 8, reason="this is such a CPU")
-def test_cpus_without_avx_512_compute_the_same(tmp_path):
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+sse4.2",
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
-    names = "plain_python or row_alone or hidden or overflow"
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-k", names, __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
-    assert "23 passed" in done.stdout

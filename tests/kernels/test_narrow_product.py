@@ -1,9 +1,6 @@
 """The kernel for narrow products, against plain Python."""
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -123,25 +120,3 @@ def test_infinities_and_nan_stay():
         y = run(*operands)
         values = (y.astype(np.uint32) << 16).view(np.float32) if bfloat16 else y
         assert np.array_equal(values, [[np.inf, -np.inf, np.nan, 32, 32, 32]] * 2, equal_nan=True)
-
-
-AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2"
-
-
-@pytest.mark.skipif(kernel.LANES == 8, reason="this is such a CPU")
-@pytest.mark.parametrize(
-    "cpu, features",
-    [("haswell", AVX2), ("skylake-avx512", f"{AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl")],
-)
-def test_cpus_without_avx_512_or_bfloat16_compute_the_same_products(tmp_path, cpu, features):
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": cpu,
-        "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
-    names = "small_integers or int8 or same_bits or rounded or infinities"
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-k", names, __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout
-    assert "22 passed" in done.stdout
