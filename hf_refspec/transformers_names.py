@@ -19,6 +19,7 @@ from transformers import (
     Cache,
     GenerationConfig,
     GenerationMixin,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -240,6 +241,11 @@ def reading_arguments(
     if assistant_model is None or speculation_type != "dflash":
         return {}
     return {"assistant_model": assistant_model, "speculation_type": speculation_type}
+
+
+def is_block_drafter(config: PretrainedConfig) -> bool:
+    """True if a model drafts a block of tokens from the target's hidden states, as DFlash does."""
+    return hasattr(config, "target_layer_ids")
 
 
 def hidden_state_generator(

@@ -14,7 +14,7 @@ from operator import or_
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
@@ -26,7 +26,6 @@ from ...drafting.auto import default_sources
 from ...drafting.blend import Blend
 from ...drafting.contract import Call, Drafter, Observation
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.draft_model import DraftModel
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.session_drafts import SessionDrafts
 from ...drafting.stats import DraftStats
@@ -35,7 +34,7 @@ from ...drafting.tree import DraftTree
 from ...messages import counted, did_you_mean
 from ...store.datastore import Datastore
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
-from ..shared.loading import load_model
+from ..shared.loading import layers_of, load_assistant
 from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, tokens_left, user
 
 LOOK_UP = "transformers' prompt look-up"
@@ -49,7 +48,9 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
     "LLMA": partial(ReferenceCopy, published=True, copy_length=18),
 }
 # Names with the folder or Hub id of a datastore, a model or a recycling table.
-OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "DraftModel=MODEL", "TokenRecycling=TABLE")
+OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "TokenRecycling=TABLE")
+OF_MODELS = ("use_mtp", "DraftModel=MODEL")
+New: TypeAlias = Callable[[Any], Drafter]  # creates a drafter for a target model, if one is loaded
 _ACCENT = "#0072B2"  # the plot's colour of drafts
 _NEUTRAL = "#B4BAC1"  # and of other methods
 _LABEL = 36  # characters of a line of a method's name
@@ -59,31 +60,34 @@ PROMPTS = ("turns", "messages", "prompt", "question", "text")
 ANSWERS = ("reference", "answer", "response", "completion")
 
 
-def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
+def drafter_named(text: str, tokenizer: PreTrainedTokenizerBase) -> New:
     """A function that creates a drafter from a name, such as `auto | DatastoreDrafts=org/store`."""
     try:
         parts = [_part(part.strip(), tokenizer) for part in text.split("|")]
     except (OSError, ValueError) as error:
         raise ValueError(f"--drafters {text!r}: {one_line(error)}") from error
-    return lambda: reduce(or_, [part() for part in parts])
+    return lambda model: reduce(or_, [part(model) for part in parts])
 
 
-def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Drafter]:
+def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> New:
     name, _, value = text.partition("=")
+    if text == "use_mtp":
+        return layers_of
+    if value and name == "DraftModel":
+        return load_assistant(value)
     if value and name in ("DatastoreDrafts", "REST"):
         store = Datastore.from_pretrained(value, tokenizer=tokenizer)
-        return partial(DatastoreDrafts, store, published=name == "REST")
-    if value and name == "DraftModel":
-        return partial(DraftModel, load_model(value))
+        return lambda _: DatastoreDrafts(store, published=name == "REST")
     if value and name == "TokenRecycling":
-        return partial(deepcopy, TokenRecycling.from_pretrained(value, tokenizer))
+        table = TokenRecycling.from_pretrained(value, tokenizer)
+        return lambda _: deepcopy(table)
     if text not in BY_NAME:
-        known = [*BY_NAME, *OF_A_NAME]
+        known = [*BY_NAME, *OF_A_NAME, *OF_MODELS]
         raise ValueError(
             f"{text!r} is none of {', '.join(known)}, nor several of them, as in "
             f'"ReferenceCopy | TokenRecycling"{did_you_mean(text, known)}'
         )
-    return BY_NAME[text]
+    return lambda _: BY_NAME[text]()
 
 
 def asked(chats: list[Chat], turns: int | None) -> int:

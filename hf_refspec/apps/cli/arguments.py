@@ -23,7 +23,7 @@ from ...messages import require
 from ...store.names import ask_hub, is_here, with_owner
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ...drafting.contract import Drafter
     from ...store.datastore import Datastore
@@ -208,6 +208,13 @@ def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     help = "a text before the prompt: the model reads it, and drafts are copied from it"
     texts.add_argument("--context", type=Path, metavar="FILE", help=help)
     add_sources(texts)
+    add = parser.add_argument_group("models that draft").add_argument
+    help = (
+        "a smaller model of the same family, an assistant of Gemma 4, or a block drafter (DFlash)"
+    )
+    add("--assistant-model", metavar="MODEL", help=help)
+    help = "the model's own layers for multi-token prediction"
+    add("--use-mtp", action="store_true", help=help)
     add = parser.add_argument_group("sampling, as in transformers").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X", help="by default the model's own")
@@ -247,6 +254,16 @@ def sources(
     vocab_size = text_config(load_config(args.model)).vocab_size
     for drafter in drafters:
         drafter.check(vocab_size)
+    return drafters
+
+
+def assistants(args: Namespace, model: PreTrainedModel) -> list[Drafter]:
+    """The drafters that run layers of the model or another model, as the arguments name them."""
+    from ..shared.loading import layers_of, load_assistant
+
+    drafters = [layers_of(model)] if args.use_mtp else []
+    if args.assistant_model is not None:
+        drafters.append(load_assistant(args.assistant_model)(model))
     return drafters
 
 

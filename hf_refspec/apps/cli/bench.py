@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.contract import Drafter
 from ...drafting.stats import DraftStats
 from ...messages import counted, require
 from ...model_check import check as checked
@@ -25,7 +23,7 @@ from .arguments import add_model, draft_budget, positive
 
 REPLAYED = (8, 16, 64)  # draft tokens
 # For each method a function that creates its drafters, and its draft budget.
-Drafted: TypeAlias = dict[str, tuple[Callable[[], Drafter], int | str]]
+Drafted: TypeAlias = dict[str, tuple[measure.New, int | str]]
 
 
 def add_bench(parser: ArgumentParser) -> None:
@@ -43,7 +41,7 @@ def add_bench(parser: ArgumentParser) -> None:
     add_model(parser)
     help = "with --replay: a folder or a Hub id of a tokenizer; no model is loaded"
     add("--tokenizer", metavar="NAME", help=help)
-    help = ", ".join([*measure.BY_NAME, *measure.OF_A_NAME])
+    help = ", ".join([*measure.BY_NAME, *measure.OF_A_NAME, *measure.OF_MODELS])
     help += ', or several of them, as in "ReferenceCopy | TokenRecycling"; by default auto, in a '
     help += "replay ReferenceCopy with and without SessionDrafts"
     add("--drafters", nargs="+", metavar="NAME", help=help)
@@ -103,7 +101,7 @@ def compared(
         if with_look_up and not keeps_state_in_modules(model):  # transformers has none for these
             found[measure.LOOK_UP] = {"prompt_lookup_num_tokens": measure.LOOK_UP_TOKENS}
         for label, (new, budget) in drafted.items():
-            found[label] = {"candidate_generator": new(), "max_draft_tokens": budget}
+            found[label] = {"candidate_generator": new(model), "max_draft_tokens": budget}
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
@@ -114,7 +112,7 @@ def compared(
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     names = args.drafters or ["ReferenceCopy", "ReferenceCopy | SessionDrafts"]
     for name in names:
-        if name == "auto" or "Recycling" in name or "DraftModel" in name:
+        if name == "auto" or any(part in name for part in ("Recycling", "DraftModel", "use_mtp")):
             raise ValueError(f"--drafters {name} needs a model; with --replay name look-up alone")
     budgets = args.max_draft_tokens or REPLAYED
     if "auto" in budgets:
@@ -137,7 +135,7 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     replayed: dict[tuple[str, int], DraftStats] = {}
     for name, new_drafter in new.items():
         for budget in budgets:
-            replayed[name, budget] = measure.replay(answers, new_drafter(), vocabulary, budget)
+            replayed[name, budget] = measure.replay(answers, new_drafter(None), vocabulary, budget)
         table.add_row(name, *(f"{replayed[name, budget].mat:.2f}" for budget in budgets))
     console.print(table)
     if args.model is None:

@@ -76,8 +76,8 @@ def evaluate(args: Namespace) -> int:
     print(about, flush=True)
     auto = measure.BY_NAME["auto"]
     drafted: Drafted = {
-        _DEFAULT: (auto, "auto"),
-        _WITH_STORE: (lambda: auto() | DatastoreDrafts(store), "auto"),
+        _DEFAULT: (lambda _: auto(), "auto"),
+        _WITH_STORE: (lambda _: auto() | DatastoreDrafts(store), "auto"),
     }
     comparison = compared(args, tokenizer, chats, 1, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})

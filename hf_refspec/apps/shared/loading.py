@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
@@ -16,9 +19,17 @@ from transformers import (
 )
 
 from ...corpus.untrusted import one_line
+from ...drafting.contract import Drafter
+from ...drafting.draft_model import DraftModel
+from ...drafting.hidden_state_drafts import HiddenStateDrafts
 from ...smollm2 import default_model
 from ...store.names import HUB_ID, model_source, named_tokenizer
 from ...store.stored_tokenizer import public_name
+from ...transformers_names import (
+    hidden_state_generator,
+    is_block_drafter,
+    reading_arguments,
+)
 
 
 def name_for_people(name: str | None) -> str:
@@ -64,6 +75,29 @@ def load_model(
         return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, device_map=device_map)
     except (AssertionError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _unreadable(name, error) from error
+
+
+def load_assistant(name: str) -> Callable[[PreTrainedModel], Drafter]:
+    """A function that creates a drafter for a target model from a model that drafts.
+
+    It may be a smaller one of the same family, an assistant of Gemma 4, or a block drafter."""
+    source = model_source(name)
+    if is_block_drafter(AutoConfig.from_pretrained(**source)):
+        model = AutoModel.from_pretrained(**source)
+        reading = reading_arguments(model, use_mtp=None, speculation_type="dflash")
+    else:
+        model = load_model(name)
+        reading = reading_arguments(model, use_mtp=None, speculation_type=None)
+    return partial(_reader, reading) if reading else lambda _: DraftModel(model)
+
+
+def layers_of(model: PreTrainedModel) -> Drafter:
+    """The drafter of a model's own layers for multi-token prediction."""
+    return _reader({"use_mtp": True}, model)
+
+
+def _reader(reading: dict[str, Any], model: PreTrainedModel) -> Drafter:
+    return HiddenStateDrafts(hidden_state_generator(model, **reading))
 
 
 def _unreadable(name: str | None, error: Exception) -> ValueError:

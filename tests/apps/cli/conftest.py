@@ -10,6 +10,8 @@ import huggingface_hub
 import pytest
 
 from hf_refspec.apps.cli.main import main
+from tests.helpers.architectures import small
+from tests.helpers.heads import block_drafter, with_mtp
 from tests.helpers.texts import some_texts
 
 
@@ -28,6 +30,23 @@ def templateless(tmp_path_factory, folder) -> str:
     path = tmp_path_factory.mktemp("models") / "templateless"
     shutil.copytree(folder, path)
     Path(path, "chat_template.jinja").unlink()
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def mtp_folder(tmp_path_factory, tokenizer) -> str:
+    """The folder of a model with a layer for multi-token prediction."""
+    path = tmp_path_factory.mktemp("models") / "bailing"
+    with_mtp(small("bailing_hybrid", vocab_size=len(tokenizer)), 1, path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def drafter_folder(tmp_path_factory, byte_llama) -> str:
+    """The folder of a block drafter for the model of `folder`."""
+    path = tmp_path_factory.mktemp("models") / "drafter"
+    block_drafter(byte_llama).save_pretrained(path)
     return str(path)
 
 

@@ -46,6 +46,22 @@ def test_only_the_text_goes_to_stdout_and_the_statistics_to_stderr(
     assert re.fullmatch(r"12 tokens in \d+ passes, MAT \d.*\n", statistics)
 
 
+def test_layers_and_assistants_of_the_model_draft_beside_look_up(
+    generate, folder, mtp_folder, drafter_folder
+):
+    def answer(*options, model=folder) -> tuple[str, int]:
+        text, statistics = generate("the cat", "--max-draft-tokens", 8, *options, model=model)
+        return text, int(re.search(r"\(of (\d+) before", statistics)[1])
+
+    text, nodes = answer()
+    for drafter in (folder, drafter_folder):
+        drafted = answer("--assistant-model", drafter)
+        assert drafted[0] == text and drafted[1] != nodes
+    text, nodes = answer(model=mtp_folder)
+    drafted = answer("--use-mtp", model=mtp_folder)
+    assert drafted[0] == text and drafted[1] != nodes
+
+
 def test_the_prompt_is_an_argument_or_stdin(generate, stdin):
     stdin("the cat sat on")
     assert generate()[0] == generate("the cat sat on")[0]

@@ -53,6 +53,13 @@ def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
     assert " 1 of 1" in bench("--prompts", prompts, "--limit", 1, "--turns", 1)
 
 
+def test_models_that_draft_are_measured_by_name(printed, prompts, folder, mtp_folder):
+    drafters = ["--drafters", "auto | use_mtp", f"auto | DraftModel={folder}"]
+    options = ["--turns", 1, "--max-new-tokens", 8, *drafters]
+    table = printed("bench", "--model", mtp_folder, "--prompts", prompts, *options)
+    assert table.count("2 of 2") == 3
+
+
 def test_each_call_is_reported_with_the_time_that_is_left(prompts, folder, capsys):
     options = ["--prompts", prompts, "--turns", 1, "--max-new-tokens", 4]
     assert main(["bench", "--model", folder, *map(str, options)]) == 0
