@@ -147,9 +147,7 @@ class NarrowProducts(TorchFunctionMode):
         self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A compiler or tracer records operations, to run them later.
-        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if function is linear and kwargs.keys() <= {"bias"} and not is_recorded:
+        if function is linear and kwargs.keys() <= {"bias"} and not _is_recorded():
             product = _narrow_product(*args, **kwargs)
             if product is not None:
                 self.count += 1
@@ -175,6 +173,11 @@ class NarrowProducts(TorchFunctionMode):
             task[kernel.BIAS_STEP] = bias.element_size()
         _parallel(self._kernel, task, torch.get_num_threads(), 0)
         return y
+
+
+def _is_recorded() -> bool:
+    """True while a compiler or tracer records operations, to run them later."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 class _Product(NamedTuple):
@@ -238,8 +241,7 @@ def attends_narrowly(query: Tensor, keys: Tensor, values: Tensor) -> bool:
         and keys.stride(-1) == values.stride(-1) == 1
         and narrow_attention.address is not None
         and why_inactive() is None
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not _is_recorded()
     )
 
 
