@@ -78,7 +78,7 @@ def test_the_target_itself_foresees_what_a_seed_draws(llama, name, rows):
     call, drafting = Call(llama, rows), {"candidate_generator": drafter, "max_draft_tokens": 4}
     if verification == "reproducible":
         options |= {"verification": verification}
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         torch.manual_seed(seed)
         plain = [call.generate(**options).tolist() for _ in range(2)]
         after = torch.get_rng_state()
