@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
@@ -112,29 +110,34 @@ def run_schedule(model, seed: int, max_draft_tokens=("auto", 0, 4, 16)) -> int:
     return len(calls)
 
 
+def schedules(count: int):
+    """Runs a test with the first random schedules, and with ten times as many every night."""
+    further = pytest.param(range(count, 10 * count), marks=pytest.mark.nightly)
+    return pytest.mark.parametrize("seeds", [range(count), further], ids=str)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe"])
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32))
+@schedules(8)
 def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
-    model_type, models_by_type, seed
+    model_type, models_by_type, seeds
 ):
-    run_schedule(models_by_type(model_type), seed)
+    for seed in seeds:
+        run_schedule(models_by_type(model_type), seed)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "falcon", "qwen3_moe"])
-@settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seed):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
+@schedules(3)
+def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seeds, monkeypatch):
+    monkeypatch.setattr(AutoBudget, "width", lambda self, tokens: tokens + tokens % 4)
+    for seed in seeds:
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mamba2", "mamba", "gemma3_text"])
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, seed):
-    run_schedule(models_by_type(model_type), seed)
+@schedules(3)
+def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, seeds):
+    for seed in seeds:
+        run_schedule(models_by_type(model_type), seed)
 
 
 def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama):
