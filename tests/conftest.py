@@ -23,8 +23,9 @@ from tests.helpers.shared_data import whats_missing
 if os.environ.get("HF_REFSPEC_DEVICE") == "pretended":
     from tests.helpers import pretended_device  # noqa: F401  (registers it)
 warmup()  # here, where it is in no test's time; and every call drafts from its first token on
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+settings.register_profile("nightly", deadline=None, max_examples=200)
+settings.register_profile("usual", deadline=None, max_examples=30)
+settings.load_profile("usual")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 # By default its lock is shared with forked processes, and one that a test kills may hold it.

@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.session_drafts import Memory
@@ -41,7 +41,6 @@ def as_lists(calls):
 
 
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200))
-@settings(max_examples=40)
 def test_the_oldest_are_forgotten(lengths, max_tokens):
     memory = Memory(max_tokens)
     calls = [call(i, length) for i, length in enumerate(lengths)]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     EosTokenCriteria,
@@ -121,7 +121,6 @@ def test_its_time_goes_from_the_beginning_of_the_pass_until_the_tokens_are_known
 DRAFTS = st.lists(st.sampled_from([TREE, NONE, None]), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
 @given(DRAFTS, st.booleans(), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 99))
 def test_rows_take_together_what_each_takes_alone(drafts, do_sample, processed, seed):
     """Greedy or sampled, with one processor object or one for each row."""

@@ -57,7 +57,7 @@ def call(request, models_by_type) -> Call:
 
 
 @of("tree", "packed, 4 rows", "rectangle, 4 rows")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     accuracies=st.lists(st.floats(0, 1), min_size=4, max_size=4),
     branches=st.integers(0, 5),

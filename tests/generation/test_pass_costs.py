@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.generation.pass_costs import PASS_TOKENS, TOKENS, PassCosts, pass_costs
@@ -70,7 +70,6 @@ def test_a_number_of_tokens_may_cost_more_than_larger_ones():
 passes_lists = st.lists(st.tuples(st.integers(1, 80), st.floats(1e-6, 1e3)), max_size=60)
 
 
-@settings(deadline=None)
 @given(passes_lists)
 def test_costs_stay_finite(passes):
     seconds = recorded(*passes).seconds(np.array(TOKENS), 0)

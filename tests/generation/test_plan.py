@@ -8,7 +8,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
@@ -155,7 +155,6 @@ def draft_trees(draw, most: int, least_prob: float = 0.0):
     )
 
 
-@settings(deadline=None)
 @given(draft_trees(most=MOST_NODES, least_prob=0.5))
 def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_token(tree):
     assert len(budget_at(each).trim(tree)) == 0
@@ -166,7 +165,6 @@ def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_
     assert len(budget.trim(tree)) == (len(tree) if promised else 0)
 
 
-@settings(deadline=None, max_examples=150)
 @given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=13, max_size=13))
 def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
@@ -228,7 +226,6 @@ def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right:
     return seconds - 1.015 * plain
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.floats(1.05, 4.0),
     st.floats(0.1, 1.0),

@@ -210,6 +210,7 @@ def uncompiled(monkeypatch):
         yield
 
 
+@pytest.mark.hypothesis
 def test_no_table_makes_look_up_read_outside(uncompiled):
     @given(damaged_tables(), contexts, st.integers(1, 5))
     def check(table, context, budget):

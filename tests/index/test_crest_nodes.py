@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index.crest import best_nodes, replaced_nodes, worth_keeping
@@ -52,7 +52,6 @@ def twin(orders, counts, trees, entry_price: float, node_price: float) -> list[i
     return list(sizes.values())
 
 
-@settings(deadline=None)
 @given(texts, st.floats(0.1, 20), st.floats(0.05, 3))
 def test_nodes_and_ngrams_are_kept_that_are_worth_their_price(text, entry_price, node_price):
     orders, counts, trees = forms_of(text)
@@ -66,7 +65,6 @@ def test_nodes_and_ngrams_are_kept_that_are_worth_their_price(text, entry_price,
     assert sizes.tolist() == twin(orders, counts, trees, *prices)
 
 
-@settings(deadline=None)
 @given(texts, st.integers(0, 3000))
 def test_what_is_kept_fits_and_begins_each_tree(text, max_bytes):
     orders, counts, trees = forms_of(text)

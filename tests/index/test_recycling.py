@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index.recycling import (
@@ -112,7 +112,6 @@ def test_a_table_holds_the_contexts_that_were_verified_last(all_lessons, context
     assert len(table) == len(twin.held)
 
 
-@settings(max_examples=50)
 @given(st.lists(lessons(), max_size=6), st.lists(lessons(), max_size=4))
 def test_a_copy_goes_on_as_the_original_and_apart_from_it(first, second):
     table = NextTokens(TOP_K, 3, 10)

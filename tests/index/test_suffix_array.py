@@ -68,6 +68,7 @@ three_bytes = texts(np.uint32, 2**24 - 2, UINT32)
 four_bytes = texts(np.uint32, UINT32 - 1, UINT32)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", [two_bytes, three_bytes, four_bytes], ids=["2", "3", "4"])
 def test_order_is_that_of_the_tokens(kind):
     @given(kind)
@@ -185,6 +186,7 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(suffix_array, "_compare", suffix_array._compare.py_func)
 
 
+@pytest.mark.hypothesis
 def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
     tokens_and_separators = st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1)
 
@@ -278,6 +280,7 @@ def reach(text: np.ndarray, position: int, depth: int = DEPTH) -> list[int]:
     return first[: first.index(separator) + 1] if separator in first else first
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("depth", [SHALLOW, DEPTH])
 def test_suffixes_are_in_order_and_those_alike_as_far_as_counts_stand_by_part(depth):
     @given(repetitive, types, cuts, st.integers(1, 40), st.booleans())

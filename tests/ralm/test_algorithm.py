@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.algorithm import RequestCache
@@ -44,7 +44,6 @@ class Uneven(Vectors):
         return super().search(queries, k)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     speculation=speculations,
     seed=st.integers(0, 2**16),
@@ -211,7 +210,6 @@ def test_it_speculates_again_once_searches_take_longer():
     assert retriever.generated(RalmSpeculation()).searches < 20
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=12), min_size=1, max_size=8),
     st.integers(3, 80),

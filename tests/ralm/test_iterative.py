@@ -91,7 +91,7 @@ def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(
     assert speculated.past_key_values is None
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**16),
     stride=st.integers(1, 9),

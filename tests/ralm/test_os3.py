@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.os3 import (
@@ -63,7 +63,6 @@ def ours(*knowledge, asynchronous=True):
     return taught(WaitingScheduler(asynchronous, exact=True), *knowledge)
 
 
-@settings(deadline=None)
 @given(
     a=seconds,
     b0=seconds,
@@ -84,7 +83,6 @@ def test_no_stride_is_better_than_the_published_one(
     assert rates[scheduler.stride(0) - 1] == pytest.approx(rates.max(), rel=1e-9)
 
 
-@settings(deadline=None)
 @given(a=seconds, b0=seconds, b1=st.floats(0, 1), right=st.integers(0, 20))
 def test_without_steps_beside_searches_ours_is_the_best_or_the_cautious_one(a, b0, b1, right):
     scheduler = ours(a, b0, b1, right, 1, asynchronous=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.retrieval import flat
@@ -17,7 +17,6 @@ def true_scores(vectors: np.ndarray, query: np.ndarray, by_distance: bool) -> np
     return -((vectors - query) ** 2).sum(axis=1) if by_distance else vectors @ query
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(HARD),
     st.booleans(),

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex
@@ -33,7 +33,6 @@ def assert_same(found, expected):
     assert np.array_equal(found.scores, expected.scores)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(METRICS), st.integers(1, 80), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_score_is_that_of_numpy_and_the_same_beside_any_other_query_and_vector(
     metric, d, count, seed
@@ -55,7 +54,6 @@ def test_a_score_is_that_of_numpy_and_the_same_beside_any_other_query_and_vector
         assert_same(found, index.search(beside, 50)[0 if beside is queries else -1])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(METRICS),
     st.integers(1, 700),
@@ -78,7 +76,6 @@ def test_it_finds_what_sorting_by_score_and_id_gives(metric, n, d, count, k, kin
         assert_same(found, ranked(index, query, k))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(METRICS),
     st.sampled_from(HARD),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
@@ -57,31 +57,27 @@ def ngrams_of(table: NgramTable) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
-    @settings(deadline=None, max_examples=50)
-    @given(documents_lists, st.integers(1, 3), st.integers(1, 20))
-    def check(documents, count, per_order):
-        shards, counts, table = form_of(documents, config, count, ngrams_per_order=per_order)
-        assert sum(counts) == len(table.starts) - 1
-        assert [len(ngram) for ngram in ngrams_of(table)] == [
-            length for length, number in enumerate(counts, start=1) for _ in range(number)
-        ]
-        assert max(counts) <= per_order
-        for ngram in ngrams_of(table):
-            context = np.array(ngram, np.int32)
-            tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
-            tree.checked(VOCAB_SIZE)
-            tokens, parents, probs = mixed_tree(
-                shards, context, 1, NODES_PER_TREE, PLACES_READ[False], CONTINUATION_LENGTH
-            )
-            assert tree.tokens.tolist() == tokens.tolist()
-            assert tree.parents.tolist() == parents.tolist()
-            # A byte holds a probability to 1/16 of a factor of two, down to 2 ** -16.
-            assert np.log2(tree.probs) == pytest.approx(
-                np.maximum(np.log2(probs), -255 / STEPS_PER_HALF), abs=0.51 / STEPS_PER_HALF
-            )
-
-    check()
+@given(documents_lists, st.integers(1, 3), st.integers(1, 20))
+def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config, documents, count, per_order):
+    shards, counts, table = form_of(documents, config, count, ngrams_per_order=per_order)
+    assert sum(counts) == len(table.starts) - 1
+    assert [len(ngram) for ngram in ngrams_of(table)] == [
+        length for length, number in enumerate(counts, start=1) for _ in range(number)
+    ]
+    assert max(counts) <= per_order
+    for ngram in ngrams_of(table):
+        context = np.array(ngram, np.int32)
+        tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
+        tree.checked(VOCAB_SIZE)
+        tokens, parents, probs = mixed_tree(
+            shards, context, 1, NODES_PER_TREE, PLACES_READ[False], CONTINUATION_LENGTH
+        )
+        assert tree.tokens.tolist() == tokens.tolist()
+        assert tree.parents.tolist() == parents.tolist()
+        # A byte holds a probability to 1/16 of a factor of two, down to 2 ** -16.
+        assert np.log2(tree.probs) == pytest.approx(
+            np.maximum(np.log2(probs), -255 / STEPS_PER_HALF), abs=0.51 / STEPS_PER_HALF
+        )
 
 
 # --- max_bytes

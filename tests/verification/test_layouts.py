@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
@@ -104,7 +104,6 @@ row_lists = st.lists(
 SHAPES = [[(8, ONE)] * 4, [(8, TREE)] * 3, [(250, LARGE), (3, ONE), (400, ONE), (256, ONE)]]
 
 
-@settings(max_examples=150)
 @given(
     rows=st.one_of(st.sampled_from(SHAPES), row_lists),
     heads=st.sampled_from([2, 4, 6]),

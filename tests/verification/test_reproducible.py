@@ -52,7 +52,7 @@ def test_no_drafter_changes_a_bit(models_by_type, model_type, dtype, sampling):
     assert good.stats.mat > 1.5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.floats(0, 1),
     st.integers(0, 3),

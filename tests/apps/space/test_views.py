@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.apps.space.conversation import Conversation
@@ -118,7 +118,6 @@ def drawn(step: RacePass, tokenizer) -> ElementTree.Element:
     return ElementTree.fromstring(tree_html(step, "x", ["ReferenceCopy"], tokenizer))
 
 
-@settings(max_examples=40, deadline=None)
 @given(step=steps())
 def test_all_nodes_are_drawn_apart_from_each_other_and_the_path_is_straight(step, tokenizer):
     picture = drawn(step, tokenizer)

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from transformers import AutoTokenizer, LogitsProcessorList, MinPLogitsWarper
@@ -174,7 +174,6 @@ PAIRS = {"type": "array", "maxItems": 2, "items": {"type": "boolean"}}
 
 # Going back with `LLMatcher.rollback`, not to a copy, leaves a wrong mask here.
 @example(schema={"type": "array", "maxItems": 2, "items": PAIRS}, seed=19314469)
-@settings(max_examples=40)
 @given(schema=json_schemas(), seed=st.integers(0, 2**32 - 1))
 def test_drafts_and_what_is_pruned_are_those_of_the_masks(trained_tokenizer, schema, seed):
     """Along a random text of a random grammar, at each token."""
