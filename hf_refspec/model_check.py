@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from .drafting.contract import Call, Observation
 from .drafting.tree import DraftTree
 from .kernels.compilation import drafting_kernels
-from .kernels.eager_kernels import narrow_dtype
+from .kernels.pass_kernels import narrow_dtype
 from .text_config import context_length, text_config
 from .verification.caches import new_cache
 from .warm_up import AllWidths

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..kernels.eager_kernels import narrow_dtype, why_inactive
+from ..kernels.pass_kernels import narrow_dtype, why_inactive
 from ..verification.model_memo import memo_of_state
 
 # The numbers of tokens of a pass whose costs are estimated. Each small number is, because libraries
@@ -30,7 +30,7 @@ _GROWTH = {
     "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.06),
     "16 bits": (0.08, 0.05, 0.04, 0.10, 0.17, 0.25),
     "32 bits": (0.20, 0.20, 0.20, 0.15, 0.25, 0.35),
-    # With the kernel for narrow products, see `kernels/eager_kernels.py`.
+    # With the kernel for narrow products, see `kernels/pass_kernels.py`.
     "16 bits, narrow": (0.00, 0.00, 0.12, 0.27, 0.36, 0.35),
     "32 bits, narrow": (0.17, 0.10, 0.03, 0.30, 0.58, 0.60),
     "8 bits, narrow": (0.28, 0.19, 0.38, 0.55, 0.60, 0.62),

@@ -33,12 +33,12 @@ BLOCK = 64
 PIECE = 512
 
 # A task, as int64: the next piece to claim, addresses, strides in numbers, sizes, and 1
-# if keys and values are bfloat16. `VISIBLE` is 0 where all tokens see all slots. Queries, which are
+# if keys and values are bfloat16. `MASK` is 0 where nothing is hidden. Queries, which are
 # scaled for powers of two, and outputs are float32, `(rows, heads of keys, groups * tokens, dim)`.
 # After the task follow the first slot of each row and the end of its slots, and, for each row and
 # head of keys, how many pieces are finished.
 NEXT_PIECE, QUERY, KEY, VALUE, OUTPUT, PARTS, KEY_ROW, KEY_HEAD, KEY_SLOT = range(9)
-VALUE_ROW, VALUE_HEAD, VALUE_SLOT, VISIBLE, VISIBLE_ROW, VISIBLE_TOKEN = range(9, 15)
+VALUE_ROW, VALUE_HEAD, VALUE_SLOT, MASK, MASK_ROW, MASK_TOKEN = range(9, 15)
 N_ROWS, N_HEADS, GROUPS, TOKENS, KEY_DIM, VALUE_DIM, N_PIECES, BFLOAT16 = range(15, 23)
 TASK_LENGTH = 23
 
@@ -227,7 +227,7 @@ def _attend(words, row, head, start, count, queries, scores, widened, part):
     if size == 2:
         keys, key_step = _widen(keys, words[KEY_SLOT], count, words[KEY_DIM], widened)
     _multiply(keys, key_step, 4, count, queries, words[KEY_DIM], scores, values, size)
-    if words[VISIBLE] != 0:
+    if words[MASK] != 0:
         _hide(words, row, start, count, scores)
     _weigh(scores, count, part[value_dim:])
     factors = part[value_dim + 2]
@@ -272,10 +272,10 @@ def _hide(words, row, start, count, scores):
     """Sets the scores of slots that a token does not see to minus infinity."""
     tokens = words[TOKENS]
     for token in range(tokens):
-        first = row * words[VISIBLE_ROW] + token * words[VISIBLE_TOKEN] + start
-        visible = carray(_pointer(words[VISIBLE] + first), count, uint8)
+        first = row * words[MASK_ROW] + token * words[MASK_TOKEN] + start
+        mask = carray(_pointer(words[MASK] + first), count, uint8)
         for slot in range(count):
-            if visible[slot] == 0:
+            if mask[slot] == 0:
                 scores[slot, token : words[GROUPS] * tokens : tokens] = -np.inf
 
 

@@ -237,33 +237,33 @@ class CachedRow:
         self.skipped = skipped
         self.hidden = hidden  # true for each hidden slot, where not only the `skipped` are hidden
 
-    def begin(self, window: int | None) -> int:
+    def first_slot(self, window: int | None) -> int:
         """The first slot that the next token sees."""
-        return max(self.skipped, first_visible(self.length, window))
+        return max(self.skipped, first_in_window(self.length, window))
 
-    def seen(
+    def mask(
         self, pass_: Pass, index: int, size: int, slots: slice, window: int | None
     ) -> np.ndarray:
         """The mask of `size` tokens of this row of a pass over these slots, bool `(size, slots)`:
         each sees the row up to the pass, then what the draft's mask allows, and nothing outside of
         the window. A token that the row lacks sees what its last one does."""
-        behind = self.length - slots.start
+        before = self.length - slots.start
         count = pass_.sizes[index]
-        seen = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
-        seen[:, :behind] = True
+        mask = np.zeros((size, slots.stop - slots.start), dtype=np.bool_)
+        mask[:, :before] = True
         if count == 0:
-            return seen
-        tokens = seen[:count]
-        tokens[:, behind : behind + count] = pass_.visible[index]
+            return mask
+        tokens = mask[:count]
+        tokens[:, before : before + count] = pass_.masks[index]
         tokens[:, : max(self.skipped - slots.start, 0)] = False
         if self.hidden is not None:
             tokens[:, : max(len(self.hidden) - slots.start, 0)] &= ~self.hidden[slots.start :]
         if window is not None:
             steps = pass_.indices[index] - pass_.indices[index][0]
-            distances = steps[:, None] - np.concatenate([np.arange(-behind, 0), steps])
-            tokens[:, : behind + count] &= distances < window
-        seen[count:] = tokens[-1]
-        return seen
+            distances = steps[:, None] - np.concatenate([np.arange(-before, 0), steps])
+            tokens[:, : before + count] &= distances < window
+        mask[count:] = tokens[-1]
+        return mask
 
     def move(self, slots: torch.Tensor) -> None:
         """Moves the contents of these slots, int64 `(n,)`, to the first ones after the row."""
@@ -366,7 +366,7 @@ class InPlaceLayer(DynamicLayer):
         return self._entries.longest
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        start = self._entries.first_seen(self._window)
+        start = self._entries.first_slot(self._window)
         return self._entries.longest + query_length - start, start
 
 
@@ -414,9 +414,9 @@ class InPlaceEntries(Entries):
         """The length of the longest row."""
         return max((row.length for row in self.rows), default=0)
 
-    def first_seen(self, window: int | None) -> int:
+    def first_slot(self, window: int | None) -> int:
         """The first slot that the next token of some row sees."""
-        return min(row.begin(window) for row in self.rows)
+        return min(row.first_slot(window) for row in self.rows)
 
     def sees_all(self, pass_: Pass) -> bool:
         """True if a pass is the next tokens of equally long rows, without drafts, each of which
@@ -528,11 +528,11 @@ class InPlaceEntries(Entries):
         [row] = self.rows
         length += self.prior_length
         kept = [
-            slice(max(row.skipped, first_visible(length, window)), length)
+            slice(max(row.skipped, first_in_window(length, window)), length)
             for window in self.window_of_layer
         ]
         layers = zip(row.first(length), kept, strict=True)
-        return [(keys[:, :, seen], values[:, :, seen]) for (keys, values), seen in layers]
+        return [(keys[:, :, slots], values[:, :, slots]) for (keys, values), slots in layers]
 
     def close(self, cached: list[int]) -> None:
         """Fills the call's own layers with all rows' first tokens, padding among them."""
@@ -541,9 +541,9 @@ class InPlaceEntries(Entries):
         length = max(cached) + self.prior_length
         for index, layer in enumerate(self._layers):
             window = layer.sliding_window if isinstance(layer, SlidingLayer) else None
-            seen = slice(first_visible(length, window), length)
+            slots = slice(first_in_window(length, window), length)
             layer.keys, layer.values = (
-                torch.stack([row.block.layers[index][i][row.at, :, seen] for row in self.rows])
+                torch.stack([row.block.layers[index][i][row.at, :, slots] for row in self.rows])
                 for i in (0, 1)
             )
             if window is not None:
@@ -573,7 +573,7 @@ class InPlaceEntries(Entries):
         self._blocks.setdefault(slots, Block(slots)).add(row, held, capacity)
 
 
-def first_visible(length: int, window: int | None) -> int:
+def first_in_window(length: int, window: int | None) -> int:
     """The first of `length` slots that is inside of the next token's window."""
     return 0 if window is None else max(0, length - window + 1)
 

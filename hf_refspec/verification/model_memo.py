@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 from transformers import PreTrainedModel
 
-from ..kernels.eager_kernels import active_modes
+from ..kernels.pass_kernels import active_modes
 from ..text_config import length_dependent_rope, text_config
 from ..transformers_names import HAS_CAPTURING_HOOKS, keeps_state_in_modules
 

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from ..kernels.eager_kernels import eager_kernels
+from ..kernels.pass_kernels import pass_kernels
 from ..text_config import attention_windows, text_config
 from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
 from .caches import find_cache, holds_running_state
@@ -116,7 +116,7 @@ class Pass:
         self.skipped = max(min(self.pending) - 1, 0)
 
     @cached_property
-    def visible(self) -> list[np.ndarray]:
+    def masks(self) -> list[np.ndarray]:
         """The mask of each row's tokens among themselves, bool of shape `(S_i, S_i)`: pending
         tokens see the earlier ones, nodes all pending tokens and their ancestors (tree
         attention)."""
@@ -278,25 +278,24 @@ class MaskedInputs(Inputs):
         """The different windows of the layers: a pass side by side has a mask for each."""
         return list(dict.fromkeys(self._windows.values()))
 
-    def mask(self, seen: Mapping[int | None, torch.Tensor]) -> Any:
-        """The mask of a pass as attention takes it, `(R, 1, S, slots)`, by which slots the tokens
-        see in each of the [`windows`], bool `(R, S, slots)`. Where the configuration names types of
-        layers, there is one mask for each type."""
-        masks = {}
+    def as_models_take(self, masks: Mapping[int | None, torch.Tensor]) -> Any:
+        """The mask of each of the [`windows`], bool `(R, S, slots)`, in the form that models take:
+        `(R, 1, S, slots)`, and one for each type of layer where the configuration names types."""
+        taken = {}
         for layer_type, window in self._windows.items():
-            mask = seen[window][:, None]
+            mask = masks[window][:, None]
             if attention_implementation(self.model) != "sdpa":  # eager: it is added to the scores
                 bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
                 mask = bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
-            masks[layer_type] = mask
-        return masks.get("", masks)
+            taken[layer_type] = mask
+        return taken.get("", taken)
 
     def of_pass(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, kept: int
     ) -> dict[str, Any]:
         """The arguments of a forward pass over tokens `(R, S)` at these positions `(..., R, S)`,
-        under a mask of [`mask`]; `None` hides nothing. The logits of the last `kept` are wanted, 0
-        for all."""
+        under a mask of [`as_models_take`]; `None` hides nothing. The logits of the last `kept` are
+        wanted, 0 for all."""
         rows, size = tokens.shape
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         by_type = isinstance(mask, dict)
@@ -338,7 +337,7 @@ def prepared(
 
 def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> Any:
     """The outputs of a forward pass, with logits `(R, S, vocab_size)`."""
-    with eager_kernels(model):
+    with pass_kernels(model):
         return model(**model_inputs, return_dict=True)
 
 

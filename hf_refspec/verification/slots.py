@@ -95,10 +95,10 @@ def fixed_width_pass(
         "slots": slots,
     }
     for window in inputs.windows:
-        arrays[window] = entries.seen(pass_, indices + entries.prior_length, slots, window)
+        arrays[window] = entries.mask(pass_, indices + entries.prior_length, slots, window)
     tensors = uploaded(arrays, inputs.device)
     entries.targets.aim(tensors["slots"])
-    mask = inputs.mask(tensors)
+    mask = inputs.as_models_take(tensors)
     model_inputs = inputs.of_pass(tensors["tokens"], tensors["positions"], mask, kept=0)  # all
     logits, was_prepared = entries.run(model_inputs, width)
     logits = logits[:, pass_.skipped : pass_.size]
@@ -271,7 +271,7 @@ class SlottedEntries(Entries):
             slots[: len(free)] = free
         return self._written
 
-    def seen(
+    def mask(
         self, pass_: Pass, indices: np.ndarray, slots: np.ndarray, window: int | None
     ) -> np.ndarray:
         """The mask of the tokens, bool `(R, S, slots_per_row)`: each sees the slots of the text
@@ -279,17 +279,17 @@ class SlottedEntries(Entries):
         of the window. The tokens' `indices` `(R, S)` count from the start of a given cache. Padding
         sees the text and itself."""
         width = indices.shape[1]
-        seen = np.repeat(((self.places >= 0) & self._is_text)[:, None], width, axis=1)
+        mask = np.repeat(((self.places >= 0) & self._is_text)[:, None], width, axis=1)
         if window is not None:
-            seen &= indices[:, :, None] - self.places[:, None] < window
-        for i, mask in enumerate(seen):
+            mask &= indices[:, :, None] - self.places[:, None] < window
+        for i, row_mask in enumerate(mask):
             size = pass_.sizes[i]
-            visible = np.eye(width, dtype=np.bool_)
-            visible[:size, :size] = pass_.visible[i]
+            of_pass = np.eye(width, dtype=np.bool_)
+            of_pass[:size, :size] = pass_.masks[i]
             if window is not None:
-                visible &= indices[i][:, None] - indices[i] < window
-            mask[:, slots[i]] = visible
-        return seen
+                of_pass &= indices[i][:, None] - indices[i] < window
+            row_mask[:, slots[i]] = of_pass
+        return mask
 
     def run(self, model_inputs: dict[str, Any], width: int) -> tuple[torch.Tensor, bool]:
         """The logits of all tokens of a pass, `(R, S, vocab_size)`, compiled where `generate` would

@@ -7,11 +7,10 @@ import torch
 from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.kernels import eager_kernels as products
 from hf_refspec.kernels import narrow_product as kernel
-from hf_refspec.kernels.eager_kernels import eager_kernels, narrow_dtype
-from hf_refspec.kernels.int8_weights import int8_weight
+from hf_refspec.kernels import pass_kernels as products
 from hf_refspec.kernels.narrow_product import narrow_product
+from hf_refspec.kernels.pass_kernels import int8_weight, narrow_dtype, pass_kernels
 
 CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
 HERE = LlamaForCausalLM(CONFIG)
@@ -83,7 +82,7 @@ def layer_and_tokens(quantise, tokens=4, bias=True):
 def test_one_to_32_tokens_are_sent_and_differ_by_rounding_alone(quantise, tokens, bias):
     layer, x = layer_and_tokens(quantise, tokens, bias)
     wanted = layer(x)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = layer(x)
     assert sent.count == 1
     assert y.shape == wanted.shape and y.dtype == wanted.dtype
@@ -114,7 +113,7 @@ def test_what_a_library_computes_otherwise_is_left_to_it(quantise):
     layer, x = layer_and_tokens(quantise)
     x = x.to(layer.bias.dtype)
     wanted = layer(x)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = layer(x)
     assert sent.count == 0
     assert torch.equal(y, wanted)

@@ -8,12 +8,12 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_refspec.kernels import eager_kernels, narrow_product
-from hf_refspec.kernels.eager_kernels import attended_narrowly, attends_narrowly
+from hf_refspec.kernels import narrow_product, pass_kernels
 from hf_refspec.kernels.narrow_attention import BLOCK, PIECE, narrow_attention
+from hf_refspec.kernels.pass_kernels import attend_narrowly
 
 pytestmark = pytest.mark.skipif(
-    not narrow_product.SUPPORTED or eager_kernels._parallel is None, reason="torch attends here"
+    not narrow_product.SUPPORTED or pass_kernels._parallel is None, reason="torch attends here"
 )
 
 # Rows, heads, heads of keys, tokens, slots, dimensions of keys and of values.
@@ -36,10 +36,10 @@ def compiled(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def attention(query, keys, values, visible, scale):
+def attention(query, keys, values, mask, scale):
     """The twin: attention of the tokens of one head of one row."""
     outputs = []
-    for token, sees in zip(query, visible, strict=True):
+    for token, sees in zip(query, mask, strict=True):
         seen = [slot for slot, is_seen in enumerate(sees) if is_seen]
         scores = [
             scale * sum(q * k for q, k in zip(token, keys[slot], strict=True)) for slot in seen
@@ -56,30 +56,29 @@ def attention(query, keys, values, visible, scale):
 
 
 def operands(shape, dtype=torch.float32, seed=0):
-    """Queries, keys and values, which stand in longer blocks, and what is visible."""
+    """Queries, keys and values, which stand in longer blocks, and a mask."""
     rows, heads, key_heads, tokens, slots, key_dim, value_dim = shape
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(rows, tokens, heads, key_dim, generator=generator).transpose(1, 2)
     keys = torch.randn(rows, key_heads, slots + 9, key_dim, generator=generator)
     values = torch.randn(rows, key_heads, slots + 9, value_dim, generator=generator)
-    visible = torch.rand(rows, tokens, slots, generator=generator) < 0.7
-    visible[:, :, -1] = True
+    mask = torch.rand(rows, tokens, slots, generator=generator) < 0.7
+    mask[:, :, -1] = True
     behind = slice(4, 4 + slots)
-    return query.to(dtype), keys.to(dtype)[:, :, behind], values.to(dtype)[:, :, behind], visible
+    return query.to(dtype), keys.to(dtype)[:, :, behind], values.to(dtype)[:, :, behind], mask
 
 
 def whole(keys):
     return np.array([[0, keys.shape[2]]] * len(keys))
 
 
-@pytest.mark.parametrize("dtype", eager_kernels.DTYPES)
+@pytest.mark.parametrize("dtype", pass_kernels.DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("hides", [False, True])
 def test_it_is_that_of_plain_python_but_for_rounding(shape, dtype, hides):
-    query, keys, values, visible = operands(shape, dtype)
-    assert attends_narrowly(query, keys, values)
-    attended = attended_narrowly(query, keys, values, visible if hides else None, whole(keys), 0.3)
-    visible = visible | (not hides)
+    query, keys, values, mask = operands(shape, dtype)
+    attended = attend_narrowly(query, keys, values, mask if hides else None, whole(keys), 0.3)
+    mask = mask | (not hides)
     groups = shape[1] // shape[2]
     wanted = [
         [
@@ -87,7 +86,7 @@ def test_it_is_that_of_plain_python_but_for_rounding(shape, dtype, hides):
                 query[row, head].tolist(),
                 keys[row, head // groups].tolist(),
                 values[row, head // groups].tolist(),
-                visible[row].tolist(),
+                mask[row].tolist(),
                 0.3,
             )
             for head in range(shape[1])
@@ -100,22 +99,22 @@ def test_it_is_that_of_plain_python_but_for_rounding(shape, dtype, hides):
 
 def test_the_bits_of_a_query_depend_on_its_row_alone():
     shape = (2, 6, 2, 7, PIECE + 2 * BLOCK + 3, 16, 16)
-    query, keys, values, visible = operands(shape)
+    query, keys, values, mask = operands(shape)
     slots = shape[4]
     padding = BLOCK // 2 + 1  # which hides the first slots of the second row
     ends = np.array([[0, slots], [padding, slots]])
-    visible[1, :, :padding] = False
-    together = attended_narrowly(query, keys, values, visible, ends, None)
+    mask[1, :, :padding] = False
+    together = attend_narrowly(query, keys, values, mask, ends, None)
     for n_threads in (1, 3):
         torch.set_num_threads(n_threads)
         for token in range(shape[3]):
             one = slice(token, token + 1)
             for row, start in ((0, 0), (1, padding)):
-                alone = attended_narrowly(
+                alone = attend_narrowly(
                     query[row : row + 1, :, one],
                     keys[row : row + 1, :, start:],
                     values[row : row + 1, :, start:],
-                    visible[row : row + 1, one, start:],
+                    mask[row : row + 1, one, start:],
                     np.array([[0, slots - start]]),
                     None,
                 )
@@ -123,18 +122,18 @@ def test_the_bits_of_a_query_depend_on_its_row_alone():
 
 
 def test_slots_that_are_hidden_or_behind_the_end_do_not_matter():
-    query, keys, values, visible = operands((1, 4, 2, 3, 200, 8, 8))
-    visible[:, :, 50:60] = False
+    query, keys, values, mask = operands((1, 4, 2, 3, 200, 8, 8))
+    mask[:, :, 50:60] = False
     ends = np.array([[0, 190]])
-    before = attended_narrowly(query, keys, values, visible, ends, None)
+    before = attend_narrowly(query, keys, values, mask, ends, None)
     keys[:, :, 50:60], values[:, :, 50:60] = 100, -100
     keys[:, :, 190:], values[:, :, 190:] = torch.nan, torch.nan
-    assert torch.equal(attended_narrowly(query, keys, values, visible, ends, None), before)
+    assert torch.equal(attend_narrowly(query, keys, values, mask, ends, None), before)
 
 
 def test_large_scores_do_not_overflow():
     query, keys, values, _ = operands((1, 1, 1, 2, 100, 8, 8))
-    attended = attended_narrowly(100 * query, 100 * keys, values, None, whole(keys), 1.0)
+    attended = attend_narrowly(100 * query, 100 * keys, values, None, whole(keys), 1.0)
     best = (query @ keys.transpose(2, 3)).argmax(-1)[0, 0]
     torch.testing.assert_close(attended[0, 0], values[0, 0, best])
 
@@ -154,9 +153,13 @@ LEFT_TO_TORCH = {
 }
 
 
+def without_mask(query, keys, values):
+    return attend_narrowly(query, keys, values, None, whole(keys), None)
+
+
 @pytest.mark.parametrize("name", LEFT_TO_TORCH)
 def test_other_operands_are_left_to_torch(name):
-    assert not attends_narrowly(*LEFT_TO_TORCH[name](*operands(SHAPES[0])[:3]))
+    assert without_mask(*LEFT_TO_TORCH[name](*operands(SHAPES[0])[:3])) is None
 
 
 @pytest.mark.parametrize(
@@ -172,15 +175,15 @@ def test_other_operands_are_left_to_torch(name):
 def test_gradients_autocast_and_what_others_must_see_are_left_to_torch(around):
     query, keys, values, _ = operands(SHAPES[0])
     with around():
-        assert not attends_narrowly(query, keys, values)
-    assert attends_narrowly(query, keys, values)
+        assert without_mask(query, keys, values) is None
+    assert without_mask(query, keys, values) is not None
 
 
 def test_one_environment_variable_turns_it_off(monkeypatch):
     monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", "0")
-    assert not attends_narrowly(*operands(SHAPES[0])[:3])
+    assert without_mask(*operands(SHAPES[0])[:3]) is None
 
 
 def test_until_the_kernel_is_compiled_torch_attends(monkeypatch):
     monkeypatch.setattr(narrow_attention, "_compiled", None)
-    assert not attends_narrowly(*operands(SHAPES[0])[:3])
+    assert without_mask(*operands(SHAPES[0])[:3]) is None

@@ -41,7 +41,7 @@ def test_it_is_a_step_if_nothing_but_roots_and_nodes_runs(of_three):
 
 
 def test_a_node_sees_pending_tokens_and_its_ancestors(of_three):
-    tree, pending, nothing = (mask.astype(int).tolist() for mask in of_three.visible)
+    tree, pending, nothing = (mask.astype(int).tolist() for mask in of_three.masks)
     assert tree == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
     assert pending == [[1, 0], [1, 1]]
     assert nothing == []

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.kernels import eager_kernels as products
 from hf_refspec.kernels import narrow_product as kernel
-from hf_refspec.kernels.eager_kernels import eager_kernels
+from hf_refspec.kernels import pass_kernels as products
 from hf_refspec.kernels.narrow_product import narrow_product
+from hf_refspec.kernels.pass_kernels import pass_kernels
 
 CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
 HERE = LlamaForCausalLM(CONFIG)
@@ -50,7 +50,7 @@ def operands(dtype=torch.float32, tokens=4, inner=INNER, outer=OUTER):
 def test_up_to_32_tokens_are_sent_and_differ_by_rounding_alone(dtype, tokens, with_bias):
     x, weight, bias = operands(dtype, tokens)
     bias = bias if with_bias else None
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = linear(x, weight, bias)
     assert sent.count == (dtype == torch.float32 or tokens > 1)
     exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
@@ -96,7 +96,7 @@ LEFT_TO_TORCH = {
 def test_what_is_not_plain_and_narrow_is_left_to_torch(name):
     arguments = LEFT_TO_TORCH[name](*operands())
     wanted = linear(*arguments)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = linear(*arguments)
     assert sent.count == 0
     assert type(y) is type(wanted)
@@ -125,7 +125,7 @@ def test_transformed_and_recorded_functions_are_left_to_torch(name):
     x, weight, bias = operands()
     wanted = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
     torch.compiler.reset()
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = TRANSFORMED[name](lambda x: linear(x, weight, bias), x)
     assert sent.count == 0
     assert torch.equal(y, wanted)
@@ -136,7 +136,7 @@ def test_transformed_and_recorded_functions_are_left_to_torch(name):
 )
 def test_the_modes_and_profilers_of_others_miss_no_product(around):
     x, weight, bias = operands()
-    with around() as outer, eager_kernels(HERE) as sent:
+    with around() as outer, pass_kernels(HERE) as sent:
         linear(x, weight, bias)
     assert sent is None
     if isinstance(outer, FlopCounterMode):
@@ -148,13 +148,13 @@ def test_the_modes_and_profilers_of_others_miss_no_product(around):
 def test_a_mode_within_a_layer_sees_its_product():
     x, weight, bias = operands()
     wanted = linear(x, weight, bias)
-    with eager_kernels(HERE) as sent, Doubled():
+    with pass_kernels(HERE) as sent, Doubled():
         assert torch.equal(linear(x, weight, bias), 2 * wanted)
     assert sent.count == 0
 
 
 def test_a_default_device_is_no_mode_of_others():
-    with torch.device("cpu"), eager_kernels(HERE) as sent:
+    with torch.device("cpu"), pass_kernels(HERE) as sent:
         linear(*operands())
     assert sent.count == 1
 
@@ -163,7 +163,7 @@ def test_gradients_autocast_and_quantised_layers_are_left_to_torch():
     x, weight, bias = operands()
     layer = torch.nn.Sequential(torch.nn.Linear(INNER, OUTER))
     quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         quantised(x)
         with torch.enable_grad():
             layer(x).sum().backward()
@@ -178,7 +178,7 @@ def test_wrong_shapes_and_types_raise_what_torch_raises():
     for arguments in [(x[..., :32], weight), (x, weight, bias[:-1]), (x, weight.bfloat16())]:
         with pytest.raises(RuntimeError) as plain:
             linear(*arguments)
-        with eager_kernels(HERE), pytest.raises(RuntimeError) as narrow:
+        with pass_kernels(HERE), pytest.raises(RuntimeError) as narrow:
             linear(*arguments)
         assert str(narrow.value) == str(plain.value)
 
@@ -187,7 +187,7 @@ def test_other_threads_and_calls_afterwards_see_nothing():
     x, weight, bias = operands()
     wanted = linear(x, weight, bias)
     seen = []
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         thread = threading.Thread(target=lambda: seen.append(linear(x, weight, bias)))
         thread.start()
         thread.join()
@@ -202,7 +202,7 @@ def test_hooks_run_and_may_replace_the_output():
     layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
     layer.register_forward_hook(lambda module, inputs, output: output + 1)
     wanted = layer(x)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         y = layer(x)
     assert sent.count == 1
     torch.testing.assert_close(y, wanted)
@@ -210,14 +210,14 @@ def test_hooks_run_and_may_replace_the_output():
 
 def test_one_environment_variable_turns_it_off(monkeypatch):
     monkeypatch.setenv("HF_REFSPEC_NARROW_PRODUCTS", "0")
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         linear(*operands())
     assert sent is None
 
 
 def test_until_the_kernel_is_compiled_torch_computes(monkeypatch):
     monkeypatch.setattr(narrow_product, "_compiled", None)
-    with eager_kernels(HERE) as sent:
+    with pass_kernels(HERE) as sent:
         linear(*operands())
     assert sent is None
     assert narrow_product.address is None
@@ -233,14 +233,14 @@ def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
 
     def another_call():
         first_inside.wait()
-        with eager_kernels(ELSEWHERE):
+        with pass_kernels(ELSEWHERE):
             seen.append(cuda.cudnn_sdp_enabled())
         second_ended.set()
 
     thread = threading.Thread(target=another_call)
     thread.start()
     try:
-        with pytest.raises(ZeroDivisionError), eager_kernels(ELSEWHERE):
+        with pytest.raises(ZeroDivisionError), pass_kernels(ELSEWHERE):
             first_inside.set()
             second_ended.wait()
             seen.append(cuda.cudnn_sdp_enabled())
@@ -253,8 +253,8 @@ def test_the_setting_is_back_after_the_last_of_several_passes(enabled):
 
 def test_passes_on_a_cpu_and_compiled_ones_keep_the_setting(monkeypatch):
     assert cuda.cudnn_sdp_enabled()
-    with eager_kernels(HERE):
+    with pass_kernels(HERE):
         assert cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(ELSEWHERE, "_compiled_call_impl", HERE.forward)
-    with eager_kernels(ELSEWHERE):
+    with pass_kernels(ELSEWHERE):
         assert cuda.cudnn_sdp_enabled()

@@ -1,12 +1,12 @@
 """The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
 
 On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
-go there: up to 32 tokens, weights in float32, bfloat16, or int8 as `int8_weights.py` reads them.
-Other quantised weights and sharded ones are left to torch, and so is whatever another mode, a
-profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain
-products. The model is not changed, and other threads and calls see nothing. Attention of as few
-tokens goes to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the
-kernels: torch's OpenMP library calls them.
+go there: up to 32 tokens, weights in float32, bfloat16, or int8 with one scale for each row. Other
+quantised weights and sharded ones are left to torch, and so is whatever another mode, a profiler or
+a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain products.
+The model is not changed, and other threads and calls see nothing. Attention of as few tokens goes
+to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the kernels:
+torch's OpenMP library calls them.
 
 On a GPU, attention does without cuDNN's plans.
 """
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from transformers import PreTrainedModel
 
 from . import narrow_attention as attention
 from . import narrow_product as kernel
-from .int8_weights import int8_weight
 from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
 
@@ -73,7 +72,32 @@ with suppress(AttributeError, OSError):  # torch's OpenMP library may lack GNU's
     _parallel = ctypes.CDLL(getattr(find_spec("torch._C"), "origin", None)).GOMP_parallel
 
 
-def eager_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
+Int8Weight: TypeAlias = tuple[Tensor, Tensor]  # int8 (outer, inner), and a scale for each row
+
+
+# Only public attributes and methods are read. A library whose `linear` also does something else
+# (int8 activations, groups within a row) is left alone.
+def _of_torchao(weight: Any) -> Int8Weight | None:
+    # Not every release has all of these.
+    further = ("act_quant_kwargs", "act_pre_scale", "zero_point")
+    computes_more = any(getattr(weight, name, None) is not None for name in further)
+    return None if computes_more else (weight.qdata, weight.scale)
+
+
+def _of_quanto(weight: Any) -> Int8Weight | None:
+    parts: dict[str, Tensor] = {}
+    weight.save_to_state_dict(parts, "", keep_vars=True)
+    return parts["_data"], parts["_scale"]  # as its checkpoints name them
+
+
+# By the package and the name of a weight's class.
+_LAYOUTS: dict[tuple[str, str], Callable[[Any], Int8Weight | None]] = {
+    ("torchao", "Int8Tensor"): _of_torchao,
+    ("optimum", "WeightQBytesTensor"): _of_quanto,
+}
+
+
+def pass_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
     """Around a forward pass after a prompt: narrow products on a CPU, attention without plans on a
     GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
     if model._compiled_call_impl is not None:  # by `model.compile()`
@@ -135,6 +159,19 @@ def why_inactive() -> str | None:
     return None
 
 
+def int8_weight(weight: Tensor) -> Int8Weight | None:
+    """The numbers of a weight `(outer, inner)` whose product is `(x @ numbers.T) * scale`; `None`
+    if it is no such weight."""
+    kind = type(weight)
+    read = _LAYOUTS.get((kind.__module__.partition(".")[0], kind.__qualname__))
+    found = None if read is None else read(weight)
+    if found is None:
+        return None
+    numbers, scale = found
+    by_row = numbers.shape == weight.shape and scale.shape == (weight.shape[0], 1)
+    return found if by_row and numbers.dtype == torch.int8 else None
+
+
 class NarrowProducts(TorchFunctionMode):
     """Sends narrow products to the kernel, and counts them."""
 
@@ -148,14 +185,35 @@ class NarrowProducts(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is linear and kwargs.keys() <= {"bias"} and not _is_recorded():
-            product = _narrow_product(*args, **kwargs)
+            product = self._product(*args, **kwargs)
             if product is not None:
                 self.count += 1
-                return self._computed(product)
+                return product
         return function(*args, **kwargs)
 
-    def _computed(self, product: _Product) -> Tensor:
-        x, weight, scale, bias = product
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """`(x @ weight.T) * scale + bias` for few rows of `x` `(..., inner)`, a weight
+        `(outer, inner)` and a scale `(outer, 1)`, if the kernel computes it, and faster than
+        torch."""
+        scale = None
+        if (quantised := int8_weight(weight)) is not None:
+            weight, scale = quantised
+        numbers = [operand for operand in (x, scale, bias) if operand is not None]
+        # One token in bfloat16 has plain decoding's bits.
+        least = 2 if x.dtype == torch.bfloat16 else 1
+        is_narrow = (
+            _are_plain(numbers, DTYPES if scale is None else [torch.float32])
+            and _are_plain([weight], [x.dtype if scale is None else torch.int8])
+            and weight.ndim == 2
+            and weight.shape[1] % kernel.INNER_MULTIPLE == 0
+            and weight.shape[0] >= kernel.ROWS
+            and x.shape[-1] == weight.shape[1]
+            and least * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
+            and (bias is None or bias.shape == weight.shape[:1])
+            and all(operand.is_contiguous() for operand in (weight, *numbers))
+        )
+        if not is_narrow:
+            return None
         y = x.new_empty((*x.shape[:-1], weight.shape[0]))
         task = _Task()
         task[kernel.WEIGHT] = weight.data_ptr()
@@ -178,36 +236,6 @@ class NarrowProducts(TorchFunctionMode):
 def _is_recorded() -> bool:
     """True while a compiler or tracer records operations, to run them later."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
-class _Product(NamedTuple):
-    """The operands of `(x @ weight.T) * scale + bias`, for few rows of `x`."""
-
-    x: Tensor  # (..., inner)
-    weight: Tensor  # (outer, inner)
-    scale: Tensor | None  # (outer, 1)
-    bias: Tensor | None  # (outer,)
-
-
-def _narrow_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Product | None:
-    """The product, if the kernel computes it, and faster than torch."""
-    scale = None
-    if (quantised := int8_weight(weight)) is not None:
-        weight, scale = quantised
-    numbers = [operand for operand in (x, scale, bias) if operand is not None]
-    least = 2 if x.dtype == torch.bfloat16 else 1  # one token in bfloat16 has plain decoding's bits
-    is_narrow = (
-        _are_plain(numbers, DTYPES if scale is None else [torch.float32])
-        and _are_plain([weight], [x.dtype if scale is None else torch.int8])
-        and weight.ndim == 2
-        and weight.shape[1] % kernel.INNER_MULTIPLE == 0
-        and weight.shape[0] >= kernel.ROWS
-        and x.shape[-1] == weight.shape[1]
-        and least * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
-        and (bias is None or bias.shape == weight.shape[:1])
-        and all(operand.is_contiguous() for operand in (weight, *numbers))
-    )
-    return _Product(x, weight, scale, bias) if is_narrow else None
 
 
 def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bool:
@@ -233,9 +261,19 @@ def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bo
     )
 
 
-def attends_narrowly(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """True if [`attended_narrowly`] attends, and faster than torch."""
-    return (
+def attend_narrowly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    ends: np.ndarray,
+    scale: float | None,
+) -> Tensor | None:
+    """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, if the
+    kernel computes it, and faster than torch. Tokens see the slots of the `mask`, bool
+    `(rows, S or 1, slots)`, by default all; their rows see none outside their `ends`, int64
+    `(rows, 2)`."""
+    is_narrow = (
         query.shape[2] <= MAX_TOKENS
         and _are_plain([query, keys, values])
         and keys.stride(-1) == values.stride(-1) == 1
@@ -243,19 +281,8 @@ def attends_narrowly(query: Tensor, keys: Tensor, values: Tensor) -> bool:
         and why_inactive() is None
         and not _is_recorded()
     )
-
-
-def attended_narrowly(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    ends: np.ndarray,
-    scale: float | None,
-) -> Tensor:
-    """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads. Tokens
-    see the slots that are `visible`, bool `(rows, S or 1, slots)`, by default all; their rows see
-    none outside their `ends`, int64 `(rows, 2)`."""
+    if not is_narrow:
+        return None
     rows, heads, size, key_dim = query.shape
     key_heads, value_dim = keys.shape[1], values.shape[-1]
     used = heads // key_heads * size
@@ -265,13 +292,13 @@ def attended_narrowly(
     query = query.float().mul(scale * math.log2(math.e)).contiguous()  # for powers of two
     output = query.new_empty((rows, heads, size, value_dim))
     parts = query.new_empty((rows * key_heads * pieces, value_dim + 3, columns))
-    seen = 0, 0, 0
-    if visible is not None:
-        visible = visible.expand(-1, size, -1)
-        seen = visible.data_ptr(), visible.stride(0), visible.stride(1)
+    masked = 0, 0, 0
+    if mask is not None:
+        mask = mask.expand(-1, size, -1)
+        masked = mask.data_ptr(), mask.stride(0), mask.stride(1)
     words = [
         *(0, query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr()),
-        *(parts.data_ptr(), *keys.stride()[:3], *values.stride()[:3], *seen),
+        *(parts.data_ptr(), *keys.stride()[:3], *values.stride()[:3], *masked),
         *(rows, key_heads, heads // key_heads, size, key_dim, value_dim, pieces),
         *(keys.dtype == torch.bfloat16, *ends.ravel(), *[0] * (rows * key_heads)),
     ]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.verification.attention import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.entries import Block, CachedRow, block_size
-from hf_refspec.verification.layouts import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.passes import FixedTokens, Pass
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def alone(
     [(own_keys, own_values)] = row.first(row.length)
     length, size = row.length, now.sizes[i]
     mask = torch.ones(size, length + size, dtype=torch.bool)
-    mask[:, length:] = torch.from_numpy(now.visible[i])
+    mask[:, length:] = torch.from_numpy(now.masks[i])
     if row.hidden is not None:
         mask[:, :length] &= ~torch.from_numpy(row.hidden)
     if window is not None:
