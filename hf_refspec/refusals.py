@@ -474,13 +474,13 @@ def why_inexact(findings: Mapping[str, Finding], rows: int, cache: Cache | None)
     return Reason("cache", f"no verifier supports its {type(cache).__name__}")
 
 
-def why_refused(finding: Finding, length: int) -> Reason:
+def why_refused(finding: Finding, boundary: int | None) -> Reason:
     """The reason why drafts end in the middle of a call, found by a probe that crosses a length.
 
-    At length 0 it was the first probe of the model."""
+    Without a `boundary` it was the first probe of the model."""
     if finding.failure is not None:
         return Reason("probe", finding.failure)
-    if length == 0:
+    if boundary is None:
         text = f"trees of drafts fail a probe, and the next call tries chains ({finding})"
         return Reason("probe", text)
     return Reason("probe", f"drafts were found inexact at the length of the text ({finding})")

@@ -114,10 +114,10 @@ def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: Pass
         if tree is not None
     }
     known = _known_tokens([*walks.values()], logits, None if top is None else top.choices[0])
-    going = [*walks.values()]
-    while going:
-        tokens = _choose(going, logits, known)
-        going = [walk for walk, token in zip(going, tokens, strict=True) if walk.goes_on(token)]
+    walking = [*walks.values()]
+    while walking:
+        tokens = _choose(walking, logits, known)
+        walking = [walk for walk, token in zip(walking, tokens, strict=True) if walk.goes_on(token)]
     taken = []
     for i, row in enumerate(rows):
         walk = walks.get(i)

@@ -3,8 +3,10 @@ the target model, and emits the tokens that the target has chosen: the accepted 
 
     plan    sizes: the nodes and the depth of each row's draft             plan.py
     draft   a tree for each row, by its drafter                            plan.py, drafting/
-    trim    the nodes that pay, and the width of the pass                  plan.py
-    forward the logits after each row and each node                        verification/verifier.py
+    trim    the nodes that pay                                             plan.py
+    probe   none where the model turns out not to verify them exactly      draft_limits.py
+    forward the logits after each row and each node; `plan.width` pads     verification/verifier.py
+            the pass where that costs less
     accept  tokens by the target's own logits, processors, criteria and    accept.py, row.py
             random numbers, in the order of plain decoding
     keep    the accepted nodes in the cache, nothing else                  verification/
@@ -29,7 +31,8 @@ from ..verification.passes import FixedTokens, PassResult
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .plan import Budget, DraftLimits, Drafts, draft, make_budget, plan_step
+from .draft_limits import DraftLimits
+from .plan import Budget, Drafts, draft, make_budget, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -72,7 +75,8 @@ class Loop:
         plan = plan_step(rows, self.budget, self.limits, longest)
         drafts = draft(rows, plan)
         drafts = plan.trim(drafts)
-        result = self.verifier.forward([row.seen for row in rows], drafts.trees, plan.width)
+        drafts = plan.probe(drafts)
+        result = self.verifier.forward([row.seen for row in rows], drafts.trees, plan.width(drafts))
         taken = self._agreed(rows, accept(rows, drafts.trees, result))
         self.verifier.keep(taken.paths)
         self.learn(rows, drafts, result, taken)

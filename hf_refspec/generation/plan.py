@@ -1,48 +1,33 @@
 """The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
 how wide the pass is.
 
-No other file decides sizes: [`plan_step`] sets the most nodes of each row and their depth, by the
-limits of the call ([`DraftLimits`]: the length of the text, room in the cache, chains), and
-[`Plan.trim`] keeps the drafted nodes that pay and sets the width. A budget knows what pays: the
-best nodes of all rows together, up to the number that yields the most expected tokens per second. A
-pass over packed rows costs as much as their tokens; where rows run side by side, all get the same
-number of nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and
-drafts that could cost a call more than a small part of its time are not verified.
+No other file decides sizes: [`plan_step`] sets the most nodes of each row and their depth, within
+the limits of the call (`draft_limits.py`) and the room in the cache; [`Plan.trim`] keeps the
+drafted nodes that pay, and [`Plan.width`] pads their pass. A budget knows what pays: the best nodes
+of all rows together, up to the number that yields the most expected tokens per second. A pass over
+packed rows costs as much as their tokens; where rows run side by side, all get the same number of
+nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts that
+could cost a call more than a small part of its time are not verified.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from transformers import DynamicCache, PreTrainedConfig
 
 from ..drafting.contract import Call, Drafter, Speed, checked_draft
-from ..drafting.stats import DraftStats
 from ..drafting.tree import MOST_NODES, DraftTree
-from ..refusals import Reason, why_refused
-from ..text_config import context_length, length_dependent_rope, text_config
-from ..verification.probe import ProbedCall, known_finding
-from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted
+from .draft_limits import DraftLimits
 from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .row import Row
 
 logger = logging.getLogger(__name__)
-
-# Names of numbers that limit attention, and names that count something else: max_window_layers,
-# moe_topk.
-_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
-_COUNTS = re.compile(r"layers|moe|router|expert")
-# Every probe's text is longer than this.
-_CROSSED = 8
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,7 @@ class Drafts:
         return any(tree for tree in self.trees)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """The sizes of one step.
 
@@ -74,8 +59,6 @@ class Plan:
         nodes (`int`): The most nodes that each row drafts.
         depths (`list[int | None]`): The greatest depth of each row's draft, 0 for none; `None` for
             a row that takes no part in the pass.
-        width (`int`, *optional*): The tokens to which the pass is padded; `None` for no more than
-            it needs. Known once drafts are trimmed.
     """
 
     rows: Sequence[Row]
@@ -83,24 +66,35 @@ class Plan:
     limits: DraftLimits
     nodes: int
     depths: list[int | None]
-    width: int | None = None
 
     def trim(self, drafts: Drafts) -> Drafts:
-        """The nodes that pay, none if the model turns out not to verify them exactly. Sets the
-        width of their pass. The first of several ranks decides."""
+        """The nodes that pay. The first of several ranks decides."""
         began = perf_counter()
         trees = self.budget.trim(self.rows, drafts)
         seconds = drafts.seconds + perf_counter() - began
-        if not self.limits.ranks.alone:
-            trees = self.limits.ranks.agree(trees)
-        going = [row.seen for row, tree in zip(self.rows, trees, strict=True) if tree is not None]
-        if any(trees) and not self.limits.allow(max(map(len, going))):
-            trees = [None if tree is None else DraftTree.empty() for tree in trees]
-        # A fixed budget measures no costs.
-        if isinstance(self.budget, AutoBudget) and self.limits.may_pad:
-            seen = [row.seen for row in self.rows]
-            self.width = self.budget.width(self.limits.verifier.pass_tokens(seen, trees))
-        return replace(drafts, trees=trees, seconds=seconds)
+        return replace(drafts, trees=self.limits.ranks.agree(trees), seconds=seconds)
+
+    def probe(self, drafts: Drafts) -> Drafts:
+        """The drafts, or none if a probe shows that the model does not verify them exactly. A probe
+        runs before the first draft of a call and at each length at which attention changes, see
+        [`DraftLimits.probe`]; most steps have none."""
+        rows = zip(self.rows, drafts.trees, strict=True)
+        lengths = [len(row.seen) for row, tree in rows if tree is not None]
+        if not drafts.any or self.limits.probe(max(lengths)):
+            return drafts
+        nothing = [None if tree is None else DraftTree.empty() for tree in drafts.trees]
+        return replace(drafts, trees=nothing)
+
+    def width(self, drafts: Drafts) -> int | None:
+        """The tokens to which the pass is padded; `None` for no more than it needs."""
+        if not (isinstance(self.budget, AutoBudget) and self.limits.may_pad):
+            return None  # a fixed budget measures no costs
+        rows = zip(self.rows, drafts.trees, self.limits.verifier.cached, strict=True)
+        return self.budget.width(
+            sum(
+                len(row.seen) - cached + len(tree) for row, tree, cached in rows if tree is not None
+            )
+        )
 
 
 def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
@@ -108,17 +102,17 @@ def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest:
 
     A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
     as the others."""
-    going = [not row.finished or len(row) < longest for row in rows]
+    takes_part = [not row.finished or len(row) < longest for row in rows]
     nodes = 0
     if limits.ranks.is_first:  # it drafts for the others
         entries = limits.verifier.entries
-        nodes = min(budget.nodes(rows, going), entries.room(limits.verifier.cached))
+        nodes = min(budget.nodes(rows, takes_part), entries.room(limits.verifier.cached))
     depths: list[int | None] = []
     for i, row in enumerate(rows):
-        depth = limits.depth(i, len(row.seen)) if going[i] and nodes > 0 else 0
+        depth = limits.depth(i, len(row.seen)) if takes_part[i] and nodes > 0 else 0
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
-        depths.append(max(depth, 0) if going[i] else None)
+        depths.append(max(depth, 0) if takes_part[i] else None)
     return Plan(rows, budget, limits, nodes, depths)
 
 
@@ -140,121 +134,6 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
             tree = checked_draft(row.drafter, plan.nodes, call, vocab_size).truncated(depth)
         trees.append(tree)
     return Drafts(trees, trees, perf_counter() - began)
-
-
-class DraftLimits:
-    """Limits of the drafts of a call: their depth, and whether they may branch.
-
-    Until a probe allows it, no draft crosses a length at which attention may become another
-    computation (a window, a chunk). The probe runs when a text that has reached this length has a
-    draft to verify. A verifier that has not been `probed` is probed before its first draft.
-
-    Attributes:
-        verifier ([`Verifier`]): Runs the passes.
-        chains (`bool`): True if drafts must not branch.
-        ranks ([`Ranks`]): The processes that decode one text together; the first one decides.
-        refused ([`Reason`], *optional*): Why drafts end at the next length, if they do.
-    """
-
-    def __init__(
-        self,
-        verifier: Verifier,
-        rows: int = 1,
-        chains: bool = False,
-        probed: bool = True,
-        ranks: Ranks | None = None,
-        stats: DraftStats | None = None,
-    ) -> None:
-        """`rows` is 2 for any number of several; `stats` count the passes of probes."""
-        self.verifier = verifier
-        self.chains = chains or not verifier.kind.takes_trees
-        self.ranks = Ranks() if ranks is None else ranks
-        self.refused: Reason | None = None
-        config = text_config(verifier.model)
-        self.vocab_size: int = config.vocab_size
-        self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
-        self._stats = stats
-        self._table = context_length(config)
-        rope = length_dependent_rope(config)
-        # The length at which rotary frequencies change; and whether they do so at every step from
-        # there on, or once ("longrope").
-        originally = "original_max_position_embeddings"
-        unscaled = rope.get(originally) or getattr(config, originally, None) or self._table
-        self._unscaled = unscaled if rope else None
-        self._is_dynamic = rope.get("rope_type") == "dynamic"
-        self._boundaries = ([] if probed else [0]) + boundaries(config)
-
-    @property
-    def may_pad(self) -> bool:
-        """True if passes of packed rows may be padded: one token then runs as one of several, which
-        must have been found exact. Each of several ranks has measured other costs."""
-        is_exact = self.refused is None and self._boundaries[:1] != [0]
-        return self.verifier.entries.packs and is_exact and self.ranks.alone
-
-    def allow(self, length: int) -> bool:
-        """True if drafts after texts of up to this length may be verified. Probes the lengths that
-        they have reached, once each."""
-        while self.refused is None and self._boundaries and length >= self._boundaries[0]:
-            call = self._call._replace(boundary=self._boundaries[0] or None)
-            finding = known_finding(call, self._stats)
-            if finding.exact:
-                self._boundaries = self._boundaries[1:]
-            else:
-                self.refused = why_refused(finding, self._boundaries[0])
-        return self.refused is None
-
-    def depth(self, index: int, length: int) -> int:
-        """The greatest depth of a draft after the row with this index, whose text has this length;
-        0 or less allows none.
-
-        A draft ends at the first of
-
-        - the next length that is not probed, or at which drafts are refused;
-        - the end of the table of positions, unless the text is past it, as in plain decoding;
-        - the length at which rotary frequencies change: one pass has one set of them, so that a
-          longer draft would change those of the accepted tokens.
-        """
-        deepest = sys.maxsize
-        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
-        for last in (self.verifier.last_position(index, length), length - 1):
-            if self._table is not None and last < self._table:
-                deepest = min(deepest, self._table - 1 - last)
-            if self._unscaled is not None and last <= self._unscaled:
-                # The step at the border is plain: some models begin a new cache there (Phi-3).
-                deepest = min(deepest, max(self._unscaled - 1 - last, 0))
-            elif self._is_dynamic:
-                deepest = min(deepest, 0)
-        refused = self.refused is not None
-        ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
-        return min(deepest, ahead[0] - length) if ahead else deepest
-
-
-def boundaries(config: PreTrainedConfig) -> list[int]:
-    """The lengths, ascending, at which attention may become another computation: numbers that the
-    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
-
-    A false boundary costs one probe; a missed one can change ids.
-    """
-    named = [
-        value
-        for name, value in vars(config).items()
-        if _LENGTHS.search(name) and not _COUNTS.search(name)
-    ]
-    windows = [
-        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
-    ]
-    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
-
-
-def _numbers(values: Any) -> Iterator[int]:
-    """All integers in nested lists and dictionaries."""
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _numbers(value)
-    elif isinstance(values, int) and not isinstance(values, bool):
-        yield values
 
 
 @dataclass(frozen=True)
@@ -302,8 +181,8 @@ class Budget:
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes  # the most that a row ever drafts
 
-    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
-        """The most nodes that each row should draft for the next pass of the `going` rows."""
+    def nodes(self, rows: Sequence[Row], takes_part: Sequence[bool]) -> int:
+        """The most nodes that each row should draft, if these take part in the next pass."""
         return self.max_nodes
 
     def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
@@ -339,14 +218,16 @@ class AutoBudget(Budget):
         self._plain = 0.0  # seconds of a plain step
         self._length = 0  # tokens of the longest text
         self._rows = 1
-        self._going = 1  # rows that take part
+        self._active = 1  # rows that take part
 
-    def nodes(self, rows: Sequence[Row], going: Sequence[bool]) -> int:
+    def nodes(self, rows: Sequence[Row], takes_part: Sequence[bool]) -> int:
         """The most nodes that each row should draft. Returns 0 while a plain step is measured or
         drafting is not affordable, and mostly 0 while drafts do not pay."""
         self._rows = len(rows)
-        self._going = sum(going)
-        self._length = max(len(row.seen) for row, goes in zip(rows, going, strict=True) if goes)
+        self._active = sum(takes_part)
+        self._length = max(
+            len(row.seen) for row, takes in zip(rows, takes_part, strict=True) if takes
+        )
         _, [plain_tokens] = self._passes(0)
         self._plain = self._seconds(plain_tokens)
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
@@ -360,8 +241,8 @@ class AutoBudget(Budget):
     def speed(self, probs: np.ndarray, drafting_seconds: float) -> float:
         """See [`Call`]; of a row, if all rows draft alike."""
         best = np.sort(probs)[::-1][: self.max_nodes]
-        gains = _sums(np.repeat(best, self._going)) if self._packs else self._going * _sums(best)
-        _, speed = self._best_count(gains, self._going * drafting_seconds)
+        gains = _sums(np.repeat(best, self._active)) if self._packs else self._active * _sums(best)
+        _, speed = self._best_count(gains, self._active * drafting_seconds)
         return speed
 
     def width(self, tokens: int) -> int:
@@ -384,7 +265,7 @@ class AutoBudget(Budget):
         for row, drafted, taken in zip(rows, drafts.drafted, accepted.rows, strict=True):
             if drafted:
                 row.drafter.calibration.record(drafted, taken.tokens)
-        going = sum(taken.path is not None for taken in accepted.rows)
+        active = sum(taken.path is not None for taken in accepted.rows)
         emitted = sum(len(taken.tokens) for taken in accepted.rows)
         drafting_seconds = self._drafting_seconds if self._drafts else 0.0
         seconds = accepted.seconds
@@ -398,7 +279,7 @@ class AutoBudget(Budget):
             most = BUDGET.disturbed * usual
             disturbed = seconds > most and self._costs.knows(pass_tokens)
             booked = usual if disturbed else min(seconds, most)
-            gained += emitted / going * self._plain - booked
+            gained += emitted / active * self._plain - booked
         if self._plain > 0:
             affordable = self._affordable + gained / self._plain
             self._affordable = min(affordable, BUDGET.most_affordable)
@@ -432,7 +313,7 @@ class AutoBudget(Budget):
             drafting_seconds: The time that a pass without nodes would still save.
         """
         counts, tokens = self._passes(len(gains) - 1)
-        speed = (self._going + gains[counts]) / (
+        speed = (self._active + gains[counts]) / (
             self._costs.seconds(tokens, self._length) + drafting_seconds
         )
         speed[0] *= BUDGET.margin
@@ -447,10 +328,10 @@ class AutoBudget(Budget):
         """The passes to choose from: their numbers of nodes, 0, `max_count` and those between with
         known costs; and their numbers of tokens, of all rows together."""
         widths = np.array(self._widths or PASS_TOKENS)
-        known = np.array(TOKENS) - self._going if self._packs else widths - 1
+        known = np.array(TOKENS) - self._active if self._packs else widths - 1
         counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
         if self._packs:
-            return counts, self._going + counts
+            return counts, self._active + counts
         width = 1 + counts
         if self._widths:
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
@@ -471,14 +352,14 @@ class AutoBudget(Budget):
             np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
             for row, draft in zip(rows, drafts, strict=True)
         ]
-        going = np.array([draft is not None for draft in drafts])
-        count = int(going.sum())
-        worth = going.astype(float)
+        takes_part = np.array([draft is not None for draft in drafts])
+        count = int(takes_part.sum())
+        worth = takes_part.astype(float)
         if self._waits and count > 1:
             lengths = np.array([len(row) for row in rows])
             ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
-            lags = np.minimum(ahead[going].min() - ahead, 0)
-            last = going * np.exp(lags / BUDGET.lead)
+            lags = np.minimum(ahead[takes_part].min() - ahead, 0)
+            last = takes_part * np.exp(lags / BUDGET.lead)
             fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
             if self._packs:
                 fixed = min(self._seconds(1) / self._seconds(count), 1.0)

@@ -194,8 +194,8 @@ class BatchCriteria:
 
     def _reached(self, rows: Sequence[Row]) -> int:
         """The length that the call would have reached with its rows decoded in step."""
-        going = [len(row) for row in rows if not (row.finished and self.pads)]
-        return min([*going, longest_row(rows)])
+        lengths = [len(row) for row in rows if not (row.finished and self.pads)]
+        return min([*lengths, longest_row(rows)])
 
 
 def rows_of(

@@ -228,10 +228,10 @@ class Inputs:
         """Adds the rows of another prefill, with the usual arguments alone."""
         self._first = np.concatenate([self._first, other._first], axis=-1)
 
-    def offset(self, row: int) -> int:
-        """A token's position in this row less its index: left padding has no position, and a given
-        cache may hold tokens that the ids lack."""
-        return int(self._first[..., row].max())
+    def last_position(self, row: int, length: int) -> int:
+        """The position of the last token of a row that has this length: left padding has no
+        position, and a given cache may hold tokens that the ids lack."""
+        return length - 1 + int(self._first[..., row].max())
 
 
 class MaskedInputs(Inputs):

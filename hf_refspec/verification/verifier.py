@@ -185,19 +185,6 @@ class Verifier:
         self._last = pass_
         return replace(result, began=began)
 
-    def pass_tokens(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree | None]) -> int:
-        """The tokens of a pass over these rows and drafts, without padding."""
-        return sum(
-            len(row) - cached + len(draft)
-            for row, draft, cached in zip(rows, drafts, self.cached, strict=True)
-            if draft is not None
-        )
-
-    def last_position(self, row: int, length: int) -> int:
-        """The position of the last token of a row that has this length."""
-        assert self.inputs is not None
-        return length - 1 + self.inputs.offset(row)
-
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps in the cache each row's pending tokens and the nodes of its path, and nothing of a
         row whose path is `None`. A prefill is kept as it is."""
@@ -211,8 +198,9 @@ class Verifier:
         """The hidden states that a pass over a single row returned of the tokens that are kept."""
         if result.hidden_states is None or len(self.cached) > 1:
             return None
+        assert self.inputs is not None
         length = len(row) - 1  # the last token has not run
-        states = States(result.hidden_states, self.last_position(0, length))
+        states = States(result.hidden_states, self.inputs.last_position(0, length))
         pending = len(states) - len(draft)
         kept = torch.tensor([*range(pending), *(pending + node for node in path)])
         hidden_states = tuple(

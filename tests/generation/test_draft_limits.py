@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, DynamicCache
 from transformers.generation import stopping_criteria
 
-from hf_refspec.generation.plan import DraftLimits
+from hf_refspec.generation.draft_limits import DraftLimits
 from hf_refspec.verification.caches import find_cache
 from hf_refspec.verification.verifier import TREE
 from tests.helpers.architectures import VOCAB_SIZE, WINDOW, small
@@ -184,7 +184,7 @@ def test_how_deep_a_draft_goes_behind_a_position(rope, position, depth):
     shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
     config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
     verifier = SimpleNamespace(kind=TREE, model=SimpleNamespace(config=config), model_kwargs={})
-    verifier.last_position = lambda row, length: length - 1
+    verifier.inputs = SimpleNamespace(last_position=lambda row, length: length - 1)
     assert DraftLimits(verifier).depth(0, position + 1) == depth
 
 

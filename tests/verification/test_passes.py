@@ -95,9 +95,9 @@ def test_a_position_counts_what_a_given_cache_holds_and_no_padding(llama):
 
     padded = padded_prompts(3)  # by 0, 5 and 2 tokens
     verifier = prefilled(padded["input_ids"], attention_mask=padded["attention_mask"])
-    assert [verifier.last_position(row, 20) for row in range(3)] == [19, 14, 17]
+    assert [verifier.inputs.last_position(row, 20) for row in range(3)] == [19, 14, 17]
     cache = DynamicCache(config=llama.config)
     llama(torch.tensor([[5, 6, 7]]), past_key_values=cache)
     mask = torch.ones((1, 5), dtype=torch.int64)
     verifier = prefilled(torch.tensor([[8, 9]]), past_key_values=cache, attention_mask=mask)
-    assert verifier.last_position(0, 4) == 3 + 3
+    assert verifier.inputs.last_position(0, 4) == 3 + 3

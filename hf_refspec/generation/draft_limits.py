@@ -1,0 +1,148 @@
+"""The limits of drafts: how deep they may go, and at which lengths of the text a probe comes first.
+
+Until a probe allows it, no draft crosses a length at which attention may become another computation
+(a window, a chunk). The probe runs when a text that has reached this length has a draft to verify.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import DynamicCache, PreTrainedConfig
+
+from ..drafting.stats import DraftStats
+from ..refusals import Reason, why_refused
+from ..text_config import context_length, length_dependent_rope, text_config
+from ..verification.probe import ProbedCall, known_finding
+from ..verification.ranks import Ranks
+from ..verification.verifier import Verifier
+
+# Names of numbers that limit attention, and names that count something else: max_window_layers,
+# moe_topk.
+_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+_COUNTS = re.compile(r"layers|moe|router|expert")
+# Every probe's text is longer than this.
+_CROSSED = 8
+
+
+class DraftLimits:
+    """Limits of the drafts of a call: their depth, and whether they may branch.
+
+    A verifier that has not been `probed` is probed before its first draft.
+
+    Attributes:
+        verifier ([`Verifier`]): Runs the passes.
+        chains (`bool`): True if drafts must not branch.
+        ranks ([`Ranks`]): The processes that decode one text together; the first one decides.
+        refused ([`Reason`], *optional*): Why drafts end at the next length, if they do.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        rows: int = 1,
+        chains: bool = False,
+        probed: bool = True,
+        ranks: Ranks | None = None,
+        stats: DraftStats | None = None,
+    ) -> None:
+        """`rows` is 2 for any number of several; `stats` count the passes of probes."""
+        self.verifier = verifier
+        self.chains = chains or not verifier.kind.takes_trees
+        self.ranks = Ranks() if ranks is None else ranks
+        self.refused: Reason | None = None
+        config = text_config(verifier.model)
+        self.vocab_size: int = config.vocab_size
+        self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
+        self._stats = stats
+        self._table = context_length(config)
+        rope = length_dependent_rope(config)
+        # The length at which rotary frequencies change; and whether they do so at every step from
+        # there on, or once ("longrope").
+        originally = "original_max_position_embeddings"
+        unscaled = rope.get(originally) or getattr(config, originally, None) or self._table
+        self._unscaled = unscaled if rope else None
+        self._is_dynamic = rope.get("rope_type") == "dynamic"
+        self._is_probed = probed
+        self._boundaries = boundaries(config)  # that no probe has crossed
+
+    @property
+    def may_pad(self) -> bool:
+        """True if passes of packed rows may be padded: one token then runs as one of several, which
+        must have been found exact. Each of several ranks has measured other costs."""
+        is_exact = self._is_probed and self.refused is None
+        return self.verifier.entries.packs and is_exact and self.ranks.alone
+
+    def probe(self, length: int) -> bool:
+        """True if drafts after texts of up to this length may be verified. Runs the probes that are
+        due: the verifier's own, and those that cross the lengths which the texts have reached."""
+        reached = [boundary for boundary in self._boundaries if boundary <= length]
+        due = reached if self._is_probed else [None, *reached]
+        for boundary in due if self.refused is None else ():
+            finding = known_finding(self._call._replace(boundary=boundary), self._stats)
+            if not finding.exact:
+                self.refused = why_refused(finding, boundary)
+                break
+            self._is_probed = True
+            if boundary is not None:
+                self._boundaries.remove(boundary)
+        return self.refused is None
+
+    def depth(self, index: int, length: int) -> int:
+        """The greatest depth of a draft after the row with this index, whose text has this length;
+        0 or less allows none.
+
+        A draft ends at the first of
+
+        - the next length that is not probed, or at which drafts are refused;
+        - the end of the table of positions, unless the text is past it, as in plain decoding;
+        - the length at which rotary frequencies change: one pass has one set of them, so that a
+          longer draft would change those of the accepted tokens.
+        """
+        deepest = sys.maxsize
+        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
+        assert self.verifier.inputs is not None
+        for last in (self.verifier.inputs.last_position(index, length), length - 1):
+            if self._table is not None and last < self._table:
+                deepest = min(deepest, self._table - 1 - last)
+            if self._unscaled is not None and last <= self._unscaled:
+                # The step at the border is plain: some models begin a new cache there (Phi-3).
+                deepest = min(deepest, max(self._unscaled - 1 - last, 0))
+            elif self._is_dynamic:
+                deepest = min(deepest, 0)
+        refused = self.refused is not None
+        if refused and not self._is_probed:
+            return 0
+        ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
+        return min(deepest, ahead[0] - length) if ahead else deepest
+
+
+def boundaries(config: PreTrainedConfig) -> list[int]:
+    """The lengths, ascending, at which attention may become another computation: numbers that the
+    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
+
+    A false boundary costs one probe; a missed one can change ids.
+    """
+    named = [
+        value
+        for name, value in vars(config).items()
+        if _LENGTHS.search(name) and not _COUNTS.search(name)
+    ]
+    windows = [
+        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
+    ]
+    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    """All integers in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _numbers(value)
+    elif isinstance(values, int) and not isinstance(values, bool):
+        yield values
