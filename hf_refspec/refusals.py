@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -45,11 +45,8 @@ from .transformers_names import (
     mask_length,
 )
 from .verification.caches import crosses_images, find_cache, has_static_layers
-from .verification.model_memo import memo_of
+from .verification.model_memo import Finding, memo_of
 from .verification.ranks import Ranks
-
-if TYPE_CHECKING:
-    from .verification.probe import Finding
 
 VERIFICATIONS = ("auto", "tree", "chain", "reproducible")
 REPRODUCIBLE = VERIFICATIONS[-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from inspect import getattr_static
 from types import FunctionType, MethodType
@@ -35,6 +36,35 @@ _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
 # Hooks of transformers and PEFT for gradients, which `generate` computes none of (training that
 # switches gradient checkpointing around each call adds one each time), and for hidden states.
 _HARMLESS = {"make_inputs_require_grads", "make_inputs_require_grad", "output_capturing_hook"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a probe, as distances relative to the spread of the logits."""
+
+    exact: bool  # true if the verifier may be used
+    error: float = 0.0  # the distance of its logits from single steps'
+    rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
+    leak: float | None = None  # the effect of other branches' content, where measured
+    # True if a library's kernels round each product of a float32 model as bfloat16 would.
+    rounds_products: bool = False
+    same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
+    failure: str | None = None  # the exception of the model, or its dropout
+    lacked_memory: bool = False  # which says nothing about the model
+    passes: int = 0  # the forward passes that it took
+
+    def __str__(self) -> str:
+        if self.failure is not None:
+            return self.failure
+        if not self.same_bits:
+            return "bits of logits depend on what else is in a pass"
+        text = (
+            f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
+            f"{self.rounding:.1e}"
+        )
+        if self.leak is not None:
+            text += f", and other branches change them by {self.leak:.1e}"
+        return text
 
 
 def memo_of(model: nn.Module) -> dict[Any, Any]:

@@ -26,7 +26,7 @@ from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
 from ..text_config import attends_locally, text_config
 from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
-from .model_memo import memo_of_state, probing
+from .model_memo import Finding, memo_of_state, probing
 from .passes import FixedTokens, UnverifiableError, prepared, random_state, set_random_state
 from .ranks import Ranks
 from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
@@ -68,35 +68,6 @@ class ProbedCall(NamedTuple):
     model_kwargs: dict[str, Any]
     boundary: int | None = None  # a length that the text of the probe crosses
     config: GenerationConfig | None = None  # whose passes may be compiled
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of a probe, as distances relative to the spread of the logits."""
-
-    exact: bool  # true if the verifier may be used
-    error: float = 0.0  # the distance of its logits from single steps'
-    rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
-    leak: float | None = None  # the effect of other branches' content, where measured
-    # True if a library's kernels round each product of a float32 model as bfloat16 would.
-    rounds_products: bool = False
-    same_bits: bool = True  # true if drafts change no bit of logits, where it promises that
-    failure: str | None = None  # the exception of the model, or its dropout
-    lacked_memory: bool = False  # which says nothing about the model
-    passes: int = 0  # the forward passes that it took
-
-    def __str__(self) -> str:
-        if self.failure is not None:
-            return self.failure
-        if not self.same_bits:
-            return "bits of logits depend on what else is in a pass"
-        text = (
-            f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
-            f"{self.rounding:.1e}"
-        )
-        if self.leak is not None:
-            text += f", and other branches change them by {self.leak:.1e}"
-        return text
 
 
 @dataclass(frozen=True)
