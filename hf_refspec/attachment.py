@@ -70,8 +70,7 @@ class Attachment:
         """Adds the counts of a call that is over."""
         with self._lock:
             self.stats += stats
-            self.stats.verification = stats.verification
-            self.stats.reason = stats.reason
+            self.stats.explain(stats.verification, stats.reason)
 
     def log_plain_call(self, why: str) -> None:
         """Logs once for each reason that a call runs without the drafter."""

@@ -126,16 +126,16 @@ class Blend(Drafter):
         known: set[int] = set()  # accepted tokens that an earlier source had drafted
         for i, source in enumerate(self.stats.sources):
             foreseen: set[int] = set()
+            drafted = 0
             for draft in self._drafts:
                 if draft.source != i:
                     continue
                 depth = len(draft.path)
-                source.drafted += len(draft.tree)
+                drafted += len(draft.tree)
                 if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
                     reached = self._calibrations[i].record(draft.tree, tokens[depth:])
                     foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
-            source.accepted += len(foreseen)
-            source.first += len(foreseen - known)
+            source.record(drafted, len(foreseen), len(foreseen - known))
             known |= foreseen
         self._drafts = []
 

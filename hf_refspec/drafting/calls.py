@@ -178,11 +178,11 @@ def drafter_call(
             rows.append(row_drafter if begins_now else late)
         yield rows
         for fork in drafters[1:]:
-            drafter.stats += DraftStats(sources=fork.stats.sources)
+            drafter.stats.add_sources(fork.stats.sources)
         if drafter in drafter.sources:  # alone: the blend that it might be has counted its sources
             drafted, accepted = drafter.stats.drafted, drafter.stats.accepted
             alone = SourceStats(type(drafter).__name__, drafted, accepted, first=accepted)
-            drafter.stats.sources = [alone]
+            drafter.stats.add_sources([alone])
 
 
 def remember_outputs(

@@ -22,6 +22,15 @@ def shares(seconds: dict[str, float]) -> str:
     return f"{total:.1f} s" + (": " + ", ".join(parts) if parts else "")
 
 
+class Figures:
+    """Counts, times and lists that a call adds to."""
+
+    def add(self, **figures: Any) -> None:
+        """Adds to the figures of these names: `drafting_seconds=0.1`."""
+        for name, added in figures.items():
+            setattr(self, name, getattr(self, name) + added)
+
+
 @dataclass(repr=False)
 class SourceStats:
     """Counts of one source of a [`Blend`], or of a drafter alone.
@@ -37,6 +46,12 @@ class SourceStats:
     drafted: int = 0
     accepted: int = 0
     first: int = 0
+
+    def record(self, drafted: int, accepted: int, first: int) -> None:
+        """Counts one pass."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.first += first
 
     @property
     def counts(self) -> str:
@@ -56,7 +71,7 @@ class SourceStats:
 
 
 @dataclass(repr=False)
-class DraftStats:
+class DraftStats(Figures):
     """Counts and times of one call of `generate`, over all of its rows.
 
     Attributes:
@@ -133,12 +148,6 @@ class DraftStats:
         parts = ("prefill", "verifying", "drafting", "learning", "other")
         return {part: getattr(self, f"{part}_seconds") for part in parts}
 
-    def record_seconds(self, **seconds: float) -> None:
-        """Adds to the times of these parts: `drafting=0.1`."""
-        for part, added in seconds.items():
-            name = f"{part}_seconds"
-            setattr(self, name, getattr(self, name) + added)
-
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with the numbers of its draft tokens and
         of the accepted ones; the pass yields one token more."""
@@ -151,18 +160,27 @@ class DraftStats:
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
 
+    def explain(self, verification: str, reason: str | None = None) -> None:
+        """Says how drafts were verified, and why nothing was drafted."""
+        self.verification = verification
+        self.reason = reason
+
     def __iadd__(self, other: DraftStats) -> DraftStats:
         """Adds another call's counts and times."""
-        for name, value in vars(other).items():
-            if isinstance(value, (int, float)):
-                setattr(self, name, getattr(self, name) + value)
+        self.add(
+            **{k: value for k, value in vars(other).items() if isinstance(value, (int, float))}
+        )
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
         self.accepted_lengths = [sum(pair) for pair in lengths]
-        sources = zip_longest(self.sources, other.sources)
+        self.add_sources(other.sources)
+        return self
+
+    def add_sources(self, others: Sequence[SourceStats]) -> None:
+        """Adds the counts of the same sources in another row or call."""
+        sources = zip_longest(self.sources, others)
         self.sources = [
             ours + theirs if ours and theirs else ours or theirs for ours, theirs in sources
         ]
-        return self
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, MAT included, as plain types that JSON can hold."""

@@ -91,11 +91,11 @@ class Loop:
         if result.is_step:
             self.budget.record(rows, drafts, taken)
         self._observe(rows, drafts.trees, result, taken)
-        self.stats.record_seconds(
-            drafting=drafts.seconds,
-            verifying=taken.seconds,
-            other=began - result.began - taken.seconds,
-            learning=perf_counter() - began,
+        self.stats.add(
+            drafting_seconds=drafts.seconds,
+            verifying_seconds=taken.seconds,
+            other_seconds=began - result.began - taken.seconds,
+            learning_seconds=perf_counter() - began,
         )
 
     def run(
@@ -132,7 +132,7 @@ class Loop:
         taken = self._agreed(rows, accept(rows, trees, result))
         self.verifier.keep(taken.paths)
         self._observe(rows, trees, result, taken)
-        self.stats.record_seconds(prefill=perf_counter() - began)
+        self.stats.add(prefill_seconds=perf_counter() - began)
 
     def read_ahead(self, rows: Sequence[Row], length: int) -> None:
         """Runs the prompts up to this length; `prefill` runs the rest."""
@@ -140,7 +140,7 @@ class Loop:
         pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
         self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
         self.verifier.keep([[]] * len(rows))
-        self.stats.record_seconds(prefill=perf_counter() - began)
+        self.stats.add(prefill_seconds=perf_counter() - began)
 
     def _agreed(self, rows: Sequence[Row], taken: Accepted) -> Accepted:
         """The tokens that the first of several ranks has taken, in the rows of all of them."""

@@ -114,6 +114,10 @@ class PassCosts:
                     excess.popleft()
         self._estimate()
 
+    def allow(self, lost: float) -> None:
+        """Lets the drafts of the next call lose this number of plain steps, within the advance."""
+        self.allowance = min(lost, COSTS.advance)
+
     def wants_plain_step(self, length: int) -> bool:
         """True if the next step should be a plain one, to be measured."""
         known = len(self._steps[_length_class(length)])

@@ -24,7 +24,7 @@ from ..drafting.tree import MOST_NODES, DraftTree
 from ..verification.verifier import Verifier
 from .accept import Accepted
 from .draft_limits import DraftLimits
-from .pass_costs import COSTS, PASS_TOKENS, TOKENS, PassCosts, pass_costs
+from .pass_costs import PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .row import Row
 
 logger = logging.getLogger(__name__)
@@ -283,8 +283,7 @@ class AutoBudget(Budget):
         if self._plain > 0:
             affordable = self._affordable + gained / self._plain
             self._affordable = min(affordable, BUDGET.most_affordable)
-            allowance = max(self._affordable, BUDGET.least_advance)
-            self._costs.allowance = min(allowance, COSTS.advance)
+            self._costs.allow(max(self._affordable, BUDGET.least_advance))
         self._spared += BUDGET.drafting_fraction * seconds
 
     def _trimmed(

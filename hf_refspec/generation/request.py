@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -50,7 +50,7 @@ from ..text_config import text_config
 from ..transformers_names import ends_and_padding, hidden_state_generator, prefix_constraint
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
-from .row import Row, longest_row, padded_ids, prompt_tokens
+from .row import ColumnNoise, Row, longest_row, padded_ids, prompt_tokens
 
 logger = logging.getLogger("hf_refspec")
 
@@ -188,7 +188,7 @@ class BatchCriteria:
             stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:  # it may be longer by now, or have been ended before
-                    row.stopped_at = min(self.asked, row.stopped_at or self.asked)
+                    row.stop(self.asked)
             if self.streamer is not None:
                 self.streamer.put(ids[:, -1].cpu())
 
@@ -199,15 +199,24 @@ class BatchCriteria:
 
 
 def rows_of(
-    request: Request, drafters: Sequence[Drafter], ranks: Ranks
+    request: Request, drafters: Sequence[Drafter], ranks: Ranks, noise: ColumnNoise | None = None
 ) -> tuple[list[Row], BatchCriteria | None]:
     """The rows of a call with their drafters, and criteria and streamer that rows have together."""
     count = len(request.input_ids)
+    noises = [None if noise is None else partial(noise.of, i) for i in range(count)]
     config = request.generation_config
     processors = request.logits_processor
     criteria = request.stopping_criteria
     if count == 1:
-        row = Row(request.input_ids, processors, criteria, config, request.streamer, drafters[0])
+        row = Row(
+            request.input_ids,
+            processors,
+            criteria,
+            config,
+            request.streamer,
+            drafters[0],
+            noise=noises[0],
+        )
         return [row], None
     row_criteria = StoppingCriteriaList()
     batch_criteria = StoppingCriteriaList()
@@ -218,7 +227,8 @@ def rows_of(
         ids = request.input_ids[i : i + 1]
         own_processors = [processor_of_row(processor, i, count) for processor in processors]
         own_processors = LogitsProcessorList(own_processors)
-        rows.append(Row(ids, own_processors, row_criteria, config, drafter=drafter))
+        row = Row(ids, own_processors, row_criteria, config, drafter=drafter, noise=noises[i])
+        rows.append(row)
     if not batch_criteria and request.streamer is None:
         return rows, None
     return rows, BatchCriteria(

@@ -116,6 +116,8 @@ class Row:
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
         drafter: Drafter | None = None,
+        generator: torch.Generator | None = None,
+        noise: Callable[[int, int], torch.Tensor] | None = None,
     ) -> None:
         config = generation_config
         self.drafter = Drafter() if drafter is None else drafter
@@ -130,7 +132,7 @@ class Row:
         self.do_sample = bool(config.do_sample)
         self.takes_argmax = not (self.do_sample or logits_processor or self.is_recorded)
         self.sampling = Sampling.of(config)
-        self._seen: TokenSequence | None = None
+        self._context: TokenSequence | None = None
         self.output: list[int] = []
         self._ids = input_ids
         self._prompt_length = input_ids.shape[1]
@@ -150,8 +152,8 @@ class Row:
             else:
                 self._other_criteria.append(criterion)
         self.draft_end: int | None = self.max_length
-        self.generator: torch.Generator | None = None
-        self.noise: Callable[[int, int], torch.Tensor] | None = None
+        self.generator = generator
+        self.noise = noise
 
     def __len__(self) -> int:
         return self._prompt_length + len(self.output)
@@ -159,11 +161,20 @@ class Row:
     @property
     def seen(self) -> TokenSequence:
         # Without a reference to itself, which would keep its drafter until garbage is collected.
-        return self if self._seen is None else self._seen
+        return self if self._context is None else self._context
 
-    @seen.setter
-    def seen(self, tokens: TokenSequence) -> None:
-        self._seen = tokens
+    def go_on_in(self, context: TokenSequence, draft_end: int) -> None:
+        """Lets the model see these tokens in place of the text, and no draft pass this length."""
+        self._context = context
+        self.draft_end = draft_end if self.max_length is None else min(draft_end, self.max_length)
+
+    def draft_by(self, drafter: Drafter) -> None:
+        """Lets another drafter draft what follows."""
+        self.drafter = drafter
+
+    def stop(self, length: int) -> None:
+        """Ends it at this length, if nothing has ended it before."""
+        self.stopped_at = min(length, self.stopped_at or length)
 
     @property
     def finished(self) -> bool:
@@ -234,8 +245,8 @@ class Row:
             self._reminder = None
         if self._other_criteria:  # always asked: they may keep state
             stopped = bool(self._other_criteria(self.ids, self.scores).all()) or stopped
-        if stopped and self.stopped_at is None:
-            self.stopped_at = len(self)
+        if stopped:
+            self.stop(len(self))
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
         return stopped

@@ -33,10 +33,9 @@ from ..verification.caches import KeysAndValues, find_cache, has_padding, new_ca
 from ..verification.entries import InPlaceEntries
 from ..verification.model_memo import state_of
 from ..verification.probe import ProbedCall, known_finding, select_verifier
-from ..verification.ranks import Ranks
 from ..verification.verifier import PLAIN, TREE, Verifier
 from .loop import Loop
-from .request import Request, rows_of
+from .request import Request
 from .row import Row
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
@@ -115,11 +114,19 @@ def prepare_text(
         )
     if request.drafter is not None:
         request.drafter.check(text_config(model).vocab_size, logits_processor)
-    [row], _ = rows_of(request, [Drafter()], Ranks())
     verifier, joins = _verifier(request)
+    generator = None
     if generation_config.do_sample:
-        row.generator = torch.Generator(input_ids.device)
-        row.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        generator = torch.Generator(input_ids.device)
+        generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    row = Row(
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        streamer,
+        generator=generator,
+    )
     return RunningText(request, row, verifier, joins)
 
 
@@ -186,8 +193,9 @@ class RunningText:
         assert self._request is not None
         request = self._request
         verifier = self.verifier
-        [self.row.drafter] = self._session.enter_context(request.drafters())
-        self.stats = self.row.drafter.stats
+        [drafter] = self._session.enter_context(request.drafters())
+        self.row.draft_by(drafter)
+        self.stats = drafter.stats
         if request.streamer is not None:
             request.streamer.put(self.input_ids.cpu())
             self._session.callback(request.streamer.end)

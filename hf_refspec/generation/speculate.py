@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -187,9 +186,16 @@ def _decode(
     is_probed: bool,
 ) -> Output:
     """Decodes with drafts until all rows have ended."""
-    rows, criteria = rows_of(request, drafters, ranks)
+    device = request.input_ids.device
+    count = len(request.input_ids)
+    # Random numbers that are drawn ahead let all tokens of a pass be chosen at once; on the CPU
+    # that would cost more than it saves.
+    on_device = device.type != "cpu" and is_blind(request.logits_processor)
+    samples = request.generation_config.do_sample and (count > 1 or on_device)
+    noise = ColumnNoise(count, device) if samples else None
+    rows, criteria = rows_of(request, drafters, ranks, noise)
     stats = drafters[0].stats
-    stats.verification = verifier.kind.name
+    stats.explain(verifier.kind.name)
     loop = Loop.over(
         verifier,
         drafters[0],
@@ -206,15 +212,6 @@ def _decode(
     returns_dict = config.return_dict_in_generate
     keeps_cache = bool(returns_dict or belongs_to_caller(verifier.entries.cache))
     pads = request.pads
-    noise = None
-    device = request.input_ids.device
-    # Random numbers that are drawn ahead let all tokens of a pass be chosen at once; on the CPU
-    # that would cost more than it saves.
-    on_device = device.type != "cpu" and is_blind(request.logits_processor)
-    if config.do_sample and (len(rows) > 1 or on_device):
-        noise = ColumnNoise(len(rows), device)
-        for i, row in enumerate(rows):
-            row.noise = partial(noise.of, i)
     try:
         loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
         ids = padded_ids(rows, longest_row(rows), pads, request.pad_id)
@@ -236,7 +233,7 @@ def _decode(
         reason = loop.limits.refused or why_undrafted(
             loop.budget.max_nodes, waited=all(late), offered=loop.offered
         )
-        stats.reason = reason.text
+        stats.explain(verifier.kind.name, reason.text)
         if reason.kind == "probe":
             _log_plain(request, reason)
     if not returns_dict:
@@ -254,8 +251,7 @@ def _decode_plainly(request: Request, drafters: Sequence[Drafter], reason: Reaso
     """Plain decoding by transformers itself; the drafters observe its tokens."""
     _log_plain(request, reason)
     stats = drafters[0].stats
-    stats.reason = reason.text
-    stats.verification = "none"
+    stats.explain("none", reason.text)
     kwargs = request.model_kwargs
     if request.adds_cache:
         request.generation_config.use_cache = False

@@ -89,19 +89,17 @@ class RaLMSeq:
 
     def _query(self) -> _Query:
         value, seconds = self._timed(self.text.query)
-        self.stats.query_seconds += seconds
+        self.stats.add(query_seconds=seconds)
         return _Query(value, seconds)
 
     def _begin(self, queries: Sequence[_Query], count: int) -> RunningSearch:
-        self.stats.searches += 1
-        self.stats.retrievals += len(queries)
+        self.stats.add(searches=1, retrievals=len(queries))
         return self.retriever.begin([query.value for query in queries], count)
 
     def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float, float]:
         """The result of each query, and the seconds of the search and of waiting for it."""
         (truths, seconds), waited = self._timed(self.retriever.finish, search)
-        self.stats.waiting_seconds += waited
-        self.stats.search_seconds += seconds
+        self.stats.add(waiting_seconds=waited, search_seconds=seconds)
         return truths, seconds, waited
 
     def _take(self, query: _Query, truth: Retrieved) -> Any:
@@ -112,12 +110,12 @@ class RaLMSeq:
 
     def _step(self, query: _Query, found: Retrieved) -> Any:
         step, seconds = self._timed(self.text.step, found)
-        self.stats.model_seconds += seconds
+        self.stats.add(model_seconds=seconds)
         return step
 
     def _commit(self, steps: Sequence[Any], truths: Sequence[Retrieved], guessed: bool) -> None:
-        self.stats.best_ids += [int(truth.ids[0]) for truth in truths]
-        self.stats.speculation_was_right += [guessed] * len(steps)
+        best_ids = [int(truth.ids[0]) for truth in truths]
+        self.stats.add(best_ids=best_ids, speculation_was_right=[guessed] * len(steps))
         self.text.commit(steps)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
@@ -193,7 +191,7 @@ class RaLMSpec(RaLMSeq):
                 unverified += [step for _, step in self._pending]
                 if unverified:
                     self.text.roll_back(unverified[0])
-                    self.stats.discarded += len(unverified)
+                    self.stats.add(discarded=len(unverified))
                 if not self._guessing or not len(self.earlier):
                     raise
             self.earlier = NO_IDS
@@ -315,12 +313,11 @@ class RaLMSpec(RaLMSeq):
         agreed = (self.text.agrees(step, truth) for step, truth in zip(steps, truths, strict=False))
         right = next((i for i, same in enumerate(agreed) if not same), len(steps))
         self._running.popleft()
-        self.stats.verified += right
+        self.stats.add(verified=right)
         self._commit(steps[:right], truths[:right], guessed=True)
         if right < len(steps):
             self.text.roll_back(steps[right])
-            self.stats.mismatched += 1
-            self.stats.discarded += len(steps) - right - 1 + self._unverified
+            self.stats.add(mismatched=1, discarded=len(steps) - right - 1 + self._unverified)
             self._abandoned += [running.search for running in self._running]
             self._running.clear()
             self._pending.clear()
@@ -339,7 +336,7 @@ class RaLMSpec(RaLMSeq):
     def _speculate(self, query: _Query, meanwhile: bool = False) -> Any:
         """Generates one step with a guess, `meanwhile` a search runs or not."""
         step = self._step(query, self._guess(query), meanwhile)
-        self.stats.speculated += 1
+        self.stats.add(speculated=1)
         return step
 
     def _guess(self, query: _Query) -> Retrieved:
@@ -353,7 +350,7 @@ class RaLMSpec(RaLMSeq):
         found = Retrieved.best(ids, self.retriever.score(query.value, ids), self.k)
         seconds = self.clock() - began
         self.scheduler.measured.guesses.append(seconds)
-        self.stats.cache_seconds += seconds
+        self.stats.add(cache_seconds=seconds)
         return found
 
     def _fill_cache(self, truths: Sequence[Retrieved]) -> None:
@@ -362,7 +359,7 @@ class RaLMSpec(RaLMSeq):
         if self.neighbours is not None:
             ids = np.concatenate([ids, self.neighbours(ids)])
         self.cache.add(ids)
-        self.stats.cache_seconds += self.clock() - began
+        self.stats.add(cache_seconds=self.clock() - began)
 
     def _step(self, query: _Query, found: Retrieved, meanwhile: bool = False) -> Any:
         is_first = not (self.stats.steps or self._unverified)

@@ -291,8 +291,7 @@ class IterativeText:
             self._contexts.popitem(last=False)
         step = IterativeStep(passage, end, before, earlier, restore)
         self._unverified.append(step)
-        row.seen = context
-        row.draft_end = end if row.max_length is None else min(end, row.max_length)
+        row.go_on_in(context, end)
         self._generate(context, end)
         step.end = len(row)
         self._observed = (context, step.end)

@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..drafting.stats import shares
+from ..drafting.stats import Figures, shares
 from ..messages import counted
 
 
 @dataclass(repr=False)
-class RalmStats:
+class RalmStats(Figures):
     """Counts and times of one call that retrieves while it generates.
 
     Attributes:

@@ -169,7 +169,7 @@ def known_finding(call: ProbedCall, stats: DraftStats | None = None) -> Finding:
         return known
     finding = probe(call)
     if stats is not None:
-        stats.probe_passes += finding.passes
+        stats.add(probe_passes=finding.passes)
     if not finding.lacked_memory:
         memo_of_state(model)[key] = finding  # the probe has shown what belongs to the state
     return finding

@@ -33,13 +33,14 @@ TREE = DraftTree(
 NONE = DraftTree.empty()
 
 
-def row_of(end: int | None = None, processors=(), **config) -> Row:
+def row_of(end: int | None = None, processors=(), noise=None, **config) -> Row:
     criteria = [] if end is None else [EosTokenCriteria(end)]
     return Row(
         torch.tensor([[7, 7, 7]]),
         LogitsProcessorList(processors),
         StoppingCriteriaList(criteria),
         GenerationConfig(**config),
+        noise=noise,
     )
 
 
@@ -133,8 +134,13 @@ def test_rows_take_together_what_each_takes_alone(drafts, do_sample, processed, 
         found = []
         for i, own in enumerate(processed[: len(drafts)]):
             processor = TemperatureLogitsWarper(0.5) if own else shared
-            found.append(row_of(processors=[processor] if do_sample else [], do_sample=do_sample))
-            found[i].noise = partial(noise.of, i)
+            found.append(
+                row_of(
+                    processors=[processor] if do_sample else [],
+                    noise=partial(noise.of, i),
+                    do_sample=do_sample,
+                )
+            )
         return found
 
     together = accepted(rows(), drafts, logits).rows

@@ -170,7 +170,7 @@ def replay(
             left = left[accepted + 1 :]
             began = perf_counter()
             draft = drafter.draft(max_draft_tokens, Call())
-            stats.drafting_seconds += perf_counter() - began
+            stats.add(drafting_seconds=perf_counter() - began)
             accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
         drafter.end()
     return stats
