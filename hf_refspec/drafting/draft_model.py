@@ -17,8 +17,8 @@ from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
-from .contract import Call, Observation, PathDrafter, Sampling, Speed
-from .payoff import Payoff, outcome
+from .contract import Call, Observation, Sampling
+from .payoff import ModelDrafts
 from .token_ids import Reference, common_length, to_ids
 from .top_tokens import top_tokens
 from .tree import ROOT, DraftTree, merged
@@ -30,7 +30,7 @@ SIBLINGS = 4
 _NUCLEUS = 1024
 
 
-class DraftModel(PathDrafter):
+class DraftModel(ModelDrafts):
     """Drafts by a smaller model, the assistant: a chain of its best tokens, each with the next best
     ones as siblings.
 
@@ -61,17 +61,8 @@ class DraftModel(PathDrafter):
             another size, unless it is `padded`.
     """
 
-    costly = True
-    # For `observe`: the last draft's `Call.known` and `Call.speed`, and all that the assistant has
-    # drafted, verified or not.
-    _known: DraftTree
-    _speed: Speed | None
-    _tree: DraftTree
     _text: AssistantText | None
-    _of_a_call = (
-        *PathDrafter._of_a_call,
-        *("_ids", "_text", "_vocab_size", "_known", "_speed", "_tree"),
-    )
+    _of_a_call = (*ModelDrafts._of_a_call, "_text")
 
     def __init__(
         self,
@@ -94,20 +85,14 @@ class DraftModel(PathDrafter):
         self.assistant = assistant
         self.padded = padded
         self._vocabulary = None if vocabulary is None else _vocabulary_ids(assistant, vocabulary)
-        self.calibration = Calibration()  # without a prior: a model's estimates are sound
+        super().__init__()
         self._outcomes = Calibration()  # for all that it drafted, verified or not
-        self._payoff = Payoff()
-        self._forget_call()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
         memo |= {id(shared): shared for shared in (self.assistant, self._vocabulary)}
         copied = type(self).__new__(type(self))
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_call()
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         size = self._assistant_size
@@ -127,10 +112,8 @@ class DraftModel(PathDrafter):
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._forget_call()
-        self._ids = prompt_ids
+        super().begin(prompt_ids, vocab_size)
         self._text = AssistantText(self.assistant, self._vocabulary)
-        self._vocab_size = vocab_size
 
     def draft(self, budget: int, call: Call) -> DraftTree:
         known = self._known = call.known
@@ -153,11 +136,8 @@ class DraftModel(PathDrafter):
                 passes += 1
             elif not path.follow():
                 break
-        tree = self._tree = path.tree
-        if call.chain:
-            return DraftTree.chain(tree.tokens[path.nodes], tree.probs[path.nodes])
-        best = np.argsort(-estimates.probs, kind="stable")[:budget]  # parents come first
-        return tree.part(np.isin(np.arange(len(tree)), best))
+        self._tree = path.tree
+        return self._cut(budget, call, path.nodes, estimates.probs)
 
     def _pass(self, path: DraftedPath, call: Call) -> tuple[np.ndarray, np.ndarray]:
         """The best next tokens at unread places, and their probabilities, both `(unread, k)`."""
@@ -177,22 +157,12 @@ class DraftModel(PathDrafter):
         return tokens[0], top.probs[0]
 
     def observe(self, observation: Observation) -> None:
-        tokens = observation.tokens
-        self._outcomes.record(self._tree, tokens)
-        asked, accepted, best = outcome(self._known, self._tree, tokens)
-        self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
-        self._ids = np.concatenate((self._ids, tokens))
-        self._tree = DraftTree.empty()
-
-    def end(self) -> None:
-        self._payoff.end_text()
-        self._forget_call()
+        self._outcomes.record(self._tree, observation.tokens)
+        super().observe(observation)
 
     def _forget_call(self) -> None:
-        self._ids = np.empty(0, dtype=np.int64)  # the text so far
+        super()._forget_call()
         self._text = None
-        self._speed = None
-        self._tree = self._known = DraftTree.empty()
 
     @property
     def _assistant_size(self) -> int:
@@ -277,12 +247,13 @@ class DraftedPath:
             assistant has drafted nothing yet.
     """
 
-    def __init__(self, known: DraftTree) -> None:
+    def __init__(self, known: DraftTree, chain: Sequence[int] = ()) -> None:
+        """A `chain` is tokens that the path has from the beginning, all of them unread."""
         self.tree = DraftTree.empty()
-        self.tokens: list[int] = []
+        self.tokens = [*chain]
         self.nodes: list[int] = []
         self.prob = 1.0
-        self.unread = 1
+        self.unread = 1 + len(chain)
         self._known = known
 
     @property

@@ -21,14 +21,14 @@ from transformers.utils import ModelOutput
 
 from ..transformers_names import SHARED_KV, forget_columns, mtp_layers
 from .calibration import Calibration
-from .contract import Call, Observation, PathDrafter, Speed, States
+from .contract import Call, Observation, States
 from .draft_model import SIBLINGS, DraftedPath, drawn_scores
-from .payoff import Payoff, outcome
+from .payoff import ModelDrafts
 from .top_tokens import top_tokens
 from .tree import DraftTree
 
 
-class HiddenStateDrafts(PathDrafter):
+class HiddenStateDrafts(ModelDrafts):
     """Drafts by a `CandidateGenerator` that reads the target's hidden states: its candidates, each
     with the next best tokens as siblings.
 
@@ -47,17 +47,12 @@ class HiddenStateDrafts(PathDrafter):
         ValueError: If `generator` does not say what it reads, by `model_kwargs_overrides`.
     """
 
-    costly = True
-    _ids: np.ndarray  # the text so far
     _first: int | None  # the first token whose states it has had
     _read: int  # the end of the tokens whose states it has had
     _running: CandidateGenerator | None  # the copy of this text
     _columns: int  # the states that the copy has read
     _unread: list[States]  # those that the copy is to read next
     _again: int  # how many of these, from the first on, it has read before
-    _speed: Speed | None  # of the last draft, as the two below
-    _known: DraftTree
-    _tree: DraftTree
 
     def __init__(self, generator: CandidateGenerator) -> None:
         if not hasattr(generator, "model_kwargs_overrides"):
@@ -68,14 +63,12 @@ class HiddenStateDrafts(PathDrafter):
             )
         self.generator = generator
         self.observed_outputs = dict(generator.model_kwargs_overrides)
-        self.calibration = Calibration()  # without a prior: a model's estimates are sound
-        self._payoff = Payoff()
         self._depth = 4  # the tokens of its last draft, at first a guess
         self._modules = [m for m in vars(generator).values() if isinstance(m, nn.Module)]
         parts = (part for module in self._modules for part in module.modules())
         embeddings = (part.weight.device for part in parts if isinstance(part, nn.Embedding))
         self._device = next(embeddings, torch.device("cpu"))
-        self._forget_call()
+        super().__init__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HiddenStateDrafts:
         twin = type(self)(self._new_generator())
@@ -86,11 +79,6 @@ class HiddenStateDrafts(PathDrafter):
     def _new_generator(self) -> Any:
         """A copy of the generator, which shares its modules."""
         return copy.deepcopy(self.generator, {id(module): module for module in self._modules})
-
-    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._forget_call()
-        self._ids = prompt_ids
-        self._vocab_size = vocab_size
 
     def draft(self, budget: int, call: Call) -> DraftTree:
         self._known = call.known
@@ -106,18 +94,11 @@ class HiddenStateDrafts(PathDrafter):
         self._depth = max(len(tokens), 1)
         tokens = tokens[:depth]
         self._tree = _with_siblings(tokens, logits, call.known)
-        if call.chain:
-            nodes = self._tree.along(tokens.tolist())
-            return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
-        best = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
-        return self._tree.part(np.isin(np.arange(len(self._tree)), best))
+        path = self._tree.along(tokens.tolist()) if call.chain else []
+        return self._cut(budget, call, path, self._tree.probs)
 
     def observe(self, observation: Observation) -> None:
-        tokens = observation.tokens
-        asked, accepted, best = outcome(self._known, self._tree, tokens)
-        self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
-        self._tree = DraftTree.empty()
-        self._ids = np.concatenate((self._ids, tokens))
+        super().observe(observation)
         states = observation.states
         if states is not None and self._first is None:  # a given cache may hold the first tokens
             self._first = self._read = max(len(self._ids) - 1 - len(states), 0)
@@ -129,16 +110,11 @@ class HiddenStateDrafts(PathDrafter):
             self._unread.append(states.last(count))
             self._read += count
 
-    def end(self) -> None:
-        self._payoff.end_text()
-        self._forget_call()
-
     def _forget_call(self) -> None:
-        self._ids = np.empty(0, dtype=np.int64)
-        self._first = self._running = self._speed = None
+        super()._forget_call()
+        self._first = self._running = None
         self._read = self._columns = self._again = 0
         self._unread = []
-        self._known = self._tree = DraftTree.empty()
 
     def _candidates(self, call: Call) -> tuple[np.ndarray, torch.Tensor | None]:
         """The generator's next tokens, int64 of shape `(m,)`, and their logits or scores
@@ -203,8 +179,6 @@ def _with_siblings(chain: np.ndarray, logits: torch.Tensor | None, known: DraftT
     if logits is None or len(chain) == 0:
         return DraftTree.chain(chain)
     top = top_tokens(logits.float(), SIBLINGS)
-    path = DraftedPath(known)
-    path.tokens = chain[:-1].tolist()
-    path.unread = len(chain)
+    path = DraftedPath(known, chain[:-1].tolist())
     path.extend(top.tokens[0], top.probs[0], Calibration())
     return path.tree

@@ -1,15 +1,16 @@
-"""The costs and gains of an assistant model's passes, by which further ones pay or do not."""
+"""Drafters that run a model, and the costs and gains of its passes, by which further ones pay."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from .calibration import Outcomes
-from .contract import Speed
+from .calibration import Calibration, Outcomes
+from .contract import Call, Observation, PathDrafter, Speed
 from .tree import ROOT, DraftTree
 
 
@@ -144,6 +145,58 @@ def outcome(known: DraftTree, tree: DraftTree, tokens: np.ndarray) -> tuple[int,
     accepted = nodes[1 + right : len(tokens)]  # the last token is the target's own
     _, best = np.unique(tree.parents, return_index=True)  # the first of siblings
     return int(asked.sum()), len(accepted), int(np.isin(accepted, best).sum())
+
+
+class ModelDrafts(PathDrafter):
+    """Drafts by passes of a model, while they pay. In a blend it drafts last, and knows what the
+    others have drafted."""
+
+    costly = True
+    # The text so far. For `observe`: the last draft's `Call.known` and `Call.speed`, and all that
+    # the model has drafted, verified or not.
+    _ids: np.ndarray
+    _known: DraftTree
+    _speed: Speed | None
+    _tree: DraftTree
+    _of_a_call = (*PathDrafter._of_a_call, "_ids", "_known", "_speed", "_tree", "_vocab_size")
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()  # without a prior: a model's estimates are sound
+        self._payoff = Payoff()
+        self._forget_call()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_call()
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._forget_call()
+        self._ids = prompt_ids
+        self._vocab_size = vocab_size
+
+    def observe(self, observation: Observation) -> None:
+        tokens = observation.tokens
+        asked, accepted, best = outcome(self._known, self._tree, tokens)
+        self._payoff.record_outcome(self._speed, asked, accepted, best, emitted=len(tokens))
+        self._ids = np.concatenate((self._ids, tokens))
+        self._tree = DraftTree.empty()
+
+    def end(self) -> None:
+        self._payoff.end_text()
+        self._forget_call()
+
+    def _forget_call(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)
+        self._speed = None
+        self._tree = self._known = DraftTree.empty()
+
+    def _cut(self, budget: int, call: Call, path: list[int], probs: np.ndarray) -> DraftTree:
+        """The nodes of a path, if the call verifies one, else the best ones by these `probs`."""
+        tree = self._tree
+        if call.chain:
+            return DraftTree.chain(tree.tokens[path], tree.probs[path])
+        best = np.argsort(-probs, kind="stable")[:budget]  # parents come first
+        return tree.part(np.isin(np.arange(len(tree)), best))
 
 
 def _faded(count: float, prior: float) -> float:

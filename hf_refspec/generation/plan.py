@@ -72,7 +72,9 @@ class Plan:
         began = perf_counter()
         trees = self.budget.trim(self.rows, drafts)
         seconds = drafts.seconds + perf_counter() - began
-        return replace(drafts, trees=self.limits.ranks.agree(trees), seconds=seconds)
+        if not self.limits.ranks.alone:
+            trees = self.limits.ranks.agree(trees)
+        return replace(drafts, trees=trees, seconds=seconds)
 
     def probe(self, drafts: Drafts) -> Drafts:
         """The drafts, or none if a probe shows that the model does not verify them exactly. A probe
