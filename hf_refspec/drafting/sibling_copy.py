@@ -20,7 +20,7 @@ class _Groups:
 
     def __init__(self) -> None:
         self.texts: dict[bytes, JoinedTexts] = {}  # each row's end of the prompt, and its output
-        self.going = Counter[bytes]()
+        self.rows = Counter[bytes]()
         self.lock = threading.Lock()  # kernels read texts while other threads run
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class SiblingCopy(LookUp):
         self._prompt = prompt_ids.tobytes()
         groups = self._groups
         with groups.lock:
-            groups.going[self._prompt] += 1
+            groups.rows[self._prompt] += 1
             self._texts = groups.texts.setdefault(self._prompt, JoinedTexts())
             self._number = self._texts.add(self._context)
 
@@ -81,6 +81,6 @@ class SiblingCopy(LookUp):
         groups = self._groups
         if texts is not None:
             with groups.lock:
-                groups.going[self._prompt] -= 1
-                if not groups.going[self._prompt]:
-                    del groups.going[self._prompt], groups.texts[self._prompt]
+                groups.rows[self._prompt] -= 1
+                if not groups.rows[self._prompt]:
+                    del groups.rows[self._prompt], groups.texts[self._prompt]

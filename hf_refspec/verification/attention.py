@@ -84,12 +84,12 @@ class PackedAttention:
         self._groups: list[Group] = []
         self.end = max(row.length + size for row, size in zip(rows, pass_.sizes, strict=True))
         self._arrays: dict[Any, np.ndarray] = {**arrays}
-
-        def likeness(i: int) -> tuple[int, int]:  # by block and about the number of slots seen
-            row = rows[i]
-            return id(row.block), block_size(row.length + pass_.sizes[i] - row.skipped)
-
-        for _, alike in groupby(order, key=likeness):
+        # Rows are alike if they are in one block and see about as many slots.
+        likeness = {
+            i: (id(row.block), block_size(row.length + size - row.skipped))
+            for i, (row, size) in enumerate(zip(rows, pass_.sizes, strict=True))
+        }
+        for _, alike in groupby(order, key=likeness.__getitem__):
             for members in _attending_together(pass_, rows, [*alike]):
                 self._add_group(pass_, rows, members)
         self.tensors = uploaded(self._arrays, device)

@@ -1,4 +1,5 @@
-"""The key-value cache of a target: its kind, the passes it allows, arguments of fresh ones."""
+"""The key-value cache of a target: its kind, earlier states of it, the passes it allows, arguments
+of fresh ones."""
 
 from __future__ import annotations
 
@@ -121,6 +122,37 @@ def has_static_layers(cache: Cache) -> bool:
 def has_begun(cache: StaticCache) -> bool:
     """True if anything has been written into a static cache."""
     return int(cache.get_seq_length()) > 0
+
+
+def crop_layers(cache: Cache, length: int) -> None:
+    """Crops every layer to this length, those that are longer."""
+    for layer in cache.layers:
+        if (excess := layer.get_seq_length() - length) > 0:
+            layer.crop(-excess)
+
+
+def snapshot(cache: Cache) -> list[dict[str, Any]]:
+    """The state of the cache itself (some models keep positions or a state there) and of every
+    layer. Keys and values grow by concatenation, so that holding on to the tensors is enough;
+    running states are written in place and are copied."""
+    own = {name: value for name, value in vars(cache).items() if name != "layers"}
+    states = [own, *(vars(layer) for layer in cache.layers)]
+    return [{name: _copied(value) for name, value in state.items()} for state in states]
+
+
+def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
+    """Puts a cache back to where [`snapshot`] was taken, any number of times."""
+    for holder, state in zip((cache, *cache.layers), states, strict=True):
+        vars(holder).update({name: _copied(value) for name, value in state.items()})
+
+
+def _copied(value: Any) -> Any:
+    """Running states are held in dicts and lists."""
+    if isinstance(value, dict):
+        return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+    if isinstance(value, list):
+        return [v.clone() if isinstance(v, torch.Tensor) else v for v in value]
+    return value
 
 
 # --- kinds of verifiers that may be tried with a model and a call's arguments

@@ -31,7 +31,16 @@ from torch import nn
 from transformers import Cache, DynamicLayer, GenerationConfig, PreTrainedModel
 
 from ..transformers_names import USUAL_ARGUMENTS, SlidingLayer, belongs_to_caller
-from .caches import KeysAndValues, attends_packed, find_cache, keeps_every_position, new_cache
+from .caches import (
+    KeysAndValues,
+    attends_packed,
+    crop_layers,
+    find_cache,
+    keeps_every_position,
+    new_cache,
+    restore,
+    snapshot,
+)
 from .model_memo import memo_of
 from .passes import Pass, Prefill, UnverifiableError, uploaded
 
@@ -194,37 +203,6 @@ class RunningState(Entries):
             restore(self.cache, self._before)
 
 
-def crop_layers(cache: Cache, length: int) -> None:
-    """Crops every layer to this length, those that are longer."""
-    for layer in cache.layers:
-        if (excess := layer.get_seq_length() - length) > 0:
-            layer.crop(-excess)
-
-
-def snapshot(cache: Cache) -> list[dict[str, Any]]:
-    """The state of the cache itself (some models keep positions or a state there) and of every
-    layer. Keys and values grow by concatenation, so that holding on to the tensors is enough;
-    running states are written in place and are copied."""
-    own = {name: value for name, value in vars(cache).items() if name != "layers"}
-    states = [own, *(vars(layer) for layer in cache.layers)]
-    return [{name: _copied(value) for name, value in state.items()} for state in states]
-
-
-def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
-    """Puts a cache back to where [`snapshot`] was taken, any number of times."""
-    for holder, state in zip((cache, *cache.layers), states, strict=True):
-        vars(holder).update({name: _copied(value) for name, value in state.items()})
-
-
-def _copied(value: Any) -> Any:
-    """Running states are held in dicts and lists."""
-    if isinstance(value, dict):
-        return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
-    if isinstance(value, list):
-        return [v.clone() if isinstance(v, torch.Tensor) else v for v in value]
-    return value
-
-
 class CachedRow:
     """A row of a block: its first `length` slots are kept, and a pass writes after them. The first
     `skipped` of them hold padding, which no token sees."""
@@ -236,6 +214,15 @@ class CachedRow:
         self.length = length
         self.skipped = skipped
         self.hidden = hidden  # true for each hidden slot, where not only the `skipped` are hidden
+
+    def place(self, block: Block, at: int) -> None:
+        """Puts it into a block, at this index."""
+        self.block = block
+        self.at = at
+
+    def keep(self, length: int) -> None:
+        """Keeps its first slots, up to this length: a rejected branch ends here."""
+        self.length = length
 
     def first_slot(self, window: int | None) -> int:
         """The first slot that the next token sees."""
@@ -298,8 +285,7 @@ class Block:
         for layer, copied in zip(self.layers, contents, strict=True):
             for tensor, new in zip(layer, copied, strict=True):
                 tensor[at, :, : new.shape[2]] = new[0]
-        row.block = self
-        row.at = at
+        row.place(self, at)
         self.rows.append(row)
 
     def remove(self, at: int) -> None:
@@ -310,7 +296,7 @@ class Block:
             for tensor in layer:
                 tensor[at:end] = tensor[at + 1 : end + 1].clone()
         for row in self.rows[at:]:
-            row.at -= 1
+            row.place(self, row.at - 1)
         if not self.rows:
             self.layers = []
 
@@ -339,6 +325,7 @@ class CurrentPass(NamedTuple):
 
     write: Write
     end: int  # the length of the longest row after the pass
+    compares: bool  # true if layers must attend to the very keys and values that they write
 
 
 class InPlaceLayer(DynamicLayer):
@@ -452,7 +439,7 @@ class InPlaceEntries(Entries):
 
     def before(self, pass_: Pass) -> None:
         for row, cached in zip(self.rows, pass_.cached, strict=True):
-            row.length = cached + self.prior_length
+            row.keep(cached + self.prior_length)
         longest = self.longest + pass_.size
         for row, size in zip(self.rows, pass_.sizes, strict=True):
             room = size if self.packs else longest - row.length
@@ -462,13 +449,9 @@ class InPlaceEntries(Entries):
                 self._add(row, row.first(row.length), room)
                 before.remove(at)
 
-    def attend_by(self, write: Write, end: int) -> None:
+    def attend_by(self, write: Write, end: int, compares: bool = False) -> None:
         """Lets layers write by this function, up to a length, until accepted tokens are kept."""
-        self.current = CurrentPass(write, end)
-
-    def confirm_packing(self) -> None:
-        """Records that a packed pass has attended to what it wrote: later ones are not compared."""
-        self.compared = True
+        self.current = CurrentPass(write, end, compares)
 
     def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         kept = pass_.kept(paths)
@@ -482,7 +465,9 @@ class InPlaceEntries(Entries):
             for row, slots in uploaded(moved, device).items():
                 row.move(slots)
         for row, tokens in zip(self.rows, kept, strict=True):
-            row.length += len(tokens)
+            row.keep(row.length + len(tokens))
+        if self.current is not None and self.current.compares:
+            self.compared = True
         self.current = None
         return [row.length - self.prior_length for row in self.rows]
 
@@ -497,11 +482,16 @@ class InPlaceEntries(Entries):
         self.rows = kept
 
     def join(self, other: InPlaceEntries) -> None:
-        [row] = other.rows
+        row = other.leave()
         self._add(row, row.first(row.length), capacity=1)
         self.rows.append(row)
-        other.rows = []
-        other._blocks = {}
+
+    def leave(self) -> CachedRow:
+        """The only row, which other entries take."""
+        [row] = self.rows
+        self.rows = []
+        self._blocks = {}
+        return row
 
     def stop_packing(self, room: int) -> None:
         """Puts all rows in one block, in their order, with `room` slots after the longest: the
@@ -560,7 +550,7 @@ class InPlaceEntries(Entries):
             self.current = None
             if before_prefill is None:
                 for row, length in zip(self.rows, lengths, strict=True):
-                    row.length = length
+                    row.keep(length)
                 return
             self.close([row.length - self.prior_length for row in self.rows])
             before_prefill()

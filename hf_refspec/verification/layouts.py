@@ -84,7 +84,7 @@ def packed(
     attention = PackedAttention(
         pass_, entries.rows, order, windows, arrays, inputs.device, unused, not entries.compared
     )
-    entries.attend_by(attention.write, attention.end)
+    entries.attend_by(attention.write, attention.end, compares=not entries.compared)
     skipped = max(min(roots), 0)  # pending tokens before all roots
     model_inputs = inputs.of_pass(
         attention.tensors["tokens"],
@@ -94,7 +94,6 @@ def packed(
     )
     outputs = run_model(model, model_inputs)
     attention.check()
-    entries.confirm_packing()
     return PassResult(
         logits=outputs.logits[0, skipped - pass_tokens :][: count - skipped],
         roots=[root - skipped for root in roots],
