@@ -43,11 +43,11 @@ class DraftLimits:
     def __init__(
         self,
         verifier: Verifier,
+        stats: DraftStats | None = None,
         rows: int = 1,
         chains: bool = False,
         probed: bool = True,
         ranks: Ranks | None = None,
-        stats: DraftStats | None = None,
     ) -> None:
         """`rows` is 2 for any number of several; `stats` count the passes of probes."""
         self.verifier = verifier

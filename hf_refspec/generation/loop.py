@@ -24,15 +24,14 @@ from time import perf_counter
 
 import numpy as np
 
-from ..drafting.contract import Drafter, Observation
+from ..drafting.contract import Observation
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..verification.passes import FixedTokens, PassResult
-from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
 from .draft_limits import DraftLimits
-from .plan import Budget, Drafts, draft, make_budget, plan_step
+from .plan import Budget, Drafts, draft, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -46,29 +45,6 @@ class Loop:
     limits: DraftLimits  # the depth of drafts, and their form
     stats: DraftStats
     offered: bool = False  # true if any draft had a node, verified or not
-
-    @classmethod
-    def over(
-        cls,
-        verifier: Verifier,
-        drafter: Drafter,
-        stats: DraftStats,
-        *,
-        max_draft_tokens: int | str,
-        rows: int = 1,  # the rows of a pass; 2 for any number of several
-        chains: bool = False,
-        is_probed: bool = True,  # true if the verifier was found exact; else it is probed first
-        waits: bool = False,  # true if one call waits for all rows
-        ranks: Ranks | None = None,
-    ) -> Loop:
-        """The loop of a call whose passes this verifier runs. All rows draft by this `drafter`, or,
-        if it is a plain [`Drafter`], each by its own."""
-        return cls(
-            verifier=verifier,
-            budget=make_budget(max_draft_tokens, drafter, verifier, waits),
-            limits=DraftLimits(verifier, rows, chains, is_probed, ranks, stats),
-            stats=stats,
-        )
 
     def step(self, rows: Sequence[Row], longest: int = 0) -> Accepted:
         """Verifies a draft for each row in one forward pass; see [`plan_step`] for `longest`."""

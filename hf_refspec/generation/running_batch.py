@@ -26,7 +26,9 @@ from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
 from ..version import untested_transformers
+from .draft_limits import DraftLimits
 from .loop import Loop
+from .plan import make_budget
 from .running_text import CachedText, Prefixes, RunningText, prepare_text
 
 # The length of a text by which the memory of a row is estimated.
@@ -227,10 +229,10 @@ class RunningBatch:
             self._alone.append(text)
             return
         if self._packed_loop is None:
-            nodes = self._max_draft_tokens
-            self._packed_loop = Loop.over(
-                text.verifier, Drafter(), self.stats, max_draft_tokens=nodes, rows=2
-            )
+            verifier = text.verifier
+            budget = make_budget(self._max_draft_tokens, Drafter(), verifier)
+            limits = DraftLimits(verifier, self.stats, rows=2)
+            self._packed_loop = Loop(verifier, budget, limits, self.stats)
         else:
             self._packed_loop.verifier.join(text.verifier)
         self._packed.append(text)

@@ -34,7 +34,9 @@ from ..verification.entries import InPlaceEntries
 from ..verification.model_memo import state_of
 from ..verification.probe import ProbedCall, known_finding, select_verifier
 from ..verification.verifier import PLAIN, TREE, Verifier
+from .draft_limits import DraftLimits
 from .loop import Loop
+from .plan import make_budget
 from .request import Request
 from .row import Row
 
@@ -217,7 +219,8 @@ class RunningText:
             positions = kwargs["position_ids"][..., :end]
             verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
         nodes = max_draft_tokens if verifier.kind.takes_several_tokens else 0
-        self._loop = Loop.over(verifier, Drafter(), self.stats, max_draft_tokens=nodes)
+        budget = make_budget(nodes, Drafter(), verifier)
+        self._loop = Loop(verifier, budget, DraftLimits(verifier, self.stats), self.stats)
         self._request = None
 
     def read(self, size: int) -> None:

@@ -45,7 +45,9 @@ from ..verification.probe import Choice, select_verifier
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.verifier import REPRODUCIBLE, Verifier
 from .accept import is_blind
+from .draft_limits import DraftLimits
 from .loop import Loop
+from .plan import make_budget
 from .request import Request, rows_of
 from .row import ColumnNoise, longest_row, own_length, padded_ids
 
@@ -196,17 +198,9 @@ def _decode(
     rows, criteria = rows_of(request, drafters, ranks, noise)
     stats = drafters[0].stats
     stats.explain(verifier.kind.name)
-    loop = Loop.over(
-        verifier,
-        drafters[0],
-        stats,
-        max_draft_tokens=max_draft_tokens,
-        rows=len(rows),
-        chains=chains,
-        is_probed=is_probed,
-        waits=True,
-        ranks=ranks,
-    )
+    budget = make_budget(max_draft_tokens, drafters[0], verifier, waits=True)
+    limits = DraftLimits(verifier, stats, count, chains, is_probed, ranks)
+    loop = Loop(verifier, budget, limits, stats)
     prompt_length = request.input_ids.shape[1]
     config = request.generation_config
     returns_dict = config.return_dict_in_generate

@@ -33,6 +33,7 @@ from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.draft_limits import DraftLimits
 from ..generation.loop import Loop
+from ..generation.plan import make_budget
 from ..generation.row import Row, RowMark
 from ..kernels.compilation import drafting_kernels
 from ..messages import check_count
@@ -328,7 +329,8 @@ class IterativeText:
             drafter.begin(ids, text_config(self.model).vocab_size)
         if self._loop is None:
             nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
-            self._loop = Loop.over(verifier, drafter, drafter.stats, max_draft_tokens=nodes)
+            budget = make_budget(nodes, drafter, verifier)
+            self._loop = Loop(verifier, budget, context.limits, drafter.stats)
         # The costs that it has learned stay.
         loop = replace(self._loop, verifier=verifier, limits=context.limits)
         while not row.finished and len(row) < end:

@@ -9,7 +9,7 @@ from hf_refspec.generation.plan import Budget
 @pytest.fixture(autouse=True)
 def eight_nodes(monkeypatch):
     """What passes take beside other tests must not decide whether anything is drafted."""
-    named = "hf_refspec.generation.loop.make_budget"
+    named = "hf_refspec.generation.speculate.make_budget"
     monkeypatch.setattr(named, lambda *_, **__: Budget(8))
 
 
