@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from time import perf_counter
 
 import numpy as np
@@ -92,11 +93,8 @@ class Plan:
         if not (isinstance(self.budget, AutoBudget) and self.limits.may_pad):
             return None  # a fixed budget measures no costs
         rows = zip(self.rows, drafts.trees, self.limits.verifier.cached, strict=True)
-        return self.budget.width(
-            sum(
-                len(row.seen) - cached + len(tree) for row, tree, cached in rows if tree is not None
-            )
-        )
+        sizes = [len(row.seen) - n + len(tree) for row, tree, n in rows if tree is not None]
+        return self.budget.width(sum(sizes))
 
 
 def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
@@ -227,9 +225,7 @@ class AutoBudget(Budget):
         drafting is not affordable, and mostly 0 while drafts do not pay."""
         self._rows = len(rows)
         self._active = sum(takes_part)
-        self._length = max(
-            len(row.seen) for row, takes in zip(rows, takes_part, strict=True) if takes
-        )
+        self._length = max(len(row.seen) for row in compress(rows, takes_part))
         _, [plain_tokens] = self._passes(0)
         self._plain = self._seconds(plain_tokens)
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
