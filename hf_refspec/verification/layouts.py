@@ -146,7 +146,7 @@ def _write_rows(
     """Writes the `(R, heads, S, head_dim)` keys and values of a pass into these `slots` `(R, S)`,
     or after rows of one length; returns all that attention sees."""
     count, _, size, _ = keys.shape
-    slots_seen = slice(entries.first_slot(entries.window_of_layer[layer]), end)
+    attended = slice(entries.first_slot(entries.window_of_layer[layer]), end)
     cached = entries.rows[0].block.layers[layer]
     for tensor, new in zip(cached, (keys, values), strict=True):
         if slots is None:
@@ -154,7 +154,7 @@ def _write_rows(
         else:
             rows = torch.arange(count, device=tensor.device)[:, None]
             tensor.transpose(1, 2)[rows, slots.to(tensor.device)] = new.transpose(1, 2)
-    return cached[0][:count, :, slots_seen], cached[1][:count, :, slots_seen]
+    return cached[0][:count, :, attended], cached[1][:count, :, attended]
 
 
 def causal_pass(
