@@ -22,7 +22,7 @@ from hf_refspec.warm_up import warmup
 from tests.helpers.pass_times import time_is
 
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
-from .decoding_models import Side, change_error, draw_change, draw_model
+from .decoding_models import change_error, draw_change, draw_model
 from .outcomes import (
     CRASHED,
     DIFFERENT,
@@ -54,7 +54,7 @@ class Case:
     def __init__(self, number: int) -> None:
         self.number, self.rng = number, random.Random(number)
         self.name, self.build = draw_model(self.rng)
-        self.plain, self.drafted = Side(self.build()), Side(self.build())
+        self.plain, self.drafted = self.build(), self.build()
         self.drafter = draw_drafter(self.rng)
         self.calls = self.rng.choice([1, 1, 2, 2, 3, 4])
         self.done: list[str] = []

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import stopping_criteria
 
 import hf_refspec as rs
+from hf_refspec.kernels.narrow_attention import PIECE
 from hf_refspec.transformers_names import CACHE_NAME, cache_name
 from tests.helpers.calls import Alternating, ListStreamer, StopAtCall, compiled_anywhere
 
@@ -34,6 +35,7 @@ class Call:
     options: dict[str, Any]
     objects: list[str]  # that keep state, of which each side has its own
     drafter: str | None
+    reads: bool  # what transformers drafts from hidden states joins it
     drafting: dict[str, Any]  # the options beside it
     attached: str | None  # to what the drafter is attached: the "model", or "all"
     context: str | None  # it runs under "autocast" to bfloat16, or in "inference" mode
@@ -141,6 +143,8 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         objects.remove("streamer")  # refused
     words = rng.sample(range(3, VOCAB_SIZE), rng.choice([3, 10, 60]))
     length = rng.randrange(1, 4 if goes_on else 41)
+    if not goes_on and rng.random() < 0.06:  # around the pieces of a long text
+        length = rng.choice([1, 1, 2]) * PIECE - rng.randrange(30)
     before = side.last.ids.shape[1] if goes_on else 0
     table = getattr(config, "max_position_embeddings", None) or 512
     if table < 100 and rng.random() < 0.3:  # up to the end of the table, or past it
@@ -163,7 +167,8 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         drafting["verification"] = "reproducible"
     attached = _one_of(rng, {None: 8, "model": 1.5, "all": 0.5})
     context = _one_of(rng, {None: 90, "autocast": 3, "inference": 5})
-    what = prompt, mask, goes_on, cache_name, options, objects, drafter, drafting
+    reads = bool(side.reading) and rng.random() < 0.8
+    what = prompt, mask, goes_on, cache_name, options, objects, drafter, reads, drafting
     call = Call(*what, attached, context, seed=rng.getrandbits(32))
     if call.rows == 1 and call.seed % 16 == 0:  # its clock counts how often it is asked
         options["max_time"] = call.seed // 16 % 12
@@ -244,6 +249,7 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     drafter = drafter_of(side, call, plain) if drafts else None
     if drafts and not call.attached:
         kwargs |= {"candidate_generator": drafter, **call.drafting}
+        kwargs |= side.reading if call.reads else {}
     elif not drafts and call.drafting["verification"] == "reproducible":
         kwargs["verification"] = "reproducible"  # what drafts are compared with
     try:

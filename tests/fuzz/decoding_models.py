@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from hf_refspec.store.datastore import Datastore
 from tests.helpers.architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
 from tests.helpers.byte_model import byte_tokenizer
 from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.heads import MTP_TYPES, block_drafter, gemma_with_assistant, with_mtp
 
 _DROPOUT = dict.fromkeys(
     ("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"),
@@ -49,7 +51,6 @@ _SHORT = {
 # The first pass of a big_bird makes its attention layers anew, which draws random numbers.
 _TYPES = [name for name in MODEL_TYPES if name != "big_bird"]
 _COMMON = [each.model_type for each in ARCHITECTURES]
-Builder = Callable[[], PreTrainedModel]
 
 
 @dataclass
@@ -65,10 +66,11 @@ class Last:
 @dataclass
 class Side:
     """One of two copies of a model, decoded plainly or with drafts: the model as the changes have
-    left it, its hooks, what the last call has left, and the drafters that learn from call to
-    call."""
+    left it, the arguments by which transformers drafts from its hidden states, its hooks, what the
+    last call has left, and the drafters that learn from call to call."""
 
     model: Any
+    reading: dict[str, Any] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
     last: Last | None = None
     drafters: dict[str, Any] = field(default_factory=dict)
@@ -79,24 +81,51 @@ class Side:
         return next(each for each in self.model.modules() if isinstance(each, GenerationMixin))
 
 
+Builder = Callable[[], Side]
+
+
 def draw_model(rng: random.Random) -> tuple[str, Builder]:
     """A type of model, and what builds it: the same at each call."""
     where = rng.random()
     if where < 0.03:
         name = rng.choice(_COMMON)
-        return f"{name}, its own inputs", lambda: _with_own_inputs(small(name))
+        return f"{name}, its own inputs", lambda: Side(_with_own_inputs(small(name)))
     if where < 0.2:
         name = rng.choice(_TYPES)
         with suppress(Exception):  # whatever transformers raises where it cannot be built like that
             small(name)
-            return name, lambda: small(name)
+            return name, lambda: Side(small(name))
     name = rng.choice(_COMMON)
+    if where > 0.9:
+        kind, layers = rng.choice([*_ASSISTED, *MTP_TYPES]), rng.choice([1, 1, 2])
+        layers = 1 if kind == "mellum" else layers  # it has one at most
+        return f"{kind}, its hidden states", lambda: _with_heads(kind, layers)
     config = _DROPOUT if rng.random() < 0.3 else {}
     if where < 0.4:
         name = rng.choice(list(_SHORT))
         config = config | _SHORT[name]
     dtype = rng.choice([torch.float32] * 9 + [torch.float64, torch.bfloat16, torch.float16])
-    return name, lambda: small(name, dtype, **config)
+    return name, lambda: Side(small(name, dtype, **config))
+
+
+_ASSISTED = ["gemma4_text", "qwen3", "mistral"]
+
+
+def _with_heads(kind: str, layers: int) -> Side:
+    """A model with layers for multi-token prediction, or with an assistant."""
+    if kind == "gemma4_text":
+        model, assistant = gemma_with_assistant()
+        return Side(model, {"assistant_model": assistant})
+    if kind in _ASSISTED:
+        model = small(kind)
+        arguments = {"assistant_model": block_drafter(model), "speculation_type": "dflash"}
+        return Side(model, arguments)
+    return Side(copy.deepcopy(_with_layers(kind, layers)), {"use_mtp": True})
+
+
+@cache
+def _with_layers(kind: str, layers: int) -> PreTrainedModel:
+    return with_mtp(small(kind), layers, Path(_folder()))
 
 
 def _with_own_inputs(model: PreTrainedModel) -> PreTrainedModel:
@@ -118,14 +147,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return byte_tokenizer(map(chr, range(33, 127)))
 
 
+def _folder() -> str:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def store() -> Datastore:
     """A tiny one of random ids."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rng = random.Random(0)
     documents = [rng.choices(range(3, VOCAB_SIZE), k=200) for _ in range(20)]
-    return Datastore.build(documents, tokenizer(), f"{folder}/store", num_proc=1, progress=False)
+    return Datastore.build(documents, tokenizer(), f"{_folder()}/store", num_proc=1, progress=False)
 
 
 class KnowsPlain(Prophet):
@@ -219,7 +252,14 @@ def swap(side: Side, rng: random.Random) -> None:
 
 
 def quantize(side: Side, rng: random.Random) -> None:
-    torch.ao.quantization.quantize_dynamic(side.model, {nn.Linear}, torch.qint8, inplace=True)
+    """To int8: the activations too, or the weights alone, by torchao where it is installed."""
+    side.reading = {}  # layers are loaded as they were
+    if rng.random() < 0.5:
+        torch.ao.quantization.quantize_dynamic(side.model, {nn.Linear}, torch.qint8, inplace=True)
+        return
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(side.model, Int8WeightOnlyConfig())
 
 
 def attention(side: Side, rng: random.Random) -> None:
@@ -264,7 +304,7 @@ def compiled(side: Side, rng: random.Random) -> None:
 
 def dtype(side: Side, rng: random.Random) -> None:
     side.model.to(rng.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
-    side.last = None
+    side.last, side.reading = None, {}
 
 
 _GENERATION: list[tuple[str, Any]] = [("repetition_penalty", 1.3), ("eos_token_id", [2, 5, 9, 17])]
