@@ -42,7 +42,7 @@ VALUE_ROW, VALUE_HEAD, VALUE_SLOT, MASK, MASK_ROW, MASK_TOKEN = range(9, 15)
 N_ROWS, N_HEADS, GROUPS, TOKENS, KEY_DIM, VALUE_DIM, N_PIECES, BFLOAT16 = range(15, 23)
 TASK_LENGTH = 23
 
-_LOWEST = np.float32(-1e30)  # below all scores, and finite
+_LOWEST = np.finfo(np.float32).min  # below all scores, and finite
 
 _i32 = ir.IntType(32)
 _i64 = ir.IntType(64)
@@ -205,6 +205,7 @@ def narrow_attention(task):
             _attend(words, row, head, start, count, queries, scores, widened, part)
         if _add_one(finished + 8 * text) == n_pieces - 1:
             merged, total = _merge(parts[text], value_dim)
+            total[total == 0] = 1  # no finite score: the sums are 0, and so is torch's output
             for column in range(used):
                 for i in range(value_dim):
                     output[text, column, i] = merged[i, column] / total[column]

@@ -138,6 +138,17 @@ def test_large_scores_do_not_overflow():
     torch.testing.assert_close(attended[0, 0], values[0, 0, best])
 
 
+@pytest.mark.parametrize("number", [1e16, 1e20, math.nan])
+def test_a_query_without_a_finite_score_leaves_the_others_alone(number):
+    query, keys, values, _ = operands((1, 4, 2, 3, 20, 8, 8))
+    query[0, 1, 1] = number
+    keys[0, 0] = -1e15 * keys[0, 0].abs()
+    attended = attended_narrowly(query, keys, values, None, whole(keys), 1.0)
+    repeated = (each.repeat_interleave(2, dim=1) for each in (keys, values))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, *repeated, scale=1.0)
+    torch.testing.assert_close(attended, wanted, equal_nan=True)
+
+
 class Unchanged(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         return operation(*args, **(kwargs or {}))
