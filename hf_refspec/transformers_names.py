@@ -257,6 +257,11 @@ def hidden_state_generator(
     if (layers := getattr(generator, "mtp_model", None)) is not None:
         # They share the model's, and run ahead: dynamic frequencies would change in the model too.
         layers.rotary_emb = copy.deepcopy(layers.rotary_emb)
+    embeddings: Any = getattr(generator, "main_model_input_embeddings", None)
+    if hasattr(embeddings, "embed_norm"):
+        # DFlash would take the norm off the model's own, which other threads run meanwhile.
+        generator.main_model_input_embeddings = own = copy.copy(embeddings)
+        own._modules = {**own._modules, "embed_norm": torch.nn.Identity()}
     return generator
 
 

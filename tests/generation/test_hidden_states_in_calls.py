@@ -109,6 +109,25 @@ def test_layers_that_run_ahead_leave_the_models_rotary_frequencies(tmp_path):
         torch.testing.assert_close(drafted.logits, plain.logits, rtol=1e-4, atol=1e-4)
 
 
+def test_block_drafters_leave_the_models_embeddings_as_they_are(monkeypatch):
+    """Another thread may run the model while they draft."""
+    model = small("inkling_text")
+    embeddings = model.get_input_embeddings()
+    changed = []
+
+    def recorded(module, name, value):
+        changed.append(module)
+        torch.nn.Module.__setattr__(module, name, value)
+
+    monkeypatch.setattr(type(embeddings), "__setattr__", recorded)
+    plain = model.generate(PROMPT, **GREEDY)
+    options = {"assistant_model": block_drafter(model), "speculation_type": "dflash", **GREEDY}
+    drafted = model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=8, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert changed
+    assert all(module is not embeddings for module in changed)
+
+
 ASSISTED = {
     "shared keys": gemma_with_assistant,
     "blocks": lambda: (llama := small("llama"), block_drafter(llama)),
