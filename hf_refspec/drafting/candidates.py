@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.generation import CandidateGenerator
+from transformers.generation import CandidateGenerator, PromptLookupCandidateGenerator
 
 from .contract import Call, Drafter, Observation, checked_draft, owned
 from .stats import DraftStats
@@ -36,7 +36,9 @@ class CandidateChain(Drafter):
 
     def draft(self, budget: int, call: Call) -> DraftTree:
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices):  # an assistant may sample, or have dropout
+        # An assistant may sample, or have dropout; look-up draws nothing, other threads may.
+        draws = not isinstance(self.generator, PromptLookupCandidateGenerator)
+        with torch.random.fork_rng(devices, enabled=draws):
             candidate_ids, logits = self.generator.get_candidates(self._ids)
         tokens = candidate_ids[0, self._ids.shape[1] :][:budget]
         probs = None
