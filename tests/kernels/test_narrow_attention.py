@@ -143,7 +143,7 @@ def test_a_query_without_a_finite_score_leaves_the_others_alone(number):
     query, keys, values, _ = operands((1, 4, 2, 3, 20, 8, 8))
     query[0, 1, 1] = number
     keys[0, 0] = -1e15 * keys[0, 0].abs()
-    attended = attended_narrowly(query, keys, values, None, whole(keys), 1.0)
+    attended = attend_narrowly(query, keys, values, None, whole(keys), 1.0)
     repeated = (each.repeat_interleave(2, dim=1) for each in (keys, values))
     wanted = torch.nn.functional.scaled_dot_product_attention(query, *repeated, scale=1.0)
     torch.testing.assert_close(attended, wanted, equal_nan=True)
