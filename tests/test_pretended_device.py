@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 )
 # About equally long, for two workers.
 PROCESSES = [
-    ["test_on_a_gpu.py", "test_traffic_with_a_gpu.py"],
-    ["test_calls_on_a_gpu.py", "test_manners_of_a_gpu.py"],
+    ["test_traffic_with_a_gpu.py"],
+    ["test_on_a_gpu.py", "test_calls_on_a_gpu.py", "test_manners_of_a_gpu.py"],
 ]
 
 
