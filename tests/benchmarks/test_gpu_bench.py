@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import gpu_bench
 import pytest
@@ -34,7 +30,6 @@ import os
 def test_of_a_device(): assert os.environ["HF_REFSPEC_DEVICE"] == "cpu"
 def test_that_fails(): assert False
 """
-SCRIPT = Path(gpu_bench.__file__).parents[1] / "scripts" / "gpu_bench"
 
 
 def texts(count: int) -> list[RecordedAnswer]:
@@ -154,14 +149,6 @@ def test_what_was_measured_stays_when_the_time_is_up(small_run, monkeypatch):
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_without_time_there_are_no_figures(small_run):
-    status, report = small_run("--seconds", "0.01")
-    assert status == 1
-    *begun, last = re.findall("^## (.*)", report, re.M)
-    assert last == "stopped"
-    assert begun in ([], ["tests"])  # where the alarm came while the tests began
-
-
 def test_methods_that_fail_are_left_out(small_run, monkeypatch):
     monkeypatch.setattr(gpu_bench, "static_options", lambda *_: {"cache_implementation": "none"})
     status, report = small_run()
@@ -178,17 +165,3 @@ def test_without_a_gpu_it_is_refused(tmp_path, data, capsys):
     message = capsys.readouterr().err
     assert "torch sees no GPU" in message and len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_without_data_it_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("HF_REFSPEC_DATA", raising=False)
-    assert gpu_bench.main([*SMALL, "--out", str(tmp_path / "out")]) == 2
-    assert "HF_REFSPEC_DATA" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_script_says_what_it_does():
-    environment = {**os.environ, "PYTHON": sys.executable}
-    run = subprocess.run([SCRIPT, "--help"], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0
-    assert "In this order: the tests" in run.stdout and "--seconds" in run.stdout

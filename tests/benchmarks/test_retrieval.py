@@ -107,13 +107,6 @@ def test_searches_take_as_long_as_is_asked(measured, model, folder, data, tables
     assert slept.count(0.05) >= float(seconds[0][1])
 
 
-def test_search_times_that_are_neither_seconds_nor_a_ratio_are_refused(model, folder, capsys):
-    for wrong in ("opt-exact", "0", "inf"):
-        with pytest.raises(SystemExit):
-            main(["ralm", folder, *model, "--search-seconds", wrong])
-        assert f"invalid seconds_or_ratio value: '{wrong}'" in capsys.readouterr().err
-
-
 def test_a_search_is_timed_for_each_number_of_queries(model, folder, tables):
     sizes = ["--vectors", "100", "6000", "--graph", "60", "--passages", "20000"]
     assert main(["latency", folder, *model, *DENSE, *sizes]) == 0
@@ -223,9 +216,3 @@ def test_the_published_loop_makes_the_searches_and_the_steps_of_the_authors_loop
             assert stats.searches < stats.steps
             mismatched += stats.mismatched
     assert mismatched > 0
-
-
-def test_what_does_not_fit_is_named(model, data):
-    options = [*model, "--data", str(data), "--index", "bm25"]
-    with pytest.raises(OSError, match="no/folder"):
-        main(["ralm", "no/folder", *options])
