@@ -141,7 +141,7 @@ def test_errors_have_their_commands_usage(line, command, messages, capsys):
 
 
 def test_a_pipe_that_its_reader_closes_ends_it_quietly(tmp_path):
-    command = ["publish", "owner/name", "--out", tmp_path / "new"]
+    command = ["publish", "owner/name", "--package", "hf_refspec", "--out", tmp_path / "new"]
     child = subprocess.Popen(
         [sys.executable, "-m", "hf_refspec", *command],
         stdout=subprocess.PIPE,

@@ -53,7 +53,8 @@ REPLAY = "bench --replay chats.jsonl"
 RALM = "ralm --question 'tree river'"
 RECYCLE = "store recycle --model no/model --out"
 NO_SOURCE = "'missing' is neither a file nor a folder; name one that exists"
-SPACE = "space --push owner/page"
+INDEX = "--package hf_refspec"  # no wheel is built
+SPACE = f"space {INDEX} --push owner/page"
 # Command lines, of which "--model model" is left out, and parts of the messages, in order.
 REFUSED = [
     ("generate x --reference missing.md", "--reference missing.md cannot be read as UTF-8 text"),
@@ -155,7 +156,7 @@ REFUSED = [
     ("space --push a/b/c", "'a/b/c' is not a name for a repo"),
     ("store push store a/b/c --out new", "'a/b/c' is not a name for a repo"),
     ("store card store a/b/c", "'a/b/c' is not a name for a repo"),
-    ("publish owner/refspec --out exists", "exists"),
+    (f"publish owner/refspec {INDEX} --out exists", "exists"),
     ("publish owner/refspec --package no.whl", "--package no.whl is neither a wheel of"),
     ("publish owner/refspec --package torch==2", "--package torch==2 is neither a wheel of"),
 ]
