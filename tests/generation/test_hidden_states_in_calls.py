@@ -20,7 +20,14 @@ import hf_refspec as rs
 from hf_refspec.drafting.hidden_state_drafts import HiddenStateDrafts
 from hf_refspec.transformers_names import hidden_state_generator
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, padded_prompts
+from tests.helpers.calls import (
+    GREEDY,
+    PROMPT,
+    Alternating,
+    ListStreamer,
+    StopAtCall,
+    padded_prompts,
+)
 from tests.helpers.drafters import Prophet
 from tests.helpers.heads import MTP_TYPES, block_drafter, gemma_with_assistant, with_mtp
 
@@ -248,37 +255,25 @@ def test_it_takes_no_more_passes_than_transformers_own_use(with_layers, verifica
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.5}])
 def test_processors_criteria_streamers_and_records_see_plain_decoding(with_layers, sampling):
-    class Counted:  # a processor that keeps state
-        def __init__(self):
-            self.seen = []
-
-        def __call__(self, ids, scores):
-            self.seen.append(ids.tolist())
-            scores[:, len(self.seen) % 97] -= 3.0
-            return scores
-
-    class Streamed:
-        def __init__(self):
-            self.put, self.end = [].append, lambda: None
-
-    outputs = []
+    outputs, scores = [], []
     for further in ({}, {"candidate_generator": "auto", "use_mtp": True, "max_draft_tokens": 12}):
         torch.manual_seed(0)
-        processor = Counted()
+        processor, streamer = Alternating(), ListStreamer()
         output = with_layers.generate(
             PROMPT,
             **{**GREEDY, **sampling},
             logits_processor=[processor],
+            stopping_criteria=[StopAtCall(20)],
+            streamer=streamer,
             return_dict_in_generate=True,
             output_scores=True,
             **further,
         )
-        outputs.append((output.sequences.tolist(), processor.seen, output.cache.get_seq_length()))
-        scores = torch.stack(output.scores)
-        outputs[-1] += (scores,)
-    plain, drafted = outputs
-    assert drafted[:3] == plain[:3]
-    torch.testing.assert_close(drafted[3], plain[3], rtol=1e-4, atol=1e-4)
+        ids, cached = output.sequences.tolist(), output.cache.get_seq_length()
+        outputs.append((ids, cached, processor.seen, streamer.puts, streamer.ended))
+        scores.append(torch.stack(output.scores))
+    assert outputs[0] == outputs[1] and len(ids[0]) == PROMPT.shape[1] + 20
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
 
 
 class Clairvoyant(CandidateGenerator):

@@ -29,7 +29,6 @@ CONFIGS = {
     "uint16": StoreConfig("", "", VOCAB_SIZE),
     "uint32": StoreConfig("", "", 2**16),
 }
-configs = st.sampled_from(list(CONFIGS.values()))
 documents_lists = st.lists(
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=10), min_size=1, max_size=8
 )
