@@ -62,18 +62,20 @@ def passes_of(model, call) -> int:
     return count
 
 
-@pytest.mark.parametrize(("kind", "layers"), LAYERS)
-def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers):
-    model = with_mtp(models_by_type(kind), layers, tmp_path)
+def assert_drafts_change_no_id(model, **reading):
+    """Greedy and sampled, with the arguments by which transformers drafts from hidden states."""
     for options in (GREEDY, SAMPLED):
         torch.manual_seed(0)
         plain = model.generate(PROMPT, **options)
         for drafter in ("auto", Prophet(plain, 0.7)):
             torch.manual_seed(0)
-            drafted = model.generate(
-                PROMPT, candidate_generator=drafter, use_mtp=True, max_draft_tokens=12, **options
-            )
-            assert drafted.tolist() == plain.tolist()
+            drafting = {"candidate_generator": drafter, "max_draft_tokens": 12, **reading}
+            assert model.generate(PROMPT, **drafting, **options).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(("kind", "layers"), LAYERS)
+def test_layers_of_each_type_change_no_id(models_by_type, tmp_path, kind, layers):
+    assert_drafts_change_no_id(with_mtp(models_by_type(kind), layers, tmp_path), use_mtp=True)
 
 
 class TwoRightTokens(rs.Drafter):
@@ -152,15 +154,7 @@ def assisted(request):
 
 def test_assistants_that_read_states_change_no_id(assisted):
     model, reading = assisted
-    for options in (GREEDY, SAMPLED):
-        torch.manual_seed(0)
-        plain = model.generate(PROMPT, **options)
-        for drafter in ("auto", Prophet(plain, 0.7)):
-            torch.manual_seed(0)
-            drafted = model.generate(
-                PROMPT, candidate_generator=drafter, max_draft_tokens=12, **reading, **options
-            )
-            assert drafted.tolist() == plain.tolist()
+    assert_drafts_change_no_id(model, **reading)
 
 
 def drafts_by_text(monkeypatch, kind, call) -> dict[str, list[int]]:
