@@ -192,7 +192,7 @@ def test_all_is_measured_by_the_clock_that_is_given():
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("search_seconds", [0.0, 0.05, 0.3, 1.0, 5.0, 20.0])
 def test_no_request_is_slower_than_waiting_for_every_search(letters, steps, right, search_seconds):
-    for per_query, concurrent in product((0.0, search_seconds), (1, 8)):
+    for per_query, concurrent in product({0.0, search_seconds}, (1, 8)):
         retriever = Timed(search_seconds, right, per_query)
         retriever.concurrent_searches = concurrent
         for retriever.topic in (0, 0, 0, 0, 1, 2, 3, 3):
