@@ -240,14 +240,17 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     try:
         with probing(model):
             texts = _Texts(call._replace(rows=1, boundary=None), device, 0, path=_LONG_PATH)
+            if _multiplies_integers(model):
+                texts.dtype = torch.bfloat16  # whose precision these products have
             rounding = texts.own_rounding()
     except Exception:  # the probe of a kind says why
         set_random_state(device, before)
         return Finding(True)
     failure = None
-    if rounding > _SHORT_ROUNDING or any(module.training for module in model.modules()):
+    most = _FLOAT32_ROUNDING if texts.dtype == torch.float32 else _SHORT_ROUNDING
+    if rounding > most or any(module.training for module in model.modules()):
         set_random_state(device, before)  # dropout has drawn, or a library rounds by chance
-    if rounding > _SHORT_ROUNDING:
+    if rounding > most:
         failure = (
             f"its quantised products make one text's logits differ by {rounding:.1e} between one "
             "pass and two, so that drafts would change more than near-ties"
@@ -371,8 +374,7 @@ class _Texts:
 
     def own_rounding(self) -> float:
         """The distance of the path's logits between one pass over the text and two, neither of
-        which has a draft's branches: the median of all positions."""
-        self.dtype = torch.bfloat16  # for the median
+        which has a draft's branches."""
         verifier = self._verifier(CHAIN)
         verifier.forward(self._rows([self.prompt - 1]), [DraftTree.empty()])
         drafted = verifier.forward(self._rows([self.prompt]), [DraftTree.chain(self.path)])
