@@ -148,7 +148,8 @@ def openvino(setting: Setting) -> Ask:
 
 def llama_cpp(setting: Setting) -> Ask:
     """llama.cpp; two draft tokens, as llama-cpp-python advises for CPUs."""
-    from llama_cpp import GGML_TYPE_BF16, GGML_TYPE_F32, Llama
+    from gguf import GGMLQuantizationType
+    from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     class Counted(Llama):
@@ -158,7 +159,7 @@ def llama_cpp(setting: Setting) -> Ask:
             self.passes += 1
             super().eval(tokens)
 
-    cache = {"float32": GGML_TYPE_F32, "bfloat16": GGML_TYPE_BF16}[setting.dtype]
+    cache = int(GGMLQuantizationType[SHORT[setting.dtype].upper()])
     options = {} if setting.quantised else {"type_k": cache, "type_v": cache}  # else float16
     if setting.drafts:
         options |= {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=2), "logits_all": True}
