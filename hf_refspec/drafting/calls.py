@@ -45,7 +45,7 @@ def _check_signatures(drafter: Drafter) -> None:
             except TypeError:
                 raise TypeError(
                     f"{type(drafter).__name__}.{name}{given} must be {name}"
-                    f"({', '.join(arguments)}): the options that were `self.call` are an argument"
+                    f"({', '.join(arguments)}): `call` has the options of the call"
                 ) from None
 
 

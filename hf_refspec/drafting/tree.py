@@ -42,11 +42,22 @@ class DraftTree:
         probs (`np.ndarray`, float32 of shape `(T,)`):
             Estimates that the node will be accepted (all of its path with it). They do not
             increase from a parent to its child.
+
+    Lists of such numbers are converted.
     """
 
     tokens: np.ndarray
     parents: np.ndarray
     probs: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, dtype in _DTYPES:
+            value = getattr(self, name)
+            if not isinstance(value, np.ndarray):
+                array = np.asarray(value)
+                if array.size == 0 or np.can_cast(array.dtype, dtype, "same_kind"):
+                    array = array.astype(dtype)
+                object.__setattr__(self, name, array)
 
     @staticmethod
     @cache

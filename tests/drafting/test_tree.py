@@ -69,6 +69,12 @@ def test_a_legal_tree_passes():
     assert checked.tokens is tree.tokens
 
 
+def test_a_tree_of_lists_is_one_of_arrays():
+    tree = DraftTree(tokens=[5, 6, 7], parents=[-1, -1, 0], probs=[0.6, 0.3, 0.5])
+    assert tree.depths().tolist() == [1, 1, 2] and tree.path(2).tolist() == [5, 7]
+    assert tree._repr_html_() == "<pre>root\n  5 60 %\n    7 50 %\n  6 30 %</pre>"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
