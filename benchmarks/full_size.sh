@@ -22,19 +22,27 @@ crest() { # STORE OUT M T
 rs.Datastore(store).compact(out, mode='rest', max_ngram=int(m), ngrams_per_order=int(t))" "$@"
 }
 
+build() { # DATASET OPTIONS TOKENIZER MAX_TOKENS OUT
+    python -c "import sys, datasets, hf_refspec as rs, transformers; name, options, tok, most, out = sys.argv[1:]
+rows = datasets.load_dataset(name, split='train', **eval(options))
+rs.Datastore.build(rows, transformers.AutoTokenizer.from_pretrained(tok), out, max_tokens=eval(most))" "$@"
+}
+stack="{'data_dir': 'data/python', 'streaming': True}"
+sharegpt="{'data_files': 'ShareGPT_V4.3_unfiltered_cleaned_split.json'}"
+
 # REST, sections 4.1 and 4.2: 30 of 144 files of The Stack, and all of UltraChat
-hf-refspec store build --preset the-stack-python --max-tokens 3400000000 --tokenizer $code --out stack
+build bigcode/the-stack-dedup "$stack" $code 3400000000 stack
 on_humaneval REST=stack DatastoreDrafts=stack
-hf-refspec store build --preset ultrachat --tokenizer $chat --out ultrachat
+build stingning/ultrachat "{}" $chat None ultrachat
 on_mt_bench REST=ultrachat DatastoreDrafts=ultrachat
 
 # CREST: one file of The Stack with n up to 5, ShareGPT with n up to 4, t of the authors' actual_db_sizes.sh
-hf-refspec store build --preset the-stack-python --max-tokens 115500000 --tokenizer $code --out stack-small
+build bigcode/the-stack-dedup "$stack" $code 115500000 stack-small
 for t in 3672 7345 14691 29382 67420 143733 296358 468061 601608 706538; do
     crest stack-small stack-crest-$t 5 $t
     on_humaneval REST=stack-small DatastoreDrafts=stack-crest-$t
 done
-hf-refspec store build --preset sharegpt --tokenizer $chat --out sharegpt
+build Aeala/ShareGPT_Vicuna_unfiltered "$sharegpt" $chat None sharegpt
 for t in 4420 8840 17681 37950 86844 184632 380207 600229 771357 905815; do
     crest sharegpt sharegpt-crest-$t 4 $t
     on_mt_bench REST=sharegpt DatastoreDrafts=sharegpt-crest-$t

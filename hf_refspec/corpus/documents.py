@@ -1,4 +1,4 @@
-"""Reads the documents of a stored folder, one after another, and names some corpora."""
+"""Reads the documents of a stored folder, one after another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from operator import length_hint
 from pathlib import Path
@@ -260,17 +260,6 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
     return ids.astype(np.min_scalar_type(vocab_size))
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A corpus: a dataset, or the files of [`python_stdlib`]."""
-
-    corpus: str
-    license: str
-    size: str  # for people
-    dataset: str | None = None  # its Hub id
-    options: Mapping[str, Any] = field(default_factory=dict)  # of `datasets.load_dataset`
-
-
 def python_stdlib() -> list[Path]:
     """The source files of the running interpreter's standard library, its tests included."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -280,30 +269,3 @@ def python_stdlib() -> list[Path]:
         for path in sorted(root.rglob("*.py"))
         if not foreign.intersection(path.relative_to(root).parts)
     ]
-
-
-PRESETS = {
-    "python-stdlib": Preset("Python standard library", "PSF-2.0", "about 10M tokens"),
-    "ultrachat": Preset("UltraChat", "MIT", "1.5M chats", "stingning/ultrachat"),
-    "sharegpt": Preset(
-        "ShareGPT",
-        "Apache-2.0",
-        "about 100,000 chats",
-        "Aeala/ShareGPT_Vicuna_unfiltered",
-        {"data_files": "ShareGPT_V4.3_unfiltered_cleaned_split.json"},
-    ),
-    "the-stack-python": Preset(
-        "The Stack, Python",
-        "permissive, of each file",
-        "13M files, on request; give --max-tokens",
-        "bigcode/the-stack-dedup",
-        {"data_dir": "data/python", "streaming": True},
-    ),
-    "wikipedia": Preset(
-        "Wikipedia, English, November 2023",
-        "CC-BY-SA-3.0, GFDL",
-        "6.4M articles",
-        "wikimedia/wikipedia",
-        {"name": "20231101.en"},
-    ),
-}

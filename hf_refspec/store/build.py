@@ -11,13 +11,13 @@ import math
 import threading
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -27,7 +27,7 @@ from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import Document, TokenBatch, batches, encode, load_backend, pieces
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
-from ..messages import MOST_THREADS, check_count, require
+from ..messages import MOST_THREADS, check_count
 from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
@@ -61,25 +61,33 @@ _MERGED = 1 << 21
 _of_thread = threading.local()
 
 
-class Engine(NamedTuple):
-    """Tokenises batches of documents, several at a time, and sorts shards."""
+def _tokenized(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    config: StoreConfig,
+    num_proc: int | None,
+) -> Generator[TokenBatch, None, None]:
+    """Tokenises documents in order, and the pieces of a long text in parallel."""
+    content = tokenizer.backend_tokenizer.to_str()
+    width = num_proc or usable_cores()
+    threads = ThreadPoolExecutor(width)
 
-    encode: Callable[[list[Document]], Future[TokenBatch]]
-    sort: Callable[[np.ndarray], np.ndarray]  # returns the suffix array
-    width: int  # batches at a time
+    def encoded(batch: list[Document]) -> Future[TokenBatch]:
+        return threads.submit(_encode, content, batch, config.token_dtype, config.separator)
 
-    def tokenize(self, documents: Iterable[Document]) -> Iterator[TokenBatch]:
-        """Tokenises documents in order, and the pieces of a long text in parallel."""
-        begun: deque[list[Future[TokenBatch]]] = deque()
+    begun: deque[list[Future[TokenBatch]]] = deque()
+    try:
         for batch in batches(documents):
             parts: list[list[Document]] = [batch]
             if len(batch) == 1 and isinstance(batch[0], str):
                 parts = [[piece] for piece in pieces(batch[0])]
-            begun.append([self.encode(part) for part in parts])
-            if len(begun) > 2 * self.width:
+            begun.append([encoded(part) for part in parts])
+            if len(begun) > 2 * width:
                 yield _joined([part.result() for part in begun.popleft()])
         while begun:
             yield _joined([part.result() for part in begun.popleft()])
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _joined(parts: list[TokenBatch]) -> TokenBatch:
@@ -89,47 +97,6 @@ def _joined(parts: list[TokenBatch]) -> TokenBatch:
         return parts[0]
     tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
     return np.array([len(tokens)]), tokens
-
-
-@contextmanager
-def open_engine(
-    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Engine]:
-    """Yields local threads, or tasks of Ray, which is started and stopped unless it is running."""
-    content = tokenizer.backend_tokenizer.to_str()
-    dtype = config.token_dtype
-    separator = config.separator
-    if name == "local":
-        width = num_proc or usable_cores()
-        threads = ThreadPoolExecutor(width)
-        try:
-            yield Engine(
-                lambda batch: threads.submit(_encode, content, batch, dtype, separator),
-                build_suffix_array,
-                width,
-            )
-        finally:
-            threads.shutdown(cancel_futures=True)
-        return
-    if name != "ray":
-        raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
-    ray = require("ray", "engine='ray'", "ray")
-    starts = not ray.is_initialized()
-    if starts:
-        ray.init(include_dashboard=False)
-    try:
-        encode = ray.remote(_encode)
-        shared = ray.put(content)
-        # It reserves no core: all can be taken by tasks that wait for this shard to be sorted.
-        sort = ray.remote(num_cpus=0)(build_suffix_array)
-        yield Engine(
-            lambda batch: encode.remote(shared, batch, dtype, separator).future(),
-            lambda tokens: ray.get(sort.remote(tokens)),
-            num_proc or max(1, int(ray.cluster_resources().get("CPU", 1))),
-        )
-    finally:
-        if starts:
-            ray.shutdown()
 
 
 def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
@@ -149,7 +116,6 @@ class BuildOptions:
     shard_tokens: int = SHARD_TOKENS
     num_proc: int | None = None
     deduplicate: bool = False
-    engine: str = "local"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -238,20 +204,14 @@ def _with_documents(
         known = {_digest(document) for document in split_documents(stored, config.separator)}
     old = read_names(folder, config.names_file)
     names = dict(old)
-    with (
-        open_engine(options.engine, options.num_proc, config, tokenizer) as engine,
-        tqdm(
-            desc="tokenizing",
-            total=source.total,
-            unit=" documents",
-            disable=is_hidden(options.progress),
-        ) as bar,
-    ):
-        tokens = _documents(engine.tokenize(source.documents), known, options.max_tokens, bar)
+    shown = {"total": source.total, "disable": is_hidden(options.progress)}
+    token_batches = _tokenized(source.documents, tokenizer, config, options.num_proc)
+    with closing(token_batches), tqdm(desc="tokenizing", unit=" documents", **shown) as bar:
+        tokens = _documents(token_batches, known, options.max_tokens, bar)
         if source.names is not None:
             tokens = _named(tokens, source.names, names, config.documents)
         packed = _packed(tokens, options.shard_tokens, config.token_dtype)
-        new = _write_shards(folder, packed, engine.sort)
+        new = _write_shards(folder, packed)
     if not new and (source.names is None or not config.shards):
         reason = "nothing that the datastore lacks" if config.shards else "no text with a token"
         raise ValueError(f"documents has {reason}")
@@ -360,17 +320,15 @@ def _digest(document: np.ndarray) -> bytes:
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
 
 
-def _write_shards(
-    folder: Path, packed: Iterable[tuple[np.ndarray, int]], sort: Callable[[np.ndarray], np.ndarray]
-) -> list[ShardEntry]:
-    """Writes each shard while the next is filled; `sort` maps tokens (n,) to suffixes (n,)."""
+def _write_shards(folder: Path, packed: Iterable[tuple[np.ndarray, int]]) -> list[ShardEntry]:
+    """Sorts and writes each shard, tokens (n,) and documents, while the next one is filled."""
     numbers = count(next_number(folder))
 
     def write(shard: tuple[np.ndarray, int]) -> ShardEntry:
         number = next(numbers)
         tokens, documents = shard
         tokens_file = write_part(folder, "tokens", number, tokens)
-        suffixes_file = write_part(folder, "suffixes", number, sort(tokens))
+        suffixes_file = write_part(folder, "suffixes", number, build_suffix_array(tokens))
         return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
 
     with ThreadPoolExecutor(1) as background:

@@ -125,7 +125,6 @@ class Datastore(StoredFolder[StoreConfig]):
         shard_tokens: int = SHARD_TOKENS,
         num_proc: int | None = None,
         deduplicate: bool = False,
-        engine: str = "local",
         license: str | None = None,
         corpus_name: str | None = None,
         progress: bool = True,
@@ -146,10 +145,9 @@ class Datastore(StoredFolder[StoreConfig]):
             max_tokens (`int`, *optional*): Stop after the document that reaches this number.
             shard_tokens (`int`, *optional*, defaults to 32,000,000): Tokens of a shard; building
                 takes about 12 bytes of memory for each.
-            num_proc (`int`, *optional*): Threads or Ray tasks; by default one a usable core.
+            num_proc (`int`, *optional*): Threads; by default one a usable core.
             deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions, also of
                 documents that are in the datastore already.
-            engine (`"local"` or `"ray"`, *optional*, defaults to `"local"`): Who tokenises, sorts.
             license (`str`, *optional*): The documents' licence, by default the dataset's.
             corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
@@ -172,7 +170,6 @@ class Datastore(StoredFolder[StoreConfig]):
             shard_tokens=shard_tokens,
             num_proc=num_proc,
             deduplicate=deduplicate,
-            engine=engine,
             progress=progress,
         )
         with new_folder(path) as folder:
@@ -198,8 +195,8 @@ class Datastore(StoredFolder[StoreConfig]):
                 document of its name; one that is empty only removes it.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
                 default the one that [`~Datastore.load_tokenizer`] loads.
-            options: `column`, `pattern`, `max_tokens`, `shard_tokens`, `num_proc`, `deduplicate`,
-                `engine` and `progress`, as in [`~Datastore.build`].
+            options: `column`, `pattern`, `max_tokens`, `shard_tokens`, `num_proc`, `deduplicate`
+                and `progress`, as in [`~Datastore.build`].
 
         Raises:
             ValueError: If there is nothing to add, one is neither a text nor ids, or none is left.
@@ -274,9 +271,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
         options.setdefault("corpus_name", self.config.source.get("corpus"))
         options.setdefault("license", self.config.source.get("license"))
-        store = Datastore.build(texts(), tokenizer, path, **options)
-        StoreConfig.describe(store.path, description=self.config.source.get("description"))
-        return Datastore(store.path)
+        return Datastore.build(texts(), tokenizer, path, **options)
 
     @classmethod
     def _part(cls, config: Any, form: Form | None = None, *_: Any, **__: Any) -> Any:

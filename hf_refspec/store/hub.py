@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from ..corpus.untrusted import one_line, printable, read_small
 from ..version import __version__
-from .files import CONFIG, DatastoreError, copy_file, new_folder, write_bytes
-from .names import check_repo_id, is_here, with_owner
+from .files import CONFIG, DatastoreError
+from .names import check_repo_id, is_here
 
 if TYPE_CHECKING:
     from .stored_folder import FolderConfig
@@ -105,18 +105,6 @@ def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) ->
         return changes
 
     return _commit(f"the {kind.NOUN} in {folder}", repo_id, "dataset", operations, **target)
-
-
-def write_repository(folder: Path, kind: type[FolderConfig], repo_id: str, out: Path) -> None:
-    """Writes what [`push`] publishes into a new folder."""
-    check_repo_id(repo_id)
-    config = kind.read(folder)
-    content = _read_card(folder) or card(config, with_owner(repo_id)).encode()
-    with new_folder(out) as new:
-        for entry in config.files():
-            copy_file(folder, entry, new)
-        write_bytes(new / CARD, content)
-        config.write(new)
 
 
 def _read_card(folder: Path) -> bytes | None:
@@ -205,10 +193,8 @@ def card(config: FolderConfig, repo_id: str) -> str:
     about = {field.name: getattr(config, field.name) for field in fields(config)}
     texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})
-    description = texts.get("description")
     texts.update(
         config.card_texts(),
-        description_row=f"\n| Description | {description} |" if description else "",
         # The Hub's viewer would show config.json as rows of data.
         metadata=DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml(),
         title=repo_id.split("/")[-1],

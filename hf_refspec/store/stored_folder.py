@@ -29,7 +29,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from reprlib import repr as short
@@ -61,7 +61,6 @@ from .files import (
     check_file,
     copy_file,
     new_folder,
-    only_writer,
     sync_folder,
     write_bytes,
 )
@@ -125,14 +124,6 @@ class FolderConfig:
     def card_texts(self) -> dict[str, str]:
         """Further texts for the card's template, after the fields and the entries of `source`."""
         return {}
-
-    @classmethod
-    def describe(cls, folder: Path, **about: str | None) -> None:
-        """Changes entries of `source` for a folder's card, such as `license`, unless `None`."""
-        with only_writer(folder):
-            config: Any = cls.read(folder)
-            changed = {name: value for name, value in about.items() if value is not None}
-            replace(config, source=config.source | changed).write(folder)
 
     def write(self, folder: Path) -> None:
         """Replaces a folder's config.json atomically."""

@@ -19,7 +19,7 @@ import openai
 import requests
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_refspec import Datastore, Drafter, DraftTree, RunningBatch
+from hf_refspec import Drafter, DraftTree, RunningBatch
 from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve import engine as engines
 from hf_refspec.apps.serve import grammars, served_model
@@ -107,7 +107,6 @@ def serving(
     max_rows: int = 1,
     clock: Callable[[], float] = lambda: 0.0,
     grammar_seconds: float = SECONDS,
-    stores: dict[str, Datastore] | None = None,
     max_draft_tokens: int | str = "auto",
     **limits: Any,
 ) -> Iterator[RunningServer]:
@@ -123,7 +122,7 @@ def serving(
     served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
     bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
     with listen("127.0.0.1", 0) as listening:
-        server = Server(make_app(served, engine, bounds, stores), engine, bounds)
+        server = Server(make_app(served, engine, bounds), engine, bounds)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         compiler = partial(grammars.GrammarCompiler, seconds=grammar_seconds)

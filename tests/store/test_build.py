@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import datasets
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hf_refspec.corpus.tokenise import LONGEST_PIECE
-from hf_refspec.store.build import open_engine
+from hf_refspec.store.build import _tokenized
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import LOCK, DatastoreError
@@ -157,7 +157,6 @@ def interrupted():
         (TEXTS, {"max_tokens": 0}, "max_tokens must be at least 1, but is 0"),
         (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
         (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
-        (TEXTS, {"engine": "spark"}, "engine must be 'local' or 'ray', but is 'spark'"),
         ([*[[1] * 99] * 20, [259]], {}, "document 20 has the id 259"),
         (interrupted(), {}, "^$"),
     ],
@@ -263,15 +262,14 @@ def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def engine(tokenizer, threads: int):
-    return open_engine("local", threads, StoreConfig("", "", 259), tokenizer)
+def tokenized(texts, tokenizer, threads: int):
+    return _tokenized(texts, tokenizer, StoreConfig("", "", 259), threads)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_documents_come_in_order(tokenizer, threads):
     texts = [str(i) * (i % 90 * 60) for i in range(300)]
-    with engine(tokenizer, threads) as opened:
-        batches = list(opened.tokenize(texts))
+    batches = list(tokenized(texts, tokenizer, threads))
     assert len(batches) > 3
     tokens = np.concatenate([tokens for _, tokens in batches])
     documents = np.split(tokens, np.flatnonzero(tokens == 65535))
@@ -281,8 +279,7 @@ def test_documents_come_in_order(tokenizer, threads):
 
 def test_the_pieces_of_a_long_text_are_one_document(tokenizer):
     texts = ["ab\n" * 400_000, "c" * LONGEST_PIECE, "", "d"]
-    with engine(tokenizer, 3) as opened:
-        lengths, tokens = map(np.concatenate, zip(*opened.tokenize(texts), strict=True))
+    lengths, tokens = map(np.concatenate, zip(*tokenized(texts, tokenizer, 3), strict=True))
     assert lengths.tolist() == [1_200_001, LONGEST_PIECE + 1, 0, 2]
     documents = np.split(tokens, np.flatnonzero(tokens == 65535) + 1)[:-1]
     assert [tokenizer.decode(ids[:-1]) for ids in documents] == [texts[0], texts[1], "d"]
@@ -296,35 +293,6 @@ def test_who_takes_no_more_leaves_no_thread(tokenizer):
             read.append(1)
             yield "x" * 100_000
 
-    with engine(tokenizer, 2) as opened:
-        next(opened.tokenize(endless()))
+    with closing(tokenized(endless(), tokenizer, 2)) as batches:
+        next(batches)
     assert threading.active_count() == before and len(read) < 100
-
-
-@pytest.fixture(scope="module")
-def ray():
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install hf_refspec[ray]")
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
-    yield ray
-    ray.shutdown()
-
-
-def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
-    dataset = datasets.Dataset.from_dict({"text": TEXTS})
-    stream = dataset.to_iterable_dataset(num_shards=5)
-    local = Datastore.build(TEXTS, tokenizer, tmp_path / "local", **QUIET).path
-    Datastore(local).add(TEXTS[:40], tokenizer, **QUIET)
-    options = {**QUIET, "engine": "ray", "num_proc": None}
-    for name, source in (("texts", TEXTS), ("stream", stream)):
-        path = Datastore.build(source, tokenizer, tmp_path / name, **options).path
-        Datastore(path).add(TEXTS[:40], tokenizer, **options)
-        assert content_of(path) == content_of(local)
-    assert ray.is_initialized()  # It was not started by the build.
-
-
-def test_without_ray_it_is_told_what_to_install(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'pip install "hf_refspec\[ray\]"'):
-        Datastore.build(["a"], tokenizer, tmp_path / "store", **{**QUIET, "engine": "ray"})
-    assert not list(tmp_path.iterdir())

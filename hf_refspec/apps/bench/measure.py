@@ -12,7 +12,6 @@ from functools import partial, reduce
 from itertools import zip_longest
 from operator import or_
 from pathlib import Path
-from textwrap import fill
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -51,9 +50,6 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "TokenRecycling=TABLE")
 OF_MODELS = ("use_mtp", "DraftModel=MODEL")
 New: TypeAlias = Callable[[Any], Drafter]  # creates a drafter for a target model, if one is loaded
-_ACCENT = "#0072B2"  # the plot's colour of drafts
-_NEUTRAL = "#B4BAC1"  # and of other methods
-_LABEL = 36  # characters of a line of a method's name
 logger = logging.getLogger("hf_refspec")
 # The columns with prompts, and with recorded answers; the first that a row has counts.
 PROMPTS = ("turns", "messages", "prompt", "question", "text")
@@ -174,30 +170,6 @@ def replay(
             accepted = min(len(draft.along(left.tolist())), max(len(left) - 1, 0))
         drafter.end()
     return stats
-
-
-def plot_speed_ups(comparison: Comparison, path: Path) -> None:
-    """Draws a bar for each method, the fastest on top, with the bounds of its speed-up."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    gains = {name: comparison.gain(name) for name in comparison.calls}
-    names = sorted(gains, key=lambda name: gains[name].ratio)
-    with rc_context({"font.size": 9, "savefig.dpi": 200}):
-        figure = Figure(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
-        axes = figure.subplots()
-        for row, name in enumerate(names):
-            gain = gains[name]
-            ours = "candidate_generator" in comparison.methods[name]
-            axes.barh(fill(name, _LABEL), gain.ratio, color=_ACCENT if ours else _NEUTRAL)
-            axes.plot([gain.low, gain.high], [row, row], color="black")
-            figures = f"{gain.ratio:.2f}x, MAT {comparison.mat(name):.2f}"
-            right = axes.get_yaxis_transform()  # x in widths of the axes
-            axes.text(1.02, row, figures, transform=right, va="center")
-        axes.axvline(1, color="black", linestyle="--")
-        prompts = counted(len(comparison.calls[comparison.first]), "prompt")
-        axes.set_xlabel(f"times as fast as {comparison.first}, {prompts}")
-        figure.savefig(path)
 
 
 @dataclass(frozen=True)

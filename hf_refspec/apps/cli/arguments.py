@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from ...corpus.documents import PRESETS, python_stdlib
 from ...messages import require
-from ...store.names import ask_hub, is_here, with_owner
+from ...store.names import ask_hub, is_here
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ...drafting.contract import Drafter
-    from ...store.datastore import Datastore
 
 logger = logging.getLogger("hf_refspec")
 
@@ -91,41 +88,28 @@ def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
 
 
 def add_source(parser: ArgumentParser) -> None:
-    """Adds the arguments that name a corpus: files and folders, a dataset, or a preset."""
+    """Adds the arguments that name a corpus: files and folders, or a dataset."""
     add = parser.add_argument
     add("source", nargs="*", type=Path, help="folders, and files of text, JSON(L), CSV or Parquet")
     add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
-    presets = (f"{name} ({preset.license}; {preset.size})" for name, preset in PRESETS.items())
-    help = f"{'; '.join(presets)}. With --dataset, a copy of it there"
-    add("--preset", choices=tuple(PRESETS), help=help)
     add("--config", metavar="NAME", help="the dataset's configuration")
     add("--split", default="train", help="the dataset's split")
     add("--column", help="the column with texts or chats; found by default")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
-def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, dict[str, Any]]:
+def load_corpus(args: Namespace) -> tuple[Any, dict[str, Any]]:
     """The documents that the arguments of [`add_source`] name, and arguments to build with them."""
-    if bool(args.source) == (args.dataset is not None or args.preset is not None):
-        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
+    if bool(args.source) == (args.dataset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME")
     check_sources(args.source)
-    if args.config is not None and args.dataset is None:
-        raise ValueError(f"--config {args.config} has no effect without --dataset; leave it out")
     about = {"column": args.column, "pattern": args.pattern}
-    about |= {"corpus_name": vars(args).get("name"), "license": vars(args).get("license")}
+    about |= {"corpus_name": args.name, "license": args.license}
     if args.source:
         return (args.source[0] if len(args.source) == 1 else args.source), about
-    options = {"name": args.config, "split": args.split, "streaming": streaming}
     log_to_stderr("%(message)s")
-    if args.preset is None:
-        return _load_dataset(args.dataset, options), about
-    preset = PRESETS[args.preset]
-    about["corpus_name"] = about["corpus_name"] or preset.corpus
-    about["license"] = about["license"] or preset.license
-    name = args.dataset or preset.dataset
-    if name is None:
-        return python_stdlib(), about
-    return _load_dataset(name, {**options, **preset.options}), about
+    options = {"name": args.config, "split": args.split, "streaming": args.streaming}
+    return _load_dataset(args.dataset, options), about
 
 
 def check_sources(paths: list[Path]) -> None:
@@ -171,13 +155,6 @@ def _load_dataset(name: str, options: dict[str, Any]) -> Any:
             raise
         why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
         raise OSError(f"{why}: {silent}") from error
-
-
-def show_written(folder: Path, repo_id: str, repo_type: str) -> None:
-    """Prints a repository's files, which have been written into a folder, and how to push them."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}: {', '.join(sorted(path.relative_to(folder).as_posix() for path in files))}")
-    print(f"push it: hf upload {with_owner(repo_id)} {folder} --repo-type {repo_type}")
 
 
 def waiting(message: str) -> Status:
@@ -231,10 +208,8 @@ def add_sources(texts: _ArgumentGroup) -> None:
     add("--cache", type=Path, metavar="PATH", help=help)
 
 
-def sources(
-    args: Namespace, tokenizer: PreTrainedTokenizerBase, stores: Iterable[Datastore] = ()
-) -> list[Drafter]:
-    """The default drafters, the arguments' and those of `stores`; refuses ids of other models."""
+def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
+    """The default drafters and those that the arguments name; refuses ids of other models."""
     from ...drafting.auto import default_sources  # these load torch
     from ...drafting.datastore_drafts import DatastoreDrafts
     from ...drafting.session_drafts import SessionDrafts
@@ -245,8 +220,8 @@ def sources(
     references = [read_text(path, "--reference") for path in args.reference or ()]
     drafters: list[Drafter] = [*default_sources(references or None, tokenizer)]
     if args.datastore is not None:
-        stores = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer), *stores
-    drafters += map(DatastoreDrafts, stores)
+        store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
+        drafters.append(DatastoreDrafts(store))
     if args.cache is not None:
         if args.cache.is_file():
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
@@ -286,14 +261,3 @@ def decoding_options(args: Namespace) -> dict[str, Any]:
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"--seed {args.seed} must fit into 64 bits") from error
     return options
-
-
-def load_for_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, ...]:
-    """Loads documents, tokenizer, model and options to build with, after it has checked paths."""
-    from ..shared.loading import load_model, load_tokenizer  # these load torch
-
-    if args.out.exists():
-        raise FileExistsError(f"--out {args.out} exists; choose another path, or delete it")
-    documents, about = load_corpus(args, streaming)
-    tokenizer = load_tokenizer(args.model)
-    return documents, tokenizer, load_model(args.model, args.device_map, args.dtype), about

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.stats import DraftStats
-from ...messages import counted, require
+from ...messages import counted
 from ...model_check import check as checked
 from ...store.stored_tokenizer import vocabulary_size
 from ...transformers_names import keeps_state_in_modules
@@ -50,18 +50,12 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--limit", type=positive, metavar="N", help="only the first N chats; by default all")
     add("--turns", type=positive, metavar="N", help="only the first N turns; by default all")
     add("--max-new-tokens", type=positive, default=256, metavar="N", help="of an answer")
-    add("--out", type=Path, metavar="FILE", help="write a plot too, for example speed_ups.png")
 
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
     if args.tokenizer and (args.replay is None or args.model):
         raise ValueError(f"--tokenizer {args.tokenizer} is for --replay without --model")
-    if args.out is not None:
-        require("matplotlib", "--out", "bench")
-        if not args.out.parent.is_dir():
-            parent = args.out.parent
-            raise ValueError(f"--out {args.out} cannot be written: {parent} is not a folder")
     chats = taking_turns(read_chats(args.replay or args.prompts))
     console = Terminal()
     if args.replay is not None:
@@ -76,10 +70,7 @@ def bench(args: Namespace) -> int:
         for budget in args.max_draft_tokens or ["auto"]
     }
     comparison = compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
-    status = comparison.report(console)
-    if args.out is not None:
-        measure.plot_speed_ups(comparison, args.out)
-    return status
+    return comparison.report(console)
 
 
 def compared(

@@ -19,16 +19,10 @@ from ...version import __version__
 Commands: TypeAlias = "dict[str, tuple[str, str | Commands]]"
 _STORE: Commands = {
     "build": ("build a datastore from a corpus", "store.build"),
-    "extend": ("add documents to a datastore", "store.extend"),
-    "merge": ("merge the shards of a datastore", "store.merge"),
-    "retokenize": ("build a datastore for another model from one", "store.retokenize"),
     "compact": ("build the compact form of a datastore", "store.compact"),
-    "push": ("publish a datastore, or another stored folder", "store.push"),
     "info": ("describe a datastore", "store.info"),
-    "card": ("print or change the card with which a folder is pushed to the Hub", "store.card"),
     "search": ("show a text's longest match in a datastore, and its draft tree", "search.search"),
     "evaluate": ("measure whether a datastore pays off for a model", "evaluate.evaluate"),
-    "recycle": ("learn a model's next tokens from texts", "recycle.recycle"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
@@ -41,10 +35,8 @@ GROUPS: dict[str, Commands] = {
         "check": ("show how drafts are verified for a model, and their cost", "check.check"),
         "bench": ("measure whether drafts pay off for your model and prompts", "bench.bench"),
     },
-    "draft and retrieve from texts": {
-        "store": ("build, change, search and measure datastores", _STORE),
-        "ralm": ("answer questions from texts, with speculative retrieval", "ralm.ralm"),
-        "knn": ("build kNN datastores", {"build": ("build a kNN datastore", "knn.knn_build")}),
+    "draft from texts": {
+        "store": ("build, search and measure datastores", _STORE),
     },
     "serve and publish": {
         "serve": ("serve a model with the OpenAI API", "serve.serve"),
@@ -110,7 +102,7 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
-        print(f"hf-refspec: {_in_options(one_line(error), args)}", file=sys.stderr)
+        print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -141,19 +133,3 @@ def _add_commands(
             logging.set_verbosity_error()
             getattr(found, f"add_{function}")(command)
             command.set_defaults(run=getattr(found, function))
-
-
-def _in_options(message: str, args: argparse.Namespace) -> str:
-    """Writes the library's arguments as options, and its methods as commands.
-
-    `max_bytes=100` becomes `--max-bytes 100`, and `compact()` `hf-refspec store compact`."""
-    message = f" {message} "
-    for name in vars(args):
-        option = f" --{name.replace('_', '-')}"
-        message = message.replace(f" {name}=True ", f"{option} ")
-        message = message.replace(f" {name}=, ", f"{option}, ").replace(f" {name}=", f"{option} ")
-        if "_" in name:  # other names are ordinary words
-            message = message.replace(f" {name} ", f"{option} ")
-    for command in _STORE:
-        message = message.replace(f" {command}()", f" hf-refspec store {command}")
-    return message.strip()

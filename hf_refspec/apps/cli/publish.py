@@ -11,7 +11,7 @@ from ...store.files import new_folder
 from ...store.hub import RepoType, push_files
 from ...store.names import check_repo_id, with_owner
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package
-from .arguments import WRITTEN_TO, show_written
+from .arguments import WRITTEN_TO
 
 
 def add_publish(parser: ArgumentParser) -> None:
@@ -43,5 +43,8 @@ def write_or_push(
         for path, content in written.items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
-    show_written(args.out, name, kind)
+    files = (path for path in args.out.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(args.out).as_posix() for path in files)
+    print(f"{args.out}: {', '.join(names)}")
+    print(f"push it: hf upload {with_owner(name)} {args.out} --repo-type {kind}")
     return str(args.out)

@@ -10,13 +10,10 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
-from logging.handlers import QueueHandler, QueueListener
-from queue import Queue
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...kernels.compilation import drafting_kernels
 from ...messages import require
-from ...store.datastore import Datastore
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .arguments import (
     add_listening,
@@ -31,7 +28,6 @@ from .arguments import (
 logger = logging.getLogger("hf_refspec")
 
 _PASS_SECONDS = 5  # a second ctrl-C waits this long for the running forward pass
-_LOG_LINES = 10_000  # the longest queue of lines to be written
 _KEY = "HF_REFSPEC_API_KEY"
 
 
@@ -47,8 +43,6 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
     texts = parser.add_argument_group("texts")
     add_sources(texts)
-    stores = "a datastore that clients change at /v1/stores/NAME/documents; can be repeated"
-    texts.add_argument("--store", type=_store, action="append", metavar="NAME=PATH", help=stores)
     isolated = "learn nothing from one request for the next: slower, but reveals no client's texts"
     add("--isolate", action="store_true", help=isolated)
     limit = partial(parser.add_argument_group("limits").add_argument, type=positive, metavar="N")
@@ -70,12 +64,6 @@ def _origins(text: str) -> list[str]:
     raise ArgumentTypeError(f'must be like ["https://chat.example"], without a path, not {text!r}')
 
 
-def _store(text: str) -> str:
-    if re.fullmatch(r"[\w.-]+=.+", text):
-        return text
-    raise ArgumentTypeError(f"must be like NAME=PATH, not {text!r}")
-
-
 def serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
     for library in ("fastapi", "uvicorn", "prometheus_client"):
@@ -84,11 +72,8 @@ def serve(args: Namespace) -> int:
     from ..serve.routes import Limits, Server, make_app, url
     from ..serve.served_model import ServedModel
 
-    if args.isolate and (args.cache is not None or args.store):
-        raise ValueError("--cache and --store keep texts for later requests; leave out --isolate")
-    paths = dict(store.split("=", 1) for store in args.store or ())
-    if len(paths) < len(args.store or ()):
-        raise ValueError(f"--store {' --store '.join(args.store)} has one name twice")
+    if args.isolate and args.cache is not None:
+        raise ValueError("--cache keeps texts for later requests; leave out --isolate")
     environment = [os.environ[_KEY]] if _KEY in os.environ else []
     keys = [key.strip() for key in args.api_key or environment]
     if "" in keys:
@@ -97,14 +82,12 @@ def serve(args: Namespace) -> int:
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        stores = {name: Datastore(path, "full", tokenizer) for name, path in paths.items()}
-        drafters = sources(args, tokenizer, stores.values())
+        drafters = sources(args, tokenizer)
         opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
         source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
-        source_names |= {str(store.path): name for name, store in stores.items()}
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
-        annotates = bool(args.reference or args.datastore or args.cache or args.store)
+        annotates = bool(args.reference or args.datastore or args.cache)
         engine = RequestEngine(
             model,
             tokenizer,
@@ -121,27 +104,11 @@ def serve(args: Namespace) -> int:
         is_local = ip_address(listening.getsockname()[0]).is_loopback
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
         limits = Limits(args.max_body_bytes, hosts=hosts, keys=keys, origins=args.allowed_origins)
-        server = Server(make_app(served, engine, limits, stores), engine, limits)
+        server = Server(make_app(served, engine, limits), engine, limits)
         logger.info("%s is served at %s; ctrl-C ends it", names[0], url(listening))
         if hosts is None and not keys:
             logger.warning("everyone who can reach %s can use it", url(listening))
-        logging_thread = _log_in_background()
         with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
             server.run([listening])
         engine.close(_PASS_SECONDS)
-        logging_thread.stop()
     return 130 if server.force_exit else 0
-
-
-def _log_in_background() -> QueueListener:
-    """Starts a thread that writes the log.
-
-    If standard error is a pipe that nobody reads, a line would otherwise block the event loop, and
-    with it all clients."""
-    lines: Queue[logging.LogRecord] = Queue(_LOG_LINES)
-    logging_thread = QueueListener(lines, *logger.handlers)
-    for logged in (logger, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
-        logged.handlers = [QueueHandler(lines)]
-    logging.raiseExceptions = False  # while the queue is full, lines are dropped
-    logging_thread.start()
-    return logging_thread

@@ -1,40 +1,34 @@
-"""The server and its routes: a model, datastores whose documents clients change, `/docs`."""
+"""The server and its routes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from hmac import compare_digest
-from operator import itemgetter
-from time import monotonic
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from ...store.datastore import Datastore
-from ...store.files import DatastoreError
 from .answers import Answer, EventStream
 from .engine import RequestEngine
 from .errors import ApiError, Places, answer_errors, not_json
-from .protocol import ChatRequest, CompletionRequest, RequestObject, RequestT, Text, parsed
+from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .served_row import PreparedRequest
 
@@ -44,16 +38,10 @@ _DISCARDED = 10
 _PLACE = "#/components/schemas/"
 logger = logging.getLogger(__name__)
 _FORCED_SECONDS = 5  # after a second ctrl-C, for a forward pass and for telling the clients
-_CHECK_SECONDS = 0.1  # between two checks of the connections
 
 
-def make_app(
-    served: ServedModel,
-    engine: RequestEngine,
-    limits: Limits,
-    stores: Mapping[str, Datastore] | None = None,
-) -> FastAPI:
-    """The routes of a model, and of datastores whose documents clients change."""
+def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> FastAPI:
+    """The routes of a model."""
     checks = [Depends(_key_check(limits.keys))] if limits.keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
@@ -114,61 +102,12 @@ def make_app(
     async def metrics() -> Response:
         return Response(generate_latest(engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    _add_store_routes(app, stores or {}, partial(read_body, limits=limits))
     _, bodies = models_json_schema(
         [(ChatRequest, "validation"), (CompletionRequest, "validation")],
         ref_template=_PLACE + "{model}",
     )
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
     return app
-
-
-class DocumentsRequest(RequestObject):
-    """The body of `POST /v1/stores/{store}/documents`: texts, or texts by their names."""
-
-    documents: dict[Text, Text] | list[Text] = Field(min_length=1)
-
-
-def _add_store_routes(
-    app: FastAPI, stores: Mapping[str, Datastore], read: Callable[[Request], Any]
-) -> None:
-    """Answers requests that list and change documents, which `read` receives, one after another."""
-    writer = ThreadPoolExecutor(1, "writer")
-    places = Places("requests wait for a datastore")
-
-    async def answered(name: str, change: Callable[[Datastore], Any]) -> dict[str, Any]:
-        def about() -> dict[str, Any]:
-            try:
-                more = change(store := stores[name]) or {}
-            except KeyError:
-                raise ApiError(404, "there is no such store or document") from None
-            except ValueError as error:
-                status = 409 if isinstance(error, DatastoreError) else 400
-                raise ApiError(status, str(error)) from None
-            counts = {"document_count": store.documents, "token_count": store.tokens}
-            return {"store": name, **counts, **more}
-
-        with places:
-            return await asyncio.get_running_loop().run_in_executor(writer, about)
-
-    @app.get("/v1/stores/{store}/documents")
-    async def documents(store: str) -> dict[str, Any]:
-        return await answered(store, lambda opened: {"documents": opened.names()})
-
-    @app.post("/v1/stores/{store}/documents")
-    async def add(store: str, http: Request) -> dict[str, Any]:
-        body = await read(http)
-
-        def change(opened: Datastore) -> None:
-            texts = parsed(DocumentsRequest, body).documents
-            # In a list, texts that name files of this machine would be paths.
-            opened.add(texts if isinstance(texts, dict) else iter(texts), progress=False)
-
-        return await answered(store, change)
-
-    @app.delete("/v1/stores/{store}/documents/{name:path}")
-    async def remove(store: str, name: str) -> dict[str, Any]:
-        return await answered(store, lambda opened: opened.remove(name))
 
 
 def _key_check(keys: Sequence[str]) -> Callable[[Request], Coroutine[Any, Any, None]]:
@@ -247,10 +186,8 @@ async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) ->
 @dataclass(frozen=True)
 class Limits:
     body_bytes: int
-    head_seconds: float = 10  # for a head to arrive
     body_seconds: float = 60  # for a body to arrive
-    reading_seconds: float = 30  # for a client to read on
-    connections: int = 256  # that may wait longer than a second for a client to send or read
+    connections: int = 256  # further clients get 503
     hosts: Sequence[str] | None = None  # names by which clients may reach the server
     keys: Sequence[str] = ()  # clients must send one, if any
     origins: Sequence[str] = ()  # web pages that may ask
@@ -261,30 +198,19 @@ def url(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def _file_limit() -> float:
-    """The number of files and connections that this process may have open."""
-    limit = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1  # Windows has no limit
-    return math.inf if limit < 0 else limit
-
-
 class Server(uvicorn.Server):
     """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
 
     def __init__(self, app: FastAPI, engine: RequestEngine, limits: Limits) -> None:
         options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         options |= {"log_config": None, "log_level": "warning", "access_log": False}
+        options["limit_concurrency"] = limits.connections
         super().__init__(uvicorn.Config(app, **options))
         self._engine = engine
-        self._limits = limits
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._engine.drain()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # Never cancelled: the shutdown waits for connections, too.
-        self._limiting = asyncio.create_task(self._limit_connections())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:
@@ -293,27 +219,3 @@ class Server(uvicorn.Server):
         if self.force_exit and (tasks := self.server_state.tasks):
             self._engine.cancel_all()
             await asyncio.wait(tasks, timeout=_FORCED_SECONDS)
-
-    async def _limit_connections(self) -> None:
-        """Closes connections whose clients owe a request or do not read, the oldest first."""
-        since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
-        while True:
-            now = monotonic()
-            connections = cast(Any, self.server_state.connections)
-            waiting = [(known, known.cycle) for known in connections if self._patience(known)]
-            since = {key: since.get(key, now) for key in waiting}
-            newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
-            for place, ((connection, _), began) in enumerate(newest_first):
-                is_old = place >= min(self._limits.connections, _file_limit() // 2)
-                if now - began > (1 if is_old else self._patience(connection)):
-                    connection.transport.abort()
-            await asyncio.sleep(_CHECK_SECONDS)
-
-    def _patience(self, connection: Any) -> float:
-        """The seconds to wait for a connection's client; 0 if it owes nothing."""
-        cycle = connection.cycle
-        if cycle is None or cycle.response_complete:
-            return self._limits.head_seconds
-        if connection.flow.write_paused:
-            return self._limits.reading_seconds
-        return math.inf if cycle.more_body else 0  # a body has a limit of its own, in `read_body`

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...corpus.documents import PRESETS, python_stdlib
+from ...corpus.documents import python_stdlib
 from ...drafting.auto import default_sources
 from ...drafting.contract import Drafter
 from ...drafting.datastore_drafts import DatastoreDrafts
@@ -28,6 +28,7 @@ from .race import Race
 logger = logging.getLogger("hf_refspec")
 
 AUTO = "auto"
+_CORPUS = "Python standard library"
 _STDLIB_TOKENS = 500_000
 _NGRAMS = 2_000  # of each length
 
@@ -76,14 +77,13 @@ def python_datastores(tokenizer: PreTrainedTokenizerBase) -> list[Datastore]:
     """Both forms of a small datastore of Python's standard library; none if that fails.
 
     They are built once and kept in HF_HOME."""
-    about = PRESETS["python-stdlib"]
     try:
         name = f"python-stdlib-{__version__}-{tokenizer_fingerprint(tokenizer)}"
         folder = Path(constants.HF_HOME, "hf_refspec", name)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():
-            logger.info("Building a datastore of the %s, once (seconds) ...", about.corpus)
-            options: dict[str, Any] = {"corpus_name": about.corpus, "license": about.license}
+            logger.info("Building a datastore of the %s, once (seconds) ...", _CORPUS)
+            options: dict[str, Any] = {"corpus_name": _CORPUS, "license": "PSF-2.0"}
             options |= {"max_tokens": _STDLIB_TOKENS, "progress": False}
             Datastore.build(python_stdlib(), tokenizer, folder, **options)
         full = Datastore(folder, form="full")

@@ -13,14 +13,13 @@ import hf_refspec
 from hf_refspec.apps.cli.main import COMMANDS, GROUPS, main
 
 # The commands that load a model.
-LOADING = ["bench", "chat", "check", "demo", "generate", "knn build", "ralm", "serve", "space"]
-LOADING += ["store evaluate", "store recycle"]
+LOADING = ["bench", "chat", "check", "demo", "generate", "serve", "space", "store evaluate"]
 STORE = [f"store {name}" for name in COMMANDS["store"][1]]
 DEFAULTS = {
     "bench": "of an answer (default: 256)",
     "generate": "auto: those that pay (default: auto)",
     "serve": "that one request is decoded (default: 600)",
-    "store build": "on a Ray cluster (default: local)",
+    "store build": "the dataset's split (default: train)",
 }
 AND_LOADED = """
 import sys
@@ -60,13 +59,10 @@ def test_without_a_command_it_prints_its_help(capsys):
 def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
     (tmp_path / "texts").mkdir()
     build = "store build texts --tokenizer ./missing --out store"
-    done = run("store info ./missing", "store extend ./missing texts", build, cwd=tmp_path)
+    done = run("store info ./missing", build, cwd=tmp_path)
     assert "torch" not in done.stdout and "transformers" in done.stdout
     errors = done.stderr.splitlines()
-    missing = ("does not exist", "is not a datastore: it has no config.json", "does not exist")
-    assert ["missing" in e and why in e for e, why in zip(errors, missing, strict=True)] == [
-        True
-    ] * 3
+    assert len(errors) == 2 and all("missing" in e and "does not exist" in e for e in errors)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,7 @@ def test_a_command_says_that_it_loads_and_ctrl_c_ends_it_quietly_meanwhile(
     assert capsys.readouterr() == ("", printed)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *STORE, "knn build"])
+@pytest.mark.parametrize("command", [*COMMANDS, *STORE])
 def test_each_command_has_a_help_with_its_options_and_is_on_the_page(command, capsys):
     with pytest.raises(SystemExit) as exit:
         main([*command.split(), "--help"])
@@ -128,7 +124,7 @@ def about(command: str) -> str:
             " generate",
             ["`max_draft_tokens` must be at most 1024, but is 1025"],
         ),
-        ("knn build x --out y z --modl m", " knn build", ["--modl", "[--model MODEL]"]),
+        ("publish z --modl m", " publish", ["--modl", "[--package PACKAGE]"]),
     ],
 )
 def test_errors_have_their_commands_usage(line, command, messages, capsys):

@@ -1,11 +1,9 @@
-"""`hf-refspec store build`, `extend`, `retokenize`, `compact`, `push`, `info`, `search`: what they
-make and print."""
+"""`hf-refspec store build`, `compact`, `info`, `search`: what they make and print."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,21 +14,12 @@ from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
-from tests.helpers.byte_model import word_tokenizer
-from tests.helpers.hub_server import TOKEN
 
 TEXTS = {
     "a.py": "def area(width, height):\n    return width * height\n",
     "b.py": "def area(radius):\n    return radius * radius\n",
     "c.txt": "the cat sat on the mat, the cat sat on the hat\n",
 }
-
-
-@pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizers") / "words"
-    word_tokenizer(["<unk>", "the", "cat"]).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -103,34 +92,6 @@ def test_builds_from_a_pattern_of_files_with_the_default_models_tokenizer(
     assert texts == [TEXTS["a.py"], TEXTS["b.py"]] and "licence     MIT\n" in text
 
 
-def test_builds_from_a_preset_with_its_name_and_licence(built, corpus, monkeypatch):
-    monkeypatch.setattr(arguments, "python_stdlib", lambda: [corpus / "b.py"])
-    texts, text = built("--preset", "python-stdlib")
-    assert texts == [TEXTS["b.py"]]
-    assert "corpus      Python standard library\n" in text and "licence     PSF-2.0\n" in text
-
-
-@pytest.mark.parametrize("kind", ["datastore", "knowledge base"])
-def test_the_name_licence_and_description_of_the_card_can_change_later(
-    kind, built, run, corpus, tmp_path, tokenizer, folder
-):
-    about = ["--name", "Areas", "--description", "Two functions | and a cat."]
-    _, text = built(corpus, *about)
-    assert "corpus      Areas\n" in text and "about       Two functions | and a cat.\n" in text
-    store = tmp_path / "store"
-    if kind == "knowledge base":
-        store = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base").path
-        run("card", store, "owner/areas", *about)
-    assert "license: mit" not in run("card", store, "owner/areas")
-    card = run("card", store, "owner/areas", "--license", "MIT")
-    assert card == run("card", store, "owner/areas")
-    assert re.search(r"^\| (Corpus|Documents) \| Areas \|$", card, re.M)
-    assert "license: mit\n" in card and "| Description | Two functions \\| and a cat. |" in card
-    if kind == "datastore":
-        run("retokenize", store, "--tokenizer", folder, "--out", tmp_path / "other")
-        assert "about       Two functions" in run("info", tmp_path / "other")
-
-
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]])
 def test_builds_from_a_dataset_of_this_machine(built, rows, streaming):
     options = ["--column", "title", "--deduplicate", *streaming]
@@ -147,35 +108,16 @@ def test_a_file_of_rows_is_read_and_never_asked_of_the_hub(built, option, tmp_pa
     assert texts == ["one", "two"] and "corpus      data.jsonl\n" in text
 
 
-# --- extend, merge, compact, info
+# --- compact, info
 
 
-def test_merges_all_shards_and_compacts_into_the_store_itself(built, run, corpus, tmp_path):
+def test_compacts_into_the_store_itself(built, run, corpus, tmp_path):
     built(corpus)
     store = tmp_path / "store"
-    Datastore(store).add([[7]], progress=False)
-    assert "in 2 shards\n" in run("info", store)
-    assert "in 1 shard\n" in run("merge", store)
     text = run("compact", store)
     sizes = Datastore(store, form="full").config.ngrams.ngrams
     assert f": {sum(sizes)} n-grams of up to {len(sizes)} tokens, " in text
-    assert "full        " in text and "documents   4\n" in text
-
-
-def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
-    built, run, corpus, tokenizer, other_tokenizer, tmp_path
-):
-    folder, store, other = (tmp_path / name for name in ("tokenizer", "store", "other"))
-    tokenizer.save_pretrained(folder)
-    built(corpus / "a.py", tokenizer_options=("--tokenizer", folder))
-    shutil.rmtree(folder)
-    run("extend", store, corpus / "c.txt")
-    assert texts_of(store, tokenizer) == [TEXTS["a.py"], TEXTS["c.txt"]]
-    run("search", store, "the cat")
-    assert "tokenizer   tokenizer, fingerprint" in run("info", store)
-    text = run("retokenize", store, "--tokenizer", other_tokenizer, "--out", other)
-    assert "corpus      a.py, c.txt" in text
-    assert Datastore(other).documents == 2 and Datastore(other).config.tokenizer == "words"
+    assert "full        " in text and "documents   3\n" in text
 
 
 def test_compacts_into_a_folder_of_its_own(run, tmp_path, store):
@@ -184,30 +126,6 @@ def test_compacts_into_a_folder_of_its_own(run, tmp_path, store):
     assert text.startswith(f"{out}\n") and "full        " not in text
     assert 0 < Datastore(out).config.ngrams.file.size <= 5000
     assert Datastore(store).config.ngrams is None
-
-
-@pytest.mark.parametrize("kind", ["datastore", "knowledge base"])
-def test_push_publishes_what_push_to_hub_does(kind, run, hub, store, tokenizer, tmp_path, refused):
-    folder, opened = store, Datastore(store)
-    if kind == "knowledge base":
-        opened = KnowledgeBase.build(TEXTS.values(), tokenizer, None, folder := tmp_path / "base")
-    opened.push_to_hub("owner/pushed", token=TOKEN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", TOKEN)
-        place = run("push", folder, "owner/again", "--private").strip()
-        assert "is not a datastore" in refused("store", "push", tmp_path, "owner/none")
-    assert place == f"{hub.endpoint}/datasets/owner/again"
-    pushed, again = (hub.repos[f"owner/{name}"] for name in ("pushed", "again"))
-    assert again.private and not pushed.private
-    assert set(pushed.files()) == set(again.files())
-    assert pushed.files()["config.json"] == again.files()["config.json"]
-    out = tmp_path / "written"
-    said = run("push", folder, "owner/pushed", "--out", out)
-    names = sorted({*pushed.files()} - {".gitattributes"})
-    assert said == (
-        f"{out}: {', '.join(names)}\npush it: hf upload owner/pushed {out} --repo-type dataset\n"
-    )
-    assert all((out / name).read_bytes() == pushed.files()[name] for name in names)
 
 
 def test_info_tells_what_is_in_it_and_verifies_all_files(

@@ -1,17 +1,14 @@
-"""Corpora with a name."""
+"""The standard library as a corpus, and the beginning of one."""
 
 from __future__ import annotations
 
-import json
 import sysconfig
 from pathlib import Path
 
 import datasets
-import pytest
 
-from hf_refspec.apps.cli.main import main
 from hf_refspec.corpus import documents
-from hf_refspec.corpus.documents import PRESETS, python_stdlib
+from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.store.datastore import Datastore
 
 
@@ -35,29 +32,6 @@ def test_installed_packages_are_no_part_of_it(tmp_path, monkeypatch):
     root = tmp_path / "site-packages" / "python"
     monkeypatch.setattr(documents.sysconfig, "get_path", lambda name: {"stdlib": str(root)}[name])
     assert [file.relative_to(root).as_posix() for file in python_stdlib()] == sorted(ours)
-
-
-def test_a_preset_reads_a_copy_of_its_dataset(tmp_path, tokenizer, capfd):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    copy = tmp_path / "copy" / PRESETS["sharegpt"].options["data_files"]
-    copy.parent.mkdir()
-    chat = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
-    copy.write_text(json.dumps([{"id": "a_0", "conversations": chat}]))
-    options = ["--dataset", copy.parent, "--tokenizer", tmp_path / "tokenizer"]
-    options += ["--out", tmp_path / "out"]
-    assert main(["store", "build", "--preset", "sharegpt", *map(str, options)]) == 0
-    captured = capfd.readouterr()
-    assert "ShareGPT" in captured.out and "reading the column" in captured.err
-    (document,) = Datastore(tmp_path / "out").iter_documents()
-    assert tokenizer.decode(document) == "user: hi\nassistant: hello\n"
-
-
-def test_help_names_licence_and_size(capsys):
-    with pytest.raises(SystemExit):
-        main(["store", "build", "--help"])
-    offered = " ".join(capsys.readouterr().out.split())
-    for name, preset in PRESETS.items():
-        assert f"{name} ({preset.license}; {preset.size})" in offered
 
 
 def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
