@@ -182,17 +182,14 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
 
 def _check_prepared(model_kwargs: dict[str, Any]) -> None:
     """Refuses arguments that describe the prompt alone."""
-    if belongs_to_caller(find_cache(model_kwargs)):
+    wrong = [name for name, value in model_kwargs.items() if value is not None]
+    wrong = [name for name in wrong if name not in _PREPARED]
+    wrong += [CACHE_NAME] * belongs_to_caller(find_cache(model_kwargs))
+    if wrong:
         raise ValueError(
-            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: each passage comes before "
-            "the prompt and needs a cache of its own. Leave it out."
+            f"`{wrong[0]}` cannot be combined with `iterative_ralm`: it describes the prompt "
+            "alone, and passages come before it. Leave it out."
         )
-    for name, value in model_kwargs.items():
-        if value is not None and name not in _PREPARED:
-            raise ValueError(
-                f"`{name}` cannot be combined with `iterative_ralm`: it describes the prompt "
-                "alone, and passages come before it. Leave it out."
-            )
 
 
 @dataclass(eq=False)
@@ -345,11 +342,6 @@ class IterativeText:
             return self._passages[passage_id]
         tokens = np.asarray(call(self.retriever, "passage", passage_id))
         name = f"{type(self.retriever).__name__}.passage({passage_id})"
-        if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
-            raise RalmError(
-                f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
-                f"{tokens.shape} and the dtype {tokens.dtype}."
-            )
         vocab_size = text_config(self.model).vocab_size
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
             raise RalmError(

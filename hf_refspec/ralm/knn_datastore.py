@@ -31,11 +31,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..corpus.documents import open_source
 from ..corpus.tokenise import Window, windows
 from ..corpus.untrusted import printable
-from ..messages import check_count
 from ..notebooks import is_hidden
 from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
-from ..retrieval.vector_index import Index, check_index, squared_lengths
+from ..retrieval.vector_index import Index, squared_lengths
 from ..store.files import FileEntry, new_folder, read_arrays, write_arrays
 from ..store.stored_folder import FolderConfig, StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
@@ -102,7 +101,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     def __init__(
         self, path: str | os.PathLike, index: Index = "flat", threads: int | None = None
     ) -> None:
-        check_index(index, threads)
         self.index: Index = index
         self._threads = threads
         super().__init__(path, index, threads)
@@ -187,8 +185,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokenizer = text_tokenizer(tokenizer)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
-        if max_entries is not None:
-            check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
@@ -257,8 +253,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
         if batch.shape[1] != self.config.dimension or not np.isfinite(batch).all():
             raise ValueError(
-                f"queries must be of {self.config.dimension} finite numbers, but have the shape "
-                f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
+                f"queries must be of {self.config.dimension} finite numbers, not {queries!r:.200}"
             )
         damaged = self._damaged(self.config.file, "keys are not finite; build it again")
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..messages import check_count
-
 # The paper's settings, with prefetching or the scheduler on and off.
 _PREFETCH, _NO_PREFETCH = 20, 1
 _FIXED_STRIDE = 3
@@ -37,10 +35,6 @@ class RalmSpeculation:
             verification, and the next call of a retriever begins with these estimates and the ids
             retrieved last, so that it may guess its first search; a kNN-LM then takes the next
             entries with at most 128 neighbours.
-
-    Raises:
-        TypeError: If a number is not an integer.
-        ValueError: If an argument is out of range.
     """
 
     prefetch: int = _PREFETCH
@@ -48,18 +42,6 @@ class RalmSpeculation:
     asynchronous: bool = True
     max_gamma: float | None = None
     prefetch_searches: Literal["all", "first"] = "all"
-
-    def __post_init__(self) -> None:
-        check_count("prefetch", self.prefetch)
-        if self.stride != "os3":
-            check_count("stride", self.stride, ' or "os3"')
-        if self.max_gamma is not None and not 0 < self.max_gamma < 1:
-            bounds = "between 0 and 1, or None"
-            raise ValueError(f"max_gamma must be {bounds}, but is {self.max_gamma}")
-        if self.prefetch_searches not in ("all", "first"):
-            raise ValueError(
-                f'prefetch_searches must be "all" or "first", but is {self.prefetch_searches!r}'
-            )
 
     @classmethod
     def parse(cls, text: str | RalmSpeculation | None) -> RalmSpeculation | None:

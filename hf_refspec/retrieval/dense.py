@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..messages import check_count
 from ..store.files import DatastoreError
 from .flat import index_type
 from .knowledge_base import KnowledgeBase, TextEncoder
 from .retriever import Retrieved
-from .vector_index import LEAST_WALKED, Index, check_index, squared_lengths
+from .vector_index import LEAST_WALKED, Index, squared_lengths
 
 
 class DenseRetriever:
@@ -35,7 +34,7 @@ class DenseRetriever:
             on the same CPU generates during a search only if cores are left for it.
 
     Raises:
-        ValueError: If there is no such index, or the knowledge base has no embeddings.
+        ValueError: If the knowledge base has no embeddings.
         DatastoreError: If an embedding is not finite.
         ImportError: If FAISS is not installed (extra `retrieval`) and the index is `"hnsw"`.
     """
@@ -48,8 +47,6 @@ class DenseRetriever:
         ef_search: int = LEAST_WALKED,
         threads: int | None = None,
     ) -> None:
-        check_index(index, threads)
-        check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
@@ -94,10 +91,7 @@ class DenseRetriever:
         return self._vectors.search(stacked, k, self.ef_search)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32, `(n,)`) of the passages `ids` (int64, `(n,)`)."""
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
-            held = f"the knowledge base has {len(self.knowledge_base)} passages"
-            raise IndexError(f"ids are from {ids.min()} to {ids.max()}, but {held}")
+        """The scores (float32, `(n,)`) of the passages `ids` (int64, `(n,)`), not checked."""
         return self._vectors.score(query, ids)
 
     def passage(self, passage_id: int) -> np.ndarray:

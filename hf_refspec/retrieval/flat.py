@@ -147,9 +147,9 @@ def finds_gpus() -> bool:
 
 def index_type(index: Index) -> type[FlatIndex | HnswIndex]:
     """The class of an exact index, on GPUs if FAISS finds some, or of an approximate one."""
-    if index == "hnsw":
-        return HnswIndex
-    return FaissFlatIndex if finds_gpus() else FlatIndex
+    exact: type[FlatIndex] = FaissFlatIndex if finds_gpus() else FlatIndex
+    types: dict[str, type[FlatIndex | HnswIndex]] = {"flat": exact, "hnsw": HnswIndex}
+    return types[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -186,9 +186,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
         Raises:
             FileExistsError: If there is something at `path`.
-            ValueError: If the documents have no token, one of them is invalid, or the encoder is
-                invalid or returns anything but a finite vector for each text.
-            RuntimeError: If the encoder fails.
+            ValueError: If the documents have no token, one of them is invalid, or the encoder
+                returns anything but a finite vector for each text.
             OSError: If the folder cannot be written.
         """
         check_count("chunk_length", chunk_length, most=2**31 - 1)
@@ -235,13 +234,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """The tokens of a passage, int64 of shape `(n,)`.
 
         Raises:
-            IndexError: If there is no such passage.
             DatastoreError: If it has tokens beyond the vocabulary.
         """
-        if not 0 <= passage_id < len(self):
-            raise IndexError(
-                f"there is no passage {passage_id}; {self.path} has {len(self)} from 0 on"
-            )
         begin, end = self._bounds[passage_id : passage_id + 2]
         tokens = self._tokens[begin:end].astype(np.int64)
         if tokens.max() >= self.config.vocab_size:
@@ -271,34 +265,18 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
-        """The name of a passage's document and the line: `"docs/guide.md, line 120"`.
+        """The name of a passage's document.
 
         A file has the path that the knowledge base was built from (an absolute one is cut to its
-        last folder and what is below); a row of a file is `"chats.jsonl, row 7, line 1"`, the
-        eighth row of a dataset, or the eighth text, `"document 7, line 1"`.
-
-        The line, found by decoding the document up to the passage, is left out if the tokenizer
-        does not keep the ends of lines. It raises as [`~KnowledgeBase.passage`]."""
-        passage = self.text(passage_id)
-        documents = self._sources["documents"]
-        document = int(documents[passage_id])
+        last folder and what is below); a row of a file is `"chats.jsonl, row 7"`, the eighth row of
+        a dataset, or the eighth text, `"document 7"`."""
+        document = int(self._sources["documents"][passage_id])
         ends = self._sources["name_ends"]
-        name = f"document {document}"
-        if len(ends):
-            of_name = slice(ends[document - 1] if document else 0, ends[document])
-            encoded = self._sources["names"][of_name][:_LONGEST_NAME].tobytes()
-            name = encoded.decode("utf-8", errors="replace")
-        if not self._keeps_lines:
-            return name
-        first = int(np.searchsorted(documents, document))
-        before = "".join(self.text(i) for i in range(first, passage_id))
-        blank = passage[: len(passage) - len(passage.lstrip())]
-        return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
-
-    @cached_property
-    def _keeps_lines(self) -> bool:
-        ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
-        return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
+        if not len(ends):
+            return f"document {document}"
+        of_name = slice(ends[document - 1] if document else 0, ends[document])
+        encoded = self._sources["names"][of_name][:_LONGEST_NAME].tobytes()
+        return encoded.decode("utf-8", errors="replace")
 
 
 def _cut_passages(
@@ -346,17 +324,11 @@ def _embedded(
 ) -> Iterator[np.ndarray]:
     """Yields the embeddings of the passages, float32 `(n, d)`, of tokens cut at `bounds`."""
     count = len(bounds) - 1
-    dimension = None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=is_hidden(progress)) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):
             edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
             texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
-            vectors = encoder.passages(texts)
-            dimension = dimension or vectors.shape[1]
-            if vectors.shape[1] != dimension:
-                dimensions = f"{dimension}, and then of {vectors.shape[1]}"
-                raise ValueError(f"encoder returned vectors of dimension {dimensions}")
-            yield vectors
+            yield encoder.passages(texts)
             bar.update(len(texts))
 
 
@@ -386,14 +358,9 @@ class TextEncoder:
             self._encode_passages = getattr(encoder, "encode_document", encoder.encode)
             self._encode_queries = getattr(encoder, "encode_query", encoder.encode)
             self._options = {"show_progress_bar": False, "convert_to_numpy": True}
-        elif callable(encoder):
+        else:
             self._encode_passages = self._encode_queries = encoder
             self._options = {}
-        else:
-            raise TypeError(
-                "encoder must be a SentenceTransformer, the folder or Hub id of one, or a callable "
-                f"that returns an array of shape (n, d) for a list of n texts, but is {encoder!r}"
-            )
         self.name = name or getattr(encoder, "__name__", type(encoder).__name__)
 
     def passages(self, texts: Sequence[str]) -> np.ndarray:
@@ -411,26 +378,15 @@ class TextEncoder:
         return vector
 
     def _checked(self, encode: Any, texts: list[str]) -> np.ndarray:
-        try:
-            returned = encode(texts, **self._options)
-        except Exception as error:
-            failed = f"encoder failed on {len(texts)} texts, the first being {texts[0][:80]!r}"
-            raise RuntimeError(f"{failed}: {type(error).__name__}: {error}") from error
+        returned = encode(texts, **self._options)
         if type(returned).__module__.startswith("torch"):  # numpy knows no bfloat16
             returned = returned.float().numpy(force=True)
-        try:
-            vectors = np.ascontiguousarray(returned, dtype=np.float32)
-        except (TypeError, ValueError):
-            vectors = np.empty(0, np.float32)
-        if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.shape[1] == 0:
+        vectors = np.ascontiguousarray(returned, dtype=np.float32)
+        if vectors.shape[:-1] != (len(texts),) or not np.isfinite(vectors).all():
             raise ValueError(
-                f"encoder must return an array of shape ({len(texts)}, d) for {len(texts)} texts, "
-                f"but returned {type(returned).__name__} of shape {np.shape(returned)}"
+                f"encoder must return finite numbers of the shape ({len(texts)}, d) for "
+                f"{len(texts)} texts, but returned {returned!r:.200}"
             )
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            of_texts = f"{len(bad)} of {len(texts)} texts, the first being {texts[bad[0]][:80]!r}"
-            raise ValueError(f"encoder returned NaN or infinite numbers for {of_texts}")
         return vectors
 
 
@@ -439,8 +395,4 @@ def load_encoder(name: str | os.PathLike) -> Any:
     library = require("sentence_transformers", f"the encoder {name}", "retrieval")
     name = os.fspath(name)
     options = model_source(name, "model", ["config.json", "modules.json"])
-    try:
-        return library.SentenceTransformer(name, local_files_only=options["local_files_only"])
-    except (OSError, ValueError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise ValueError(f"the encoder {name} cannot be loaded: {first_line}") from error
+    return library.SentenceTransformer(name, local_files_only=options["local_files_only"])

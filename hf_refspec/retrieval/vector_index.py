@@ -8,14 +8,13 @@ whatever else is in the batch: all final scores come from one kernel.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib.metadata import distributions
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numba import njit
 
 from ..kernels.kernel import kernel
-from ..messages import MOST_THREADS, check_count, require
+from ..messages import require
 from .retriever import Retrieved
 
 Metric: TypeAlias = Literal["inner_product", "l2"]
@@ -125,17 +124,4 @@ class HnswIndex(VectorIndex):
 
 def import_faiss(what: str) -> Any:
     """Imports FAISS, which `what` needs."""
-    if all(any(distributions(name=name)) for name in ("faiss-cpu", "faiss-gpu")):
-        raise ImportError(
-            "faiss-cpu and faiss-gpu are both installed, and overwrite each other's files: pip "
-            'uninstall both, then install either "hf_refspec[retrieval]" or "hf_refspec[gpu]"'
-        )
     return require("faiss", what, "retrieval")
-
-
-def check_index(index: str, threads: int | None) -> None:
-    """Refuses anything but the name of an index, and anything but a number of threads or `None`."""
-    if index not in get_args(Index):
-        raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
-    if threads is not None:
-        check_count("threads", threads, " or None", most=MOST_THREADS)

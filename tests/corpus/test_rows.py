@@ -185,9 +185,9 @@ def test_a_passage_names_its_file_and_row(tokenizer, tmp_path, monkeypatch):
     Path("docs/b.txt").write_text("a text")
     base = rs.KnowledgeBase.build("docs", tokenizer, None, "base", progress=False)
     sources = {base.text(i): base.source(i) for i in range(len(base))}
-    assert sources["two"] == "docs/a.jsonl, row 3, line 1"
-    assert sources["thr\nee"] == "docs/a.jsonl, row 5, line 1"
-    assert sources["a text"] == "docs/b.txt, line 1"
+    assert sources["two"] == "docs/a.jsonl, row 3"
+    assert sources["thr\nee"] == "docs/a.jsonl, row 5"
+    assert sources["a text"] == "docs/b.txt"
     assert base.config.source["corpus"] == "docs"
 
 

@@ -95,11 +95,6 @@ class TestBuild:
     def test_it_ends_with_max_entries(self, built, store):
         assert np.array_equal(built(max_entries=20).values, store.values[:20])
 
-    def test_no_entries_are_refused_and_nothing_stays(self, built, tmp_path):
-        with pytest.raises(ValueError, match="max_entries must be at least 1, but is 0"):
-            built(max_entries=0)
-        assert list(tmp_path.iterdir()) == []
-
     @pytest.mark.parametrize(
         ("documents", "error", "message"),
         [
@@ -158,10 +153,6 @@ class TestOpening:
     def test_searches_have_a_number_of_threads_of_their_own_which_copies_keep(self, path):
         assert copy(KnnDatastore(path, threads=3)).search_threads == 3
 
-    def test_another_index_is_refused(self, path):
-        with pytest.raises(ValueError, match="index must be one of"):
-            KnnDatastore(path, index="ivf")
-
     def test_the_model_of_the_keys_may_have_another_number_format(self, store, byte_llama, inputs):
         half = LlamaForCausalLM(byte_llama.config).to(torch.bfloat16).eval()
         half.load_state_dict(byte_llama.state_dict())
@@ -182,7 +173,7 @@ class TestOpening:
 
 class TestSearch:
     def test_queries_that_are_not_finite_or_of_another_size_are_refused(self, store):
-        with pytest.raises(ValueError, match="NaN"):
+        with pytest.raises(ValueError, match="32 finite numbers"):
             store.search([np.full(32, np.nan, dtype=np.float32)], 1)
         with pytest.raises(ValueError, match="32 finite numbers"):
             store.search([np.zeros(31, dtype=np.float32)], 1)

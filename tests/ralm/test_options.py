@@ -23,19 +23,3 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
 def test_other_letters_are_refused(letters):
     with pytest.raises(ValueError, match="speculation must be of the letters"):
         RalmSpeculation.parse(letters)
-
-
-@pytest.mark.parametrize(
-    ("option", "error"),
-    [
-        ({"prefetch": 0}, ValueError),
-        ({"prefetch": "auto"}, TypeError),
-        ({"stride": 0}, ValueError),
-        ({"stride": 2.5}, TypeError),
-        ({"max_gamma": 1.0}, ValueError),
-        ({"prefetch_searches": "last"}, ValueError),
-    ],
-)
-def test_bad_options_are_refused_by_name(option, error):
-    with pytest.raises(error, match=f"{next(iter(option))} must be"):
-        RalmSpeculation(**option)
