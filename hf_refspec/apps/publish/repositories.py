@@ -152,7 +152,6 @@ def space_repository(
             )
     options = {"model": model, "dtype": dtype, "datastore": datastore}
     arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value)
-    store = datastore or "of Python's standard library, built at the first start"
     card = SpaceCardData(
         title=repo_id.split("/")[-1],
         emoji="🏁",
@@ -169,8 +168,9 @@ def space_repository(
         datasets=None if datastore is None else [datastore],
     )
     install = _INSTALL.format(wheel=package.name) if isinstance(package, Path) else ""
+    named = {"model": model or HUB_ID, "store": datastore or "none"}
     texts = {
-        "README.md": _card("space.md", card, repo_id, model=model or HUB_ID, store=store),
+        "README.md": _card("space.md", card, repo_id, **named),
         "requirements.txt": _requirements(package),
         "app.py": _APP.format(install=install, arguments=arguments),
     }

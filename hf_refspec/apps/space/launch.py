@@ -16,7 +16,7 @@ from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
-from .conversation import Conversation, Host, python_datastores
+from .conversation import Conversation, Host
 from .page import page
 
 _LARGEST_BODY = 1 << 20  # bytes
@@ -43,14 +43,13 @@ def load_host(
     store = None
     if datastore is not None:
         store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
-    choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
-    for choice in choices:
-        DatastoreDrafts(choice).check(text_config(loaded).vocab_size)
+    if store is not None:
+        DatastoreDrafts(store).check(text_config(loaded).vocab_size)
     drafting_kernels.compile()
     kind = type(loaded).__name__.removesuffix("ForCausalLM")
     name = f"{name_for_people(model)} ({kind}, {loaded.num_parameters() / 1e6:,.0f}M parameters)"
-    host = Host(loaded, tokenizer, store, choices, name)
+    host = Host(loaded, tokenizer, store, name)
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
     return host

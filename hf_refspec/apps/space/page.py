@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from importlib.metadata import metadata
 from itertools import pairwise
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import gradio as gr
@@ -16,13 +16,12 @@ import torch
 
 from ...store.files import DatastoreError
 from ..shared.prompts import EDIT, FROM_THE_TEXT, NEWS, NOTICE, QUERIES, TEMPERATURE, Scene
-from .conversation import AUTO, Conversation, Host
+from .conversation import Conversation, Host
 from .views import conversation_html, pass_html
 
 logger = logging.getLogger("hf_refspec")
 
 _SECONDS_BETWEEN_PICTURES = 0.15
-_SECONDS_IN_LINE = 0.5  # between two checks of the line
 _SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
@@ -40,12 +39,6 @@ _FOLLOW = """() => {
   if (running && !window.rsFollowed && innerWidth <= 640) running.scrollIntoView();
   window.rsFollowed = !!running;
 }"""
-_PAPERS = {
-    "REST": "REST finds the longest match in the whole datastore",
-    "CREST": "CREST looks up the datastore's commonest n-grams alone",
-}
-
-
 _HOURS = "When is the library open on Saturdays?"
 _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
@@ -67,8 +60,6 @@ def following(message: str) -> str:
 def page(host: Host) -> gr.Blocks:
     """The page on which a host answers."""
     intro, measuring = _texts(host)
-    _, *names = host.sources()
-    corpora = {str(store.config.source.get("corpus")) for store in host.choices}
     with gr.Blocks(title="hf_refspec", analytics_enabled=False) as blocks:
         gr.HTML(intro)
         state = gr.State(None, time_to_live=3600)
@@ -94,15 +85,6 @@ def page(host: Host) -> gr.Blocks:
                         elem_id="rs-new-tokens",
                         buttons=[],
                     )
-                    drafts = gr.Radio(
-                        [AUTO, *names],
-                        value=AUTO,
-                        label="Drafts",
-                        info=f"{'; '.join(_PAPERS[name] for name in names)}: {', '.join(corpora)}.",
-                        visible=bool(host.choices),
-                        elem_id="rs-drafts",
-                        buttons=[],
-                    )
             with gr.Column(scale=5, min_width=300, elem_id="rs-talk"):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 with gr.Column(elem_id="rs-ask"):
@@ -122,18 +104,18 @@ def page(host: Host) -> gr.Blocks:
         shown = [chat, document, message, stop, looking, number, tree]
         racing: dict[str, Any] = {
             "outputs": [state, *shown],
-            # Races wait in the host's line, each in one of 40 threads.
-            "concurrency_limit": 30,
+            "concurrency_limit": 1,  # others wait in gradio's queue
             "concurrency_id": "race",
-            "show_progress": "hidden",
+            "show_progress": "minimal",
+            "show_progress_on": chat,
             "trigger_mode": "once",
             **private,
         }
-        fields = [state, document, message, new_tokens, drafts]
+        fields = [state, document, message, new_tokens]
         gr.on([send.click, message.submit], partial(_race, host), fields, **racing)
         for button, example in zip(buttons, EXAMPLES, strict=True):
             race_example = partial(_race_example, host, example)
-            button.click(race_example, [state, new_tokens, drafts], **racing)
+            button.click(race_example, [state, new_tokens], **racing)
         chat.change(None, js=_FOLLOW, **private)
         new.click(_start_over, state, [state, *shown], **private)
         stop.click(_stop, state, None, queue=False, **private)
@@ -155,12 +137,12 @@ def _texts(host: Host) -> tuple[str, str]:
 
 
 def _race_example(
-    host: Host, example: Scene, conversation: Conversation | None, *settings: Any
+    host: Host, example: Scene, conversation: Conversation | None, new_tokens: float
 ) -> Iterator[tuple[Any, ...]]:
     """Starts over with an example's texts, and sends its first message."""
     fresh, *shown = _start_over(conversation, example)
     yield fresh, *shown
-    yield from _race(host, fresh, example.document, example.questions[0], *settings)
+    yield from _race(host, fresh, example.document, example.questions[0], new_tokens)
 
 
 def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
@@ -174,7 +156,7 @@ def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterat
             return
         except DatastoreError:  # its message names a path of this machine
             logger.exception("the datastore cannot be read")
-            why = "The datastore cannot be read; choose other drafts."
+            why = "The datastore cannot be read."
         except (RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
             why = str(error)
         stop = gr.Button(interactive=False)
@@ -187,29 +169,24 @@ def _answer(
     document: str,
     message: str,
     new_tokens: float,
-    drafts: str,
 ) -> Iterator[tuple[Any, ...]]:
     if not conversation.turns:
         conversation.document = document
-    race = conversation.ask(host, message, int(new_tokens), drafts)
-    with host.place_in_line(race):
-        yield _shown(
-            conversation,
-            document=gr.Textbox(interactive=False),
-            message="",
-            stop=gr.Button(interactive=True),
-            looking=gr.Column(visible=False),
-        )
-        while not race.stopped and (wait := host.wait(race)):
-            yield _shown(conversation, chat=conversation_html(conversation, wait=wait))
-            sleep(_SECONDS_IN_LINE)
-        drawn = perf_counter()
-        for _ in race.run():
-            if race.stopped or conversation.left:  # the last picture says so
-                continue
-            if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
-                yield _shown(conversation)
-                drawn = perf_counter()
+    race = conversation.ask(host, message, int(new_tokens))
+    yield _shown(
+        conversation,
+        document=gr.Textbox(interactive=False),
+        message="",
+        stop=gr.Button(interactive=True),
+        looking=gr.Column(visible=False),
+    )
+    drawn = perf_counter()
+    for _ in race.run():
+        if race.stopped or conversation.left:  # the last picture says so
+            continue
+        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
+            yield _shown(conversation)
+            drawn = perf_counter()
     if conversation.left:
         return
     best = 1 + max(range(len(race.passes)), key=lambda i: len(race.passes[i].tokens), default=0)

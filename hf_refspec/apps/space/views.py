@@ -40,7 +40,7 @@ def source_class(source: int) -> str:
     return f"s{source % 5}"
 
 
-def conversation_html(conversation: Conversation, error: str = "", wait: str = "") -> str:
+def conversation_html(conversation: Conversation, error: str = "") -> str:
     """All messages and answers, both columns of the last one, and an error at the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
@@ -51,9 +51,7 @@ def conversation_html(conversation: Conversation, error: str = "", wait: str = "
             continue
         lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
         running = "" if _is_over(race) else " running"
-        parts.append(
-            f'<div class="lanes{running}">{lanes}</div>{_legend(race)}{_verdict(race, wait)}'
-        )
+        parts.append(f'<div class="lanes{running}">{lanes}</div>{_legend(race)}{_verdict(race)}')
     if error:
         parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
     return f'<div class="rs">{"".join(parts) or _EMPTY}</div>'
@@ -107,7 +105,7 @@ def _is_over(race: Race) -> bool:
     return race.plain.finished and race.drafted.finished
 
 
-def _verdict(race: Race, wait: str = "") -> str:
+def _verdict(race: Race) -> str:
     """Says if the texts are the same, and how much faster the drafted one is."""
     position = race.first_difference()
     kind = ""
@@ -121,7 +119,7 @@ def _verdict(race: Race, wait: str = "") -> str:
         equal = min(len(race.plain.ids), len(race.drafted.ids))
         verdict = f"Stopped; equal so far: {counted(equal, 'token')}."
     else:
-        verdict = "" if race.speedup else wait or "Reading the prompt …"
+        verdict = "" if race.speedup else "Reading the prompt …"
     gain = ""
     if race.speedup:
         factor = f"{race.speedup:.2f}x" if _is_over(race) else f"So far {race.speedup:.1f}x"

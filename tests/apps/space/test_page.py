@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from hf_refspec import Datastore
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user, with_document
 from hf_refspec.apps.space.conversation import Conversation, Host
@@ -30,10 +29,6 @@ from hf_refspec.apps.space.page import EXAMPLES, _race, page  # noqa: E402
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
 SECONDS = 600_000  # in milliseconds, as playwright counts
-CODE = """class BankAccount:
-    def __init__(self, balance=0):
-        self.balance = balance
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +37,8 @@ def smollm():
 
 
 @pytest.fixture(scope="module")
-def address(smollm, tmp_path_factory):
-    path = tmp_path_factory.mktemp("datastores") / "store"
-    full = Datastore.build(
-        [f"{CODE}\n" * 3], smollm[1], path, corpus_name="a class", progress=False
-    )
-    blocks = page(Host(*smollm, choices=[full, full.compact(published=True, progress=False)]))
+def address(smollm):
+    blocks = page(Host(*smollm))
     yield start(blocks)
     blocks.close(verbose=False)
 
@@ -234,20 +225,10 @@ def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, addr
     first.locator(".lane .text:not(:empty)").first.wait_for()
     shown.fill("#rs-message textarea", "Hello")
     shown.click("#rs-send")
-    shown.get_by_text("1 answer comes before yours").wait_for()
-    assert shown.locator(".lane .text").all_inner_texts() == ["", ""]
+    shown.get_by_text("queue: ").wait_for()
+    assert shown.locator(".lane .text").all_inner_texts() == []
     first.close()
     shown.locator(".lane .text:not(:empty)").first.wait_for()
-
-
-def test_stop_ends_a_wait(host):
-    with host.place_in_line(Conversation().ask(host, "abc", 8)):
-        waiting = _race(host, None, "", "abc", 8, "auto")
-        conversation = next(waiting)[0]
-        assert "1 answer comes before yours" in next(waiting)[1]
-        conversation.stop()
-        assert [chat.count("Stopped") for _, chat, *_ in waiting] == [1]
-    assert conversation.turns[0][1].plain.passes == 0
 
 
 def test_a_text_in_html_is_shown_and_never_run(shown):
@@ -264,24 +245,13 @@ def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, ad
     for width in (1280, 400):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
-        for each in ("chat", "message", "send", "stop", "new", "document", "drafts", "tree"):
+        for each in ("chat", "message", "send", "stop", "new", "document", "tree"):
             box = shown.locator(f"#rs-{each}").bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
         for each in shown.locator(".figures, button:visible").all():  # nothing is cut off
             assert each.evaluate("element => element.scrollWidth <= element.clientWidth")
     allowed = (address, "data:", "blob:")
     assert shown.asked and all(url.startswith(allowed) for url in shown.asked)
-
-
-@pytest.mark.parametrize("drafts", ["REST", "CREST"])
-def test_drafts_from_a_datastore_can_be_chosen(shown, drafts):
-    explained = shown.locator("#rs-drafts").inner_text()
-    assert "REST finds the longest match in the whole datastore; CREST looks up" in explained
-    assert explained.count("n-grams alone: a class.") == 1
-    shown.get_by_label(drafts, exact=True).check()
-    run_preset(shown, "Code")
-    assert shown.locator(".legend").inner_text().startswith("DatastoreDrafts")
-    assert "The same text" in shown.locator(".verdict").inner_text()
 
 
 def test_nothing_tells_a_path_of_this_machine(address, tmp_path, host, monkeypatch):
@@ -295,7 +265,7 @@ def test_nothing_tells_a_path_of_this_machine(address, tmp_path, host, monkeypat
         raise DatastoreError(f"{tmp_path} is damaged")
 
     monkeypatch.setattr(Conversation, "ask", fail)
-    (told,) = _race(host, None, "", "abc", 8, "auto")
+    (told,) = _race(host, None, "", "abc", 8)
     assert "The datastore cannot be read" in told[1] and str(tmp_path) not in told[1]
 
 
