@@ -8,8 +8,6 @@ from importlib import import_module
 from numbers import Integral
 from typing import Any
 
-MOST_THREADS = 1024  # of a pool, which starts as many as it is told
-
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun, such as "1 prompt" or "2,000 prompts"."""

@@ -27,7 +27,6 @@ from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import Document, TokenBatch, batches, encode, load_backend, pieces
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
-from ..messages import MOST_THREADS, check_count
 from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
@@ -122,10 +121,6 @@ class BuildOptions:
         if not 1 <= self.shard_tokens <= LARGEST_SHARD:
             bounds = f"from 1 to {LARGEST_SHARD}"
             raise ValueError(f"shard_tokens must be {bounds}, but is {self.shard_tokens}")
-        if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens, " or None")
-        if self.num_proc is not None:
-            check_count("num_proc", self.num_proc, " or None", most=MOST_THREADS)
 
 
 def build_store(

@@ -14,7 +14,6 @@ from ..index.best_first import TreeArrays
 from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, table_bytes
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
-from ..messages import check_count
 from ..notebooks import is_hidden
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, only_writer, read_arrays, sweep, write_arrays
@@ -44,8 +43,6 @@ class CompactOptions:
         if not 1 <= self.max_ngram <= LONGEST_NGRAM:
             bounds = f"from 1 to {LONGEST_NGRAM}"
             raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
-        if self.ngrams_per_order is not None:
-            check_count("ngrams_per_order", self.ngrams_per_order, " or None")
         if self.max_bytes is not None and self.max_bytes < LEAST_BYTES:
             raise ValueError(f"max_bytes must be at least {LEAST_BYTES}, but is {self.max_bytes}")
 

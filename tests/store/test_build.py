@@ -152,9 +152,6 @@ def interrupted():
     ("source", "options", "message"),
     [
         *((source, {}, "documents has no text with a token") for source in ([], ["", ""], [[]])),
-        (TEXTS, {"num_proc": 0}, "num_proc must be at least 1, but is 0"),
-        (TEXTS, {"num_proc": 1025}, "num_proc must be at most 1024, but is 1025"),
-        (TEXTS, {"max_tokens": 0}, "max_tokens must be at least 1, but is 0"),
         (TEXTS, {"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
         (TEXTS, {"shard_tokens": 2**31}, "shard_tokens must be"),
         ([*[[1] * 99] * 20, [259]], {}, "document 20 has the id 259"),

@@ -75,7 +75,6 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_pat
     for options, message in (
         ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
         ({"max_ngram": 9}, "max_ngram must be from 1 to 8, but is 9"),
-        ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1, but is 0"),
         ({"max_bytes": 4095}, "max_bytes must be at least 4096, but is 4095"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -120,14 +120,8 @@ def check_sources(paths: list[Path]) -> None:
             raise FileNotFoundError(f"{str(path)!r} is neither a file nor a folder; {hint}")
 
 
-class _StderrHandler(logging.StreamHandler):
-    """Writes to the current `sys.stderr`: an earlier one may be closed."""
-
-    stream = property(lambda _: sys.stderr, lambda *_: None)
-
-
 def log_to_stderr(format: str) -> None:
-    handler = _StderrHandler()
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -44,23 +44,6 @@ def too_many(message: str, seconds: int) -> ApiError:
     return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
 
 
-@dataclass
-class Places:
-    """Counts requests that wait for one thing, each in a `with` block; refuses beyond `limit`."""
-
-    waiting: str
-    limit: int = 64
-    taken: int = 0
-
-    def __enter__(self) -> None:
-        if self.taken == self.limit:
-            raise too_many(f"{self.taken} {self.waiting}", 1)
-        self.taken += 1
-
-    def __exit__(self, *error: Any) -> None:
-        self.taken -= 1
-
-
 def internal_error() -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why")
 

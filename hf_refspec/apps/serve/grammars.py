@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.processor import llguidance
 from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
-from .errors import ApiError, Places
+from .errors import ApiError
 from .protocol import ChatRequest, Tool
 from .tool_calls import CLOSE, OPEN
 
@@ -106,24 +106,20 @@ def _formed(schema: dict[str, Any]) -> str:
 class GrammarCompiler:
     """Compiles one grammar after another for a tokenizer, each for a few seconds at most."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3, most_waiting: int = 64
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seconds: float = 3) -> None:
         self._tokenizer = tokenizer
         self._seconds = seconds
         self._process: Process | None = None
         self._turn = asyncio.Lock()
-        self._places = Places("grammars wait to be compiled", most_waiting)
 
     async def compiled(self, constraint: Constraint) -> GrammarDrafts:
         """Compiles a grammar, or raises an `ApiError`. A cancelled request gives up its turn."""
         arguments: dict[str, Any] = {constraint.kind: constraint.source}
         try:
             llguidance()
-            with self._places:
-                async with self._turn:
-                    await self._check(constraint)
-                    return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
+            async with self._turn:
+                await self._check(constraint)
+                return await asyncio.to_thread(GrammarDrafts, self._tokenizer, **arguments)
         except (ImportError, ValueError, TypeError, AttributeError, KeyError) as error:
             why = " ".join(str(error).split())[:500]
             if isinstance(error, ImportError):

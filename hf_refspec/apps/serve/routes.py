@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse
 
 from .answers import Answer, EventStream
 from .engine import RequestEngine
-from .errors import ApiError, Places, answer_errors, not_json
+from .errors import ApiError, answer_errors, not_json
 from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .served_row import PreparedRequest
@@ -52,7 +52,6 @@ def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> Fast
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     about = {"object": "model", "created": int(time.time()), "owned_by": "hf_refspec"}
     reader = ThreadPoolExecutor(1, "reader")  # further threads would only take turns with it
-    places = Places("requests wait to be read")
 
     async def answered(
         http: Request, kind: type[RequestT], prepare: Callable[[RequestT], list[PreparedRequest]]
@@ -64,9 +63,8 @@ def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> Fast
         body = await read_body(http, limits)
 
         async def response() -> Response:
-            with places:
-                loop = asyncio.get_running_loop()
-                request, prepared = await loop.run_in_executor(reader, read, body)
+            loop = asyncio.get_running_loop()
+            request, prepared = await loop.run_in_executor(reader, read, body)
             prompts = [await served.constrained(prompt) for prompt in prepared]
             answer = Answer(engine, prompts, served.names[0], request)
             ignored = {"X-Ignored-Fields": "reasoning_effort"}

@@ -150,17 +150,6 @@ def test_grammars_of_clients_that_have_left_hold_nobody_up(tokenizer):
     asyncio.run(leave())
 
 
-def test_when_too_many_grammars_wait_the_next_is_refused(tokenizer):
-    async def ask() -> list:
-        compiler = GrammarCompiler(tokenizer, seconds=600, most_waiting=2)
-        requests = [compiler.compiled(CONSTRAINT) for _ in range(3)]
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    *compiled, refused = asyncio.run(ask())
-    assert all(isinstance(each, GrammarDrafts) for each in compiled)
-    assert refused.status_code == 429 and "2 grammars wait" in refused.detail
-
-
 def test_a_tools_constants_are_written_as_they_are(free_server):
     looks_like_a_schema = {"type": "object", "properties": {}, "$ref": "#a"}
     properties = {"a": {"const": looks_like_a_schema}, "b": {"enum": [looks_like_a_schema]}}
