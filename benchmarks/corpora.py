@@ -4,6 +4,7 @@ drafted from."""
 from __future__ import annotations
 
 import argparse
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -11,8 +12,18 @@ from pathlib import Path
 import numpy as np
 
 import hf_refspec as rs
-from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.store.names import named_tokenizer
+
+
+def python_stdlib() -> list[Path]:
+    """The source files of the running interpreter's standard library, its tests included."""
+    root = Path(sysconfig.get_path("stdlib"))
+    foreign = {"site-packages", "dist-packages"}
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not foreign.intersection(path.relative_to(root).parts)
+    ]
 
 
 def main() -> None:

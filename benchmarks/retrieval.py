@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from corpora import python_stdlib
 from suites import chat_ids, json_lines, table
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -41,7 +42,6 @@ from hf_refspec.apps.cli.arguments import add_model, positive
 from hf_refspec.apps.shared.comparison import decode
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import user
-from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.ralm.iterative import PassageEntries, iterative_ralm
 from hf_refspec.ralm.knn_datastore import KnnDatastore

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -258,14 +257,3 @@ def _checked_ids(document: Any, name: str, vocab_size: int) -> np.ndarray:
             f"{name} has the id {wrong[0]}, but the tokenizer's ids are from 0 to {vocab_size - 1}"
         )
     return ids.astype(np.min_scalar_type(vocab_size))
-
-
-def python_stdlib() -> list[Path]:
-    """The source files of the running interpreter's standard library, its tests included."""
-    root = Path(sysconfig.get_path("stdlib"))
-    foreign = {"site-packages", "dist-packages"}
-    return [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not foreign.intersection(path.relative_to(root).parts)
-    ]

@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..messages import counted, require
-from .untrusted import DatastoreError, one_line, open_file, printable, reading
+from .untrusted import DatastoreError, one_line, open_file, printable
 
 # A row, its columns that are a document, and its name for people.
 Row: TypeAlias = tuple[Mapping[str, Any], list[str], str]
@@ -51,10 +51,10 @@ def kind_of(path: Path) -> str:
 @contextmanager
 def open_content(path: Path) -> Iterator[Any]:
     """Opens a file for reading, decompressed if its name ends in .gz; raises as [`open_file`]."""
-    with open_file(path) as file, reading(path):
+    with open_file(path) as file:
         try:
             yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
-        except (EOFError, zlib.error) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DatastoreError(f"{path} is damaged: {one_line(error)}") from None
 
 

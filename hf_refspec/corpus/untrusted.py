@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,24 +29,9 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()))
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raises a DatastoreError that names the path, unless the file is missing."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except MemoryError:
-        raise DatastoreError(f"{path} cannot be read: there is not enough memory for it") from None
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise DatastoreError(f"{path} cannot be read: {reason}") from None
-
-
 def open_file(path: Path) -> BinaryIO:
-    """Opens a regular file, without waiting for a pipe or a device; raises as [`reading`]."""
-    with reading(path):
-        descriptor = os.open(path, os.O_RDONLY | NO_WAITING | BINARY)
+    """Opens a regular file, without waiting for a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | NO_WAITING | BINARY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DatastoreError(f"{path} is not a file")
@@ -57,7 +40,7 @@ def open_file(path: Path) -> BinaryIO:
 
 def read_small(path: Path, largest: int) -> bytes:
     """The content of a file of at most `largest` bytes; raises as [`open_file`]."""
-    with open_file(path) as file, reading(path):
+    with open_file(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise DatastoreError(f"{path} is too large: it has more than {largest:,} bytes")

@@ -34,7 +34,6 @@ from ..corpus.untrusted import (
     one_line,
     open_file,
     printable,
-    reading,
 )
 
 CONFIG = "config.json"
@@ -148,13 +147,13 @@ def read_arrays(
     path = folder / entry.name
     if check_small and entry.size <= _SMALL:
         check_file(folder, entry)
-    with _open_entry(folder, entry) as file, reading(path):
+    with _open_entry(folder, entry) as file:
         header = int.from_bytes(file.read(8), "little")
     try:
         if header > _LARGEST_HEADER:
             raise ValueError(f"its header should have {header} bytes")
         # safetensors maps a file without copying it only for torch.
-        with reading(path), safe_open(path, framework="pt") as opened:
+        with safe_open(path, framework="pt") as opened:
             arrays = {name: opened.get_tensor(name).numpy() for name in expected}
     except DatastoreError:
         raise
@@ -198,7 +197,7 @@ def blocks_of(folder: Path, entry: FileEntry) -> Iterator[bytes]:
     """The content of a file in blocks; raises a DatastoreError if its checksum differs."""
     path = folder / entry.name
     digest = hashlib.sha256()
-    with _open_entry(folder, entry) as file, reading(path):
+    with _open_entry(folder, entry) as file:
         for block in iter(partial(file.read, _BLOCK), b""):
             digest.update(block)
             yield block

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..corpus.untrusted import one_line
 from ..index.token_buffer import LARGEST_ID
-from .files import DatastoreError, reading
+from .files import DatastoreError
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint
 
 DATABASE = "sessions.sqlite"
@@ -142,9 +142,9 @@ class SessionDatabase:
             yield self._connection
             return
         try:
-            with reading(self.file), closing(self._connect()) as self._connection:
+            with closing(self._connect()) as self._connection:
                 yield self._connection
-        except (sqlite3.Error, FileNotFoundError, NotADirectoryError) as error:
+        except (sqlite3.Error, OSError) as error:
             damaged = isinstance(error, sqlite3.DatabaseError)
             damaged &= not isinstance(error, sqlite3.OperationalError)
             what = "is damaged" if damaged else "cannot be used"

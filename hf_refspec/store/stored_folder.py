@@ -51,7 +51,7 @@ import numpy as np
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
-from ..corpus.untrusted import DatastoreError, read_small, reading
+from ..corpus.untrusted import DatastoreError, read_small
 from ..notebooks import html_table
 from ..text_config import text_tokenizer
 from . import hub
@@ -208,8 +208,7 @@ class StoredFolder(Generic[C]):
 
         def opened(config: C) -> None:
             self.config = config
-            with reading(self.path):
-                self._open(config)
+            self._open(config)
 
         self._read_with_retry(opened)
 

@@ -14,7 +14,6 @@ import retrieval
 import torch
 from retrieval import BATCHES, METHODS, OURS, as_long_as, main, retrievers
 
-from hf_refspec.corpus.documents import python_stdlib
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.retriever import Retrieved
@@ -29,7 +28,7 @@ def folder(model, data, monkeypatch) -> str:
     """What `build` makes of a few files, with names looked up nowhere."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(retrieval, "load_encoder", load_letters)
-    monkeypatch.setattr(retrieval, "python_files", lambda: python_stdlib()[:2])
+    monkeypatch.setattr(retrieval, "python_files", lambda: retrieval.python_stdlib()[:2])
     monkeypatch.setattr(retrieval, "FILES", 1)
     monkeypatch.setattr(retrieval, "ENTRIES", 40)
     assert main(["build", "built", *model, *DENSE, "--data", str(data), "--vectors", "200"]) == 0

@@ -137,7 +137,7 @@ REFUSED = {
     "a short header": ("a.csv", b"text\na,b\n", "a.csv, row 1 is not valid .csv: it has more"),
     "an open quote": ("a.csv", b'text\na\n"b\n', "a.csv, row 2 is not valid .csv: unexpected end"),
     "no Parquet": ("a.parquet", b"text", "a.parquet, row 1 is not valid .parquet: "),
-    "not compressed": ("a.jsonl.gz", b"text", "a.jsonl.gz cannot be read: Not a gzipped file"),
+    "not compressed": ("a.jsonl.gz", b"text", "a.jsonl.gz is damaged: Not a gzipped file"),
     "half": ("a.txt.gz", gzip.compress(b"text")[:-9], "a.txt.gz is damaged: "),
     "a damaged half": ("a.jsonl.gz", gzip.compress(b"1" * 99)[:12] + b"\xff" * 30, "is damaged: "),
 }

@@ -239,8 +239,8 @@ class Answer:
 class EventStream(StreamingResponse):
     """An answer as server-sent events. Its end, even by an error, ends its rows."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
-        super().__init__(self._lines(), headers=headers, media_type="text/event-stream")
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(self._lines(), media_type="text/event-stream")
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -135,21 +135,17 @@ class RequestEngine:
         row.stop("cancelled")
         self._end(row)
 
-    def drain(self) -> None:
-        """Takes no more requests, and finishes those that wait."""
+    def cancel_all(self) -> None:
+        """Takes no more requests, and cancels the present ones."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-
-    def cancel_all(self) -> None:
-        with self._changed:
             left = [*self._waiting, *self._running]
         for row in left:
             self.cancel(row)
 
     def close(self, seconds: float) -> None:
         """Cancels all requests, and waits up to `seconds` for the running forward pass."""
-        self.drain()
         self.cancel_all()
         self._thread.join(seconds)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
 _IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+_IGNORED |= {"reasoning_effort"}
 # docs/tasks/serving.md has the same table.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(["audio", "verbosity", "web_search_options"], ()),
@@ -249,7 +250,6 @@ class TextRequest(RequestObject):
     logprobs: int | None = None  # each kind of request has its own
     stop: Stop | None = None
     prediction: PredictedContent | None = None
-    reasoning_effort: Any = Field(None, description="is ignored; a header of the answer says so")
 
 
 class ChatRequest(TextRequest):

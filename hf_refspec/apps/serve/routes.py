@@ -9,10 +9,8 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass
 from hmac import compare_digest
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -22,9 +20,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from ..shared.body_limit import BodyLimit
 from .answers import Answer, EventStream
 from .engine import RequestEngine
 from .errors import ApiError, answer_errors, not_json
@@ -32,9 +30,6 @@ from .protocol import ChatRequest, CompletionRequest, RequestT, parsed
 from .served_model import ServedModel
 from .served_row import PreparedRequest
 
-# Beyond the limit, a multiple of it is read and discarded: a client that is still sending would see
-# a broken connection instead of the answer.
-_DISCARDED = 10
 _PLACE = "#/components/schemas/"
 logger = logging.getLogger(__name__)
 _FORCED_SECONDS = 5  # after a second ctrl-C, for a forward pass and for telling the clients
@@ -45,6 +40,7 @@ def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> Fast
     checks = [Depends(_key_check(limits.keys))] if limits.keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
+    app.add_middleware(BodyLimit, limits.body_bytes)
     if limits.origins:
         app.add_middleware(CORSMiddleware, limits.origins, ["*"], ["*"])  # methods and headers
     if (hosts := limits.hosts) is not None:
@@ -60,18 +56,21 @@ def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> Fast
             request = parsed(kind, body)
             return request, prepare(request)
 
-        body = await read_body(http, limits)
+        # A page in a browser may send other types to any server without asking first; it always
+        # names its origin. Other clients may leave the type out, or send curl's.
+        media_type = http.headers.get("content-type", "").partition(";")[0].strip()
+        if media_type != "application/json" and "origin" in http.headers:
+            raise not_json()
+        body = await http.body()
 
         async def response() -> Response:
             loop = asyncio.get_running_loop()
             request, prepared = await loop.run_in_executor(reader, read, body)
             prompts = [await served.constrained(prompt) for prompt in prepared]
             answer = Answer(engine, prompts, served.names[0], request)
-            ignored = {"X-Ignored-Fields": "reasoning_effort"}
-            headers = {} if request.reasoning_effort is None else ignored
             if request.stream:
-                return EventStream(answer, headers)
-            return JSONResponse(await answer.whole(), headers=headers)
+                return EventStream(answer)
+            return JSONResponse(await answer.whole())
 
         return await unless_left(http, response())
 
@@ -130,38 +129,6 @@ def _body(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def read_body(http: Request, limits: Limits) -> bytes:
-    """Receives a body of JSON; refuses one that is too large or arrives too slowly."""
-    # A page in a browser may send other types to any server without asking first; it always names
-    # its origin. Other clients may leave the type out, or send curl's.
-    kind = http.headers.get("content-type", "").partition(";")[0].strip()
-    if kind != "application/json" and "origin" in http.headers:
-        raise not_json()
-    body = bytearray()
-    size = 0
-
-    async def receive() -> None:
-        nonlocal size
-        async with aclosing(http.stream()) as parts:
-            async for part in parts:
-                size += len(part)
-                if size <= limits.body_bytes:
-                    body.extend(part)
-                elif size >= _DISCARDED * limits.body_bytes:
-                    break
-
-    try:
-        await asyncio.wait_for(receive(), limits.body_seconds)
-    except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {limits.body_seconds} s") from None
-    except ClientDisconnect:
-        raise ApiError(400, "the body broke off") from None
-    if size > limits.body_bytes:
-        why = f"the body has more than {limits.body_bytes:,} bytes, this server's limit"
-        raise ApiError(413, why)
-    return bytes(body)
-
-
 async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) -> Response:
     """Awaits a response; cancels the work on it when the client leaves."""
     work = asyncio.create_task(response)
@@ -184,7 +151,6 @@ async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) ->
 @dataclass(frozen=True)
 class Limits:
     body_bytes: int
-    body_seconds: float = 60  # for a body to arrive
     connections: int = 256  # further clients get 503
     hosts: Sequence[str] | None = None  # names by which clients may reach the server
     keys: Sequence[str] = ()  # clients must send one, if any
@@ -202,13 +168,8 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, engine: RequestEngine, limits: Limits) -> None:
         options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         options |= {"log_config": None, "log_level": "warning", "access_log": False}
-        options["limit_concurrency"] = limits.connections
-        super().__init__(uvicorn.Config(app, **options))
+        super().__init__(uvicorn.Config(app, **options, limit_concurrency=limits.connections))
         self._engine = engine
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._engine.drain()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:

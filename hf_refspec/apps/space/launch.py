@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ...text_config import text_config
+from ..shared.body_limit import BodyLimit
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
 from .conversation import Conversation, Host
@@ -67,27 +66,7 @@ def start(blocks: gr.Blocks, **options: Any) -> str:
         quiet=True,
         prevent_thread_lock=True,
         max_file_size=0,  # no uploads
-        app_kwargs={"middleware": [Middleware(BodyLimit)]},
+        app_kwargs={"middleware": [Middleware(BodyLimit, most_bytes=_LARGEST_BODY)]},
         **options,
     )
     return str(blocks.local_url)
-
-
-class BodyLimit:
-    """Answers larger requests with status 413; gradio would read all of them into memory."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = _LARGEST_BODY
-
-        async def counted() -> Message:
-            nonlocal left
-            message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise HTTPException(413, f"a request has at most {_LARGEST_BODY:,} bytes")
-            return message
-
-        await self._app(scope, counted, send)

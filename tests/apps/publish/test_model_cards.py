@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ FIGURES = re.compile(r"(?<=ngrams-)[0-9a-f]{12}|\d[\d.,]*[kMG]?B?")
 def small(tmp_path, monkeypatch, wheel) -> Path:
     """A folder with the sources that the commands name, but small ones."""
     examples = [f"examples/example_{number}.py" for number in range(FEWEST_PROMPTS)]
-    for name in ("docs/page.md", "docs/tasks/page.md", "Lib/a.py", *examples):
+    for name in ("docs/page.md", "docs/tasks/page.md", *examples):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(TEXT * 3)
+    (tmp_path / "Lib").mkdir()
+    shutil.copy(textwrap.__file__, tmp_path / "Lib")
     (tmp_path / "model_cards").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(repositories, "_wheel_of", lambda *_: wheel)

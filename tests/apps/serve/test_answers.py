@@ -244,18 +244,6 @@ def test_options_of_the_chat_template_reach_it(speller, tokenizer, plain, change
             assert answer.choices[0].message.content == plain(prompt=prompt)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_header_says_that_the_reasoning_effort_is_ignored(server, plain, stream):
-    create = server.client.chat.completions.with_raw_response.create
-    options = {"model": NAME, "messages": [{"role": "user", "content": "one"}], "temperature": 0}
-    raw = create(**options, max_tokens=32, stream=stream, reasoning_effort="low")
-    assert raw.headers["X-Ignored-Fields"] == "reasoning_effort"
-    answer = raw.parse()
-    text = streamed(answer) if stream else answer.choices[0].message.content
-    assert text == plain("one")
-    assert "X-Ignored-Fields" not in create(**options, max_tokens=1).headers
-
-
 def test_the_documentation_has_every_field(server):
     url = server.url.removesuffix("/v1")
     assert "swagger" in requests.get(url + "/docs", timeout=600).text

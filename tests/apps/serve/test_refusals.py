@@ -341,15 +341,15 @@ def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announ
     error = refused(server.post(json.dumps({**CHAT, "user": "x" * 100_000})), 413)
     assert "100,000 bytes" in error["message"]
     chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
-    body = b"Transfer-Encoding: chunked\r\n\r\n" + 4 * chunk + b"0\r\n\r\n"
+    body = (
+        b"Transfer-Encoding: chunked\r\n\r\n"
+        + 3 * chunk
+        + b"800\r\n"
+        + b"x" * 0x800
+        + b"\r\n0\r\n\r\n"
+    )
     answer = exchange(server, HEAD + body)
     assert answer.startswith(b"HTTP/1.1 413") and b"100,000 bytes" in answer
-
-
-def test_a_body_that_never_comes_is_not_waited_for(speller, tokenizer):
-    with serving(speller, tokenizer, body_seconds=0.2) as server:
-        answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
-    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive" in answer
 
 
 def test_a_page_that_points_its_own_name_at_this_machine_is_refused(server):
