@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from .crest import (
     replace_ngram_table,
     write_ngram_table,
 )
-from .datastore_config import Form, StoreConfig, check_form
+from .datastore_config import Form, StoreConfig
 from .files import DatastoreError, check_writable, copy_file, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
@@ -117,8 +116,6 @@ class Datastore(StoredFolder[StoreConfig]):
         tokenizer: PreTrainedTokenizerBase,
         path: str | os.PathLike,
         *,
-        form: Form = "full",
-        max_bytes: int | None = None,
         column: str | None = None,
         pattern: str = "*",
         max_tokens: int | None = None,
@@ -137,8 +134,6 @@ class Datastore(StoredFolder[StoreConfig]):
                 texts, rows or lists of ids; or a dict of these by name, see [`~Datastore.add`].
             tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
             path (`str` or `Path`): The new folder.
-            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): The form to keep.
-            max_bytes (`int`, *optional*): The most bytes of the compact form.
             column (`str`, *optional*): Of rows; by default chats, `"text"`, `"content"`, or both
                 `"prompt"` and `"completion"`.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
@@ -154,15 +149,11 @@ class Datastore(StoredFolder[StoreConfig]):
 
         Raises:
             ValueError: If the documents have no token, one is invalid, or an option is out of its
-                bounds or for the other form.
+                bounds.
             FileExistsError: If there is something at `path`.
             DatastoreError, OSError: If another process is building it, or it cannot be written.
         """
         tokenizer = text_tokenizer(tokenizer)
-        check_form(form)
-        if form == "full" and max_bytes is not None:
-            raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
-        of_compact = CompactOptions(max_bytes=max_bytes, progress=progress)
         options = BuildOptions(
             column=column,
             pattern=pattern,
@@ -173,13 +164,8 @@ class Datastore(StoredFolder[StoreConfig]):
             progress=progress,
         )
         with new_folder(path) as folder:
-            full = folder / "full" if form == "compact" else folder
-            full.mkdir(exist_ok=True)
-            build_store(full, documents, tokenizer, options, license, corpus_name)
-            if form == "compact":
-                cls(full)._write_compact(folder, of_compact)
-                shutil.rmtree(full)
-        return cls(path, form)
+            build_store(folder, documents, tokenizer, options, license, corpus_name)
+        return cls(path)
 
     def add(
         self, documents: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any

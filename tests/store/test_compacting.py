@@ -111,33 +111,6 @@ TEXTS = [
 ]
 
 
-def test_the_compact_form_is_built_without_keeping_the_full_one(tmp_path, tokenizer):
-    full = Datastore.build(TEXTS, tokenizer, tmp_path / "full", **SILENT)
-    options = {"form": "compact", "max_bytes": 8000}
-    store = Datastore.build(TEXTS, tokenizer, tmp_path / "store", **options, **SILENT)
-    assert store.form == "compact" and not store.config.shards
-    assert store.config.source == full.config.source
-    same = full.compact(tmp_path / "same", max_bytes=8000, **SILENT)
-    assert store.config.ngrams == same.config.ngrams
-    assert sorted(os.listdir(store.path)) == sorted(os.listdir(same.path))
-    assert sorted(os.listdir(tmp_path)) == ["full", "same", "store"]
-
-
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (TEXTS, {"max_bytes": 8000}, 'max_bytes=8000 is for form="compact"'),
-        (TEXTS, {"form": "compact", "max_bytes": 7}, "max_bytes must be at least 4096"),
-        (TEXTS, {"form": "small"}, "small"),
-        (["a text", 7], {"form": "compact"}, "document 1"),
-    ],
-)
-def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer, texts, options, message):
-    with pytest.raises(ValueError, match=message):
-        Datastore.build(texts, tokenizer, tmp_path / "store", **options, **SILENT)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_compact_form_that_is_older_than_the_datastore_is_named(tmp_path, tokenizer, caplog):
     store = Datastore.build(TEXTS, tokenizer, tmp_path / "store", **SILENT)
     store.compact(**SILENT)

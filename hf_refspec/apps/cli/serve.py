@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
@@ -39,8 +37,8 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--served-model-name", nargs="+", metavar="NAME", help=names)
     keys = f"clients must send one of these keys; or set {_KEY}, which no list of processes shows"
     add("--api-key", nargs="+", metavar="KEY", help=keys)
-    pages = "web pages that may ask, '[\"https://chat.example\"]' or '[\"*\"]' (none)"
-    add("--allowed-origins", type=_origins, default=[], metavar="JSON", help=pages)
+    pages = "web pages that may ask, such as https://chat.example, or * for all; by default none"
+    add("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help=pages)
     texts = parser.add_argument_group("texts")
     add_sources(texts)
     isolated = "learn nothing from one request for the next: slower, but reveals no client's texts"
@@ -53,15 +51,6 @@ def add_serve(parser: ArgumentParser) -> None:
     limit("--max-seconds", default=600, help="that one request is decoded")
     limit("--max-body-bytes", default=4 << 20, help="of a request")
     limit("--max-waiting", default=64, help="requests that wait")
-
-
-def _origins(text: str) -> list[str]:
-    """Reads a list of origins in JSON, as vLLM does."""
-    with suppress(ValueError, TypeError):
-        origins = [*json.loads(text)]
-        if all(re.fullmatch(r"\*|[\w+.-]+://[^/]+", origin) for origin in origins):
-            return origins
-    raise ArgumentTypeError(f'must be like ["https://chat.example"], without a path, not {text!r}')
 
 
 def serve(args: Namespace) -> int:

@@ -30,8 +30,6 @@ _BOX = 22  # of a box in it
 _GAP = 34  # the width between boxes
 _MARGIN = 10
 _CHARACTER = 7.3  # the width of a character
-_LOST = 0.97  # the highest speed-up of a lost race
-_RARELY = 1.2  # MAT, where drafts were rarely accepted
 _SHOWN_CHARACTERS = 16  # of a token
 
 
@@ -124,23 +122,7 @@ def _verdict(race: Race) -> str:
     if race.speedup:
         factor = f"{race.speedup:.2f}x" if _is_over(race) else f"So far {race.speedup:.1f}x"
         gain = f" {factor} the speed of plain decoding."
-    return f'<p class="verdict{kind}">{verdict}{gain}</p>{_loss(race)}'
-
-
-def _loss(race: Race) -> str:
-    """Why drafts lost a race: too few tokens a pass, or passes that took too long."""
-    plain = race.plain
-    drafted = race.drafted
-    if not race.finished or (race.speedup or 0) > _LOST:
-        return ""
-    seconds = (drafted.seconds / drafted.passes) / (plain.seconds / plain.passes)
-    why = "drafts were rarely accepted"
-    if not any(len(seen.tree) for seen in race.passes):
-        why = "nothing was drafted"
-    elif drafted.mat > _RARELY:
-        why = "passes over several tokens cost more here"
-    figures = f"{drafted.mat:.2f} tokens a pass, which took {seconds:.2f}x as long"
-    return f'<p class="quiet">Why: {why}; {figures}.</p>'
+    return f'<p class="verdict{kind}">{verdict}{gain}</p>'
 
 
 def tree_html(

@@ -67,21 +67,6 @@ def test_a_difference_and_a_stop_are_told(run, host):
     assert "Stopped; equal so far: 0 tokens." in conversation_html(stopped)
 
 
-def test_a_lost_race_says_why(run):
-    conversation = Conversation()
-    race = run("abcabcabc", conversation)
-    race.plain.seconds, race.plain.passes = 1.0, 40
-    why = "Why: passes over several tokens cost more here; 2.00 tokens a pass, which took 3.00x"
-    race.drafted.passes, race.drafted.seconds = 20, 1.5
-    assert why in conversation_html(conversation)
-    race.drafted.passes, race.drafted.seconds = 39, 1.17
-    assert "Why: drafts were rarely accepted; 1.03 tokens" in conversation_html(conversation)
-    race.passes.clear()
-    assert "Why: nothing was drafted;" in conversation_html(conversation)
-    race.drafted.seconds = 0.9
-    assert "Why:" not in conversation_html(conversation)
-
-
 @pytest.mark.parametrize("text", ["<b>x</b>", "a & b", '"><script>x()</script>'])
 def test_texts_are_shown_as_they_are_and_never_run(run, text):
     conversation = Conversation()
