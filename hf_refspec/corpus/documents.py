@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..messages import counted
+from ..messages import counted, require
 from ..version import __version__
 from .rows import (
     ROWS,
     Row,
     columns_of,
     dataset_rows,
-    frame_rows,
     kind_of,
     mapping_rows,
     read_content,
@@ -66,13 +65,11 @@ def open_source(
     vocab_size: int,
     column: str | None = None,
     pattern: str = "*",
-    places: list[str] | None = None,
 ) -> Source:
     """Recognises documents, see [`Datastore.build`]; they are read only when needed.
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
-    neither a text nor ids, or has an id that is not below `vocab_size`. Documents of files add to
-    `places`, as they are read, where they are from: a public path, and the row if it has some."""
+    neither a text nor ids, or has an id that is not below `vocab_size`."""
     name = "unnamed"
     license = names = None
     total = length_hint(documents) or None
@@ -94,7 +91,10 @@ def open_source(
         license = info.license or None
         rows = dataset_rows(documents, column)
     elif hasattr(documents, "to_frame") or hasattr(documents, "to_dict"):
-        rows = frame_rows(documents, column)
+        frame = documents.to_frame(name="text") if hasattr(documents, "to_frame") else documents
+        kind = require("datasets", "a DataFrame or Series", "datastore").Dataset
+        read_frame = kind.from_pandas if hasattr(frame, "iloc") else kind.from_polars
+        rows = dataset_rows(read_frame(frame), column)
     else:
         if isinstance(documents, Mapping):
             names = [*documents]
@@ -112,7 +112,7 @@ def open_source(
         raise ValueError(f"column={column!r} is for datasets and files of rows, not for texts")
     else:
         found = zip(documents, names or (f"document {i}" for i in count()), strict=False)
-    read = _checked(found, vocab_size, None if paths is None else places)
+    read = _checked(found, vocab_size)
     return Source(read, name, license, total, names)
 
 
@@ -220,14 +220,10 @@ def _begins_with_document(path: Path, column: str | None) -> bool:
         return False
 
 
-def _checked(
-    documents: Iterable[tuple[Any, str]], vocab_size: int, places: list[str] | None = None
-) -> Iterator[Document]:
-    """Yields texts, and ids below `vocab_size`; refuses anything else. Adds names to `places`."""
+def _checked(documents: Iterable[tuple[Any, str]], vocab_size: int) -> Iterator[Document]:
+    """Yields texts, and ids below `vocab_size`; refuses anything else."""
     damaged = 0
     for document, name in documents:
-        if places is not None:
-            places.append(name)
         if not isinstance(document, str):
             yield _checked_ids(document, name, vocab_size)
             continue

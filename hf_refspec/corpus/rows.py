@@ -195,32 +195,11 @@ def dataset_rows(dataset: Any, column: str | None) -> Iterator[Row]:
     return ((row, columns, f"document {i}") for i, row in kept)
 
 
-def frame_rows(frame: Any, column: str | None) -> Iterator[Row]:
-    """The rows of a DataFrame or Series of pandas or polars, some of them at a time."""
-    if hasattr(frame, "to_frame"):
-        frame = frame.to_frame(name="text")
-    kind = f"the {type(frame).__name__}"
-    check_names(frame.columns, kind)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        places = getattr(frame, "iloc", frame)  # pandas may slice by labels
-        for begin in range(0, len(frame), _BATCH):
-            part = places[begin : begin + _BATCH]
-            if hasattr(part, "notna"):  # pandas has several values for what is missing
-                part = part.astype(object).where(part.notna(), None)
-            for row in zip(*(part[name].to_list() for name in part.columns), strict=True):
-                yield dict(zip(part.columns, row, strict=True))
-
-    return mapping_rows(rows(), column, kind)
-
-
-def mapping_rows(
-    rows: Iterable[Mapping[str, Any]], column: str | None, kind: str | None = None
-) -> Iterator[Row]:
+def mapping_rows(rows: Iterable[Mapping[str, Any]], column: str | None) -> Iterator[Row]:
     """Rows that are not from a file, which may differ in their columns."""
     for number, row in enumerate(rows):
         place = f"document {number}"
-        yield row, columns_of(row, column, kind or place), place
+        yield row, columns_of(row, column, place), place
 
 
 def _chosen(names: list[str], sample: list[Any]) -> list[str]:

@@ -2,9 +2,6 @@
 
 passages.safetensors    tokens      uint16 or uint32, of all passages one after another
                         bounds      int64, where each passage begins, and the end of the last one
-sources.safetensors     documents   int64, the document of each passage
-                        names       uint8, the names of all documents in UTF-8
-                        name_ends   int64, the end of each name; empty if they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (if there is an encoder)
 """
 
@@ -34,12 +31,10 @@ from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.stored_tokenizer import vocabulary_size
 from ..text_config import text_tokenizer
 
-_LONGEST_NAME = 1 << 16  # bytes of the longest path that a system allows
 # Texts passed to the encoder at once, enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
 
 PASSAGES = re.compile(r"passages\.safetensors")
-SOURCES = re.compile(r"sources\.safetensors")
 EMBEDDINGS = re.compile(r"embeddings\.safetensors")
 _COUNT = range(1, 2**62 + 1)
 
@@ -49,7 +44,7 @@ class KnowledgeBaseConfig(FolderConfig):
     """The config.json of a knowledge base, all of whose passages together have `tokens` tokens."""
 
     NOUN = "knowledge base"
-    FILES = (PASSAGES, SOURCES, EMBEDDINGS)
+    FILES = (PASSAGES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
     HAS_TOKENIZERS_IDS = True
 
@@ -59,7 +54,6 @@ class KnowledgeBaseConfig(FolderConfig):
     tokens: Annotated[int, _COUNT]
     dimension: Annotated[int, range(2**31)]
     passages_file: Annotated[FileEntry, PASSAGES]
-    sources_file: Annotated[FileEntry, SOURCES]
     embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
     source: dict[str, Any] = field(default_factory=dict)
 
@@ -116,23 +110,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         }
         arrays = read_arrays(self.path, config.passages_file, shapes, check_small=True)
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
-        sources: dict[str, tuple[Any, int | None]] = {
-            "documents": (np.int64, config.passages),
-            "names": (np.uint8, None),
-            "name_ends": (np.int64, None),
-        }
-        self._sources = read_arrays(self.path, config.sources_file, sources, check_small=True)
         bounds = self._bounds
-        documents = self._sources["documents"]
         lengths = np.diff(bounds)
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
         if not (whole and 1 <= lengths.min() <= lengths.max() <= config.chunk_length):
             reason = f"its bounds do not cut it into passages of 1 to {config.chunk_length} tokens"
             raise self._damaged(config.passages_file, reason)
-        in_order = documents[0] >= 0 and (documents[:-1] <= documents[1:]).all()
-        if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
-            reason = "its documents are not in the order of the passages"
-            raise self._damaged(config.sources_file, reason)
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
             rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
@@ -194,18 +177,11 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         embedder = None if encoder is None else TextEncoder(encoder)
         tokenizer = text_tokenizer(tokenizer)
         vocab_size = vocabulary_size(tokenizer)
-        places: list[str] = []
-        source = open_source(documents, tokenizer, vocab_size, column, pattern, places)
+        source = open_source(documents, tokenizer, vocab_size, column, pattern)
         about = {"encoder": embedder and embedder.name, **source.about(corpus_name, license)}
         with new_folder(path) as folder:
-            tokens, bounds, numbers = _cut_passages(source, tokenizer, chunk_length, progress)
-            count = len(numbers)
-            names = [place.encode("utf-8", errors="replace") for place in places]
-            sources = {
-                "documents": numbers,
-                "names": np.frombuffer(b"".join(names), np.uint8),
-                "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
-            }
+            tokens, bounds = _cut_passages(source, tokenizer, chunk_length, progress)
+            count = len(bounds) - 1
             dimension = 0
             embeddings_file = None
             if embedder is not None:
@@ -224,7 +200,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 tokens=len(tokens),
                 dimension=dimension,
                 passages_file=write_arrays(folder / "passages.safetensors", passages),
-                sources_file=write_arrays(folder / "sources.safetensors", sources),
                 embeddings_file=embeddings_file,
                 source=about,
             ).write(folder)
@@ -264,33 +239,17 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """The text of a passage; raises as [`~KnowledgeBase.passage`]."""
         return _decode(self.tokenizer, self.passage(passage_id))
 
-    def source(self, passage_id: int) -> str:
-        """The name of a passage's document.
-
-        A file has the path that the knowledge base was built from (an absolute one is cut to its
-        last folder and what is below); a row of a file is `"chats.jsonl, row 7"`, the eighth row of
-        a dataset, or the eighth text, `"document 7"`."""
-        document = int(self._sources["documents"][passage_id])
-        ends = self._sources["name_ends"]
-        if not len(ends):
-            return f"document {document}"
-        of_name = slice(ends[document - 1] if document else 0, ends[document])
-        encoded = self._sources["names"][of_name][:_LONGEST_NAME].tobytes()
-        return encoded.decode("utf-8", errors="replace")
-
 
 def _cut_passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them into passages.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokenises documents, and cuts them into passages.
 
-    Returns all tokens `(tokens,)`, the bounds of the passages `(passages + 1,)`, and the document
-    of each `(passages,)`."""
+    Returns all tokens `(tokens,)`, and the bounds of the passages `(passages + 1,)`."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    counts: list[int] = []  # of each document's passages
     with tqdm(
         desc="reading", unit=" documents", total=source.total, disable=is_hidden(progress)
     ) as bar:
@@ -303,12 +262,10 @@ def _cut_passages(
                 # As few passages as possible, of about equal length.
                 count = -(-length // chunk_length)
                 lengths += [length // count + (i < length % count) for i in range(count)]
-                counts.append(count)
             bar.update(len(batch))
     if not lengths:
         raise ValueError("documents has no token in it: there is nothing to retrieve")
-    documents = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
+    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:

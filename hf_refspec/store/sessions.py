@@ -12,7 +12,6 @@ are checked when it is first opened, and each session when it is read.
 from __future__ import annotations
 
 import itertools
-import os
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -77,10 +76,6 @@ class SessionDatabase:
         self._largest = min(most_tokens, LONGEST_SESSION) * _TOKENS.itemsize
         self._connection: sqlite3.Connection | None = None  # in the block of `opened`
         self._is_checked = False
-        if folder.exists() and not folder.is_dir():
-            raise DatastoreError(
-                f"{folder} is a file; name the folder of a session store, or a new one"
-            )
         folder.mkdir(parents=True, exist_ok=True)
         with self.opened() as connection:
             if tokenizer is None:
@@ -202,11 +197,6 @@ class SessionDatabase:
                     " which a session store does not have; move it elsewhere"
                 )
             size += found.st_size
-        if not os.access(self.file.parent, os.W_OK):
-            raise DatastoreError(
-                f"{self.folder} cannot be used: you may not write into it, and SQLite needs that "
-                "even to read; open a copy"
-            )
         return size
 
     def _sessions(self, rows: list[tuple[int, int, bytes]]) -> Sessions:

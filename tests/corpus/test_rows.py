@@ -178,19 +178,6 @@ def test_rows_are_read_as_a_stream(tokenizer, tmp_path, name):
     assert lengths == [len(LONG)] * 100
 
 
-def test_a_passage_names_its_file_and_row(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("docs").mkdir()
-    write(Path("docs/a.jsonl"), DIFFERENT)
-    Path("docs/b.txt").write_text("a text")
-    base = rs.KnowledgeBase.build("docs", tokenizer, None, "base", progress=False)
-    sources = {base.text(i): base.source(i) for i in range(len(base))}
-    assert sources["two"] == "docs/a.jsonl, row 3"
-    assert sources["thr\nee"] == "docs/a.jsonl, row 5"
-    assert sources["a text"] == "docs/b.txt"
-    assert base.config.source["corpus"] == "docs"
-
-
 def test_models_learn_from_rows(byte_llama, tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", [{"text": "abcd"}, {"content": "efg"}])
     knn = rs.KnnDatastore.build(path, tokenizer, byte_llama, tmp_path / "knn", progress=False)

@@ -201,8 +201,7 @@ def knowledge_base_uses() -> dict[str, Use]:
     def passages(folder: Path, spare: Path) -> Any:
         base = opened(folder)
         return [
-            [checked_ids(base.passage(i), len(tokenizer())), base.text(i), base.source(i)]
-            for i in range(len(base))
+            [checked_ids(base.passage(i), len(tokenizer())), base.text(i)] for i in range(len(base))
         ]
 
     return {

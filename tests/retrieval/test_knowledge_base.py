@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
@@ -59,67 +58,12 @@ def test_a_long_document_is_cut_into_passages_of_about_the_same_length(tmp_path,
     assert "".join(base.text(i) for i in range(len(base))) == "".join(texts)
 
 
-def test_a_passage_knows_its_file_as_it_was_named(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs" / "more").mkdir(parents=True)
-    (tmp_path / "docs" / "a.txt").write_text("first\nsecond\n\nfourth\n")
-    (tmp_path / "docs" / "empty.txt").write_text("")
-    (tmp_path / "docs" / "more" / "ü.txt").write_text("other\n", encoding="utf-8")
-    base = build("base", tokenizer, "docs", encoder=None, chunk_length=7)
-    found = {base.text(i): base.source(i) for i in range(len(base))}
-    assert found == {
-        "first\ns": "docs/a.txt",
-        "econd\n\n": "docs/a.txt",
-        "fourth\n": "docs/a.txt",
-        "other\n": "docs/more/ü.txt",
-    }
-    copied = tmp_path / "copied"
-    base.save_pretrained(copied)
-    assert KnowledgeBase.from_pretrained(copied, tokenizer).source(3) == "docs/more/ü.txt"
-
-
-@pytest.mark.parametrize("name", ["{}/docs", "docs", "./docs", "{}/docs/a.txt", "../{.name}/docs"])
-def test_a_passage_is_told_by_a_relative_name(tmp_path, tokenizer, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.txt").write_text("text")
-    base = build("base", tokenizer, name.format(tmp_path), encoder=None)
-    assert base.source(0) == ("a.txt" if name.endswith("a.txt") else "docs/a.txt")
-
-
-def test_a_passage_of_a_dataset_knows_its_row(tmp_path, tokenizer):
-    rows = Dataset.from_dict({"text": ["one", "", "three\nfour"]})
-    base = build(tmp_path / "base", tokenizer, rows, encoder=None, chunk_length=6)
-    assert [base.source(i) for i in range(len(base))] == ["document 0", *["document 2"] * 2]
-
-
-@pytest.mark.parametrize("documents", [[-1, 0], [1, 0], [0, 2]])
-def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
-    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for file in files:
-        file.write_text("text")
-    base = build(tmp_path / "base", tokenizer, files, encoder=None)
-    rewrite(base, "sources", documents=np.array(documents, np.int64))
-    with pytest.raises(DatastoreError, match=r"sources\.safetensors is damaged"):
-        KnowledgeBase(base.path, tokenizer)
-
-
-@pytest.mark.parametrize("ends", [[-9, 10**9], [2**62, -(2**62)], [3, 3]])
-def test_ends_of_names_that_cannot_be_give_another_name(tmp_path, tokenizer, ends):
-    (tmp_path / "a.txt").write_text("text")
-    base = build(tmp_path / "base", tokenizer, [tmp_path / "a.txt"] * 2, encoder=None)
-    rewrite(base, "sources", name_ends=np.array(ends, np.int64))
-    for passage in (0, 1):
-        assert isinstance(KnowledgeBase(base.path, tokenizer).source(passage), str)
-
-
 def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
     base = build(tmp_path / "base", tokenizer, encoder=None)
     assert base.embeddings is None
     assert sorted(file.name for file in base.path.iterdir()) == [
         "config.json",
         "passages.safetensors",
-        "sources.safetensors",
     ]
     assert "SparseRetriever" in card(base.config, "owner/passages")
 
