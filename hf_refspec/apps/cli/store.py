@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...corpus.untrusted import printable
-from ...messages import counted
-from ...retrieval.knowledge_base import KnowledgeBaseConfig
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
-from ...store.files import DatastoreError
 from ...store.names import named_tokenizer
 from .arguments import add_source, load_corpus, positive
 
@@ -59,44 +54,30 @@ def compact(args: Namespace) -> None:
 
 
 def add_info(parser: ArgumentParser) -> None:
-    help = "a folder or a Hub id of a datastore, or the folder of a knowledge base"
-    parser.add_argument("store", help=help)
+    parser.add_argument("store", help="a folder or a Hub id of a datastore")
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
 
 
 def info(args: Namespace) -> None:
-    path = Path(args.store)
-    try:
-        base = KnowledgeBaseConfig.read(path)
-    except DatastoreError:
-        store = Datastore.from_pretrained(args.store)
-        _print_info(store)
-        verify = store.verify
-    else:
-        _print_origin(path, base)
-        kind = f"embeddings of {base.dimension} numbers" if base.dimension else "for BM25"
-        print(f"  passages    {base.passages:,}, {counted(base.tokens, 'token')}, {kind}")
-        verify = partial(base.check_files, path)
+    store = Datastore.from_pretrained(args.store)
+    _print_info(store)
     if args.verify:
-        verify()
+        store.verify()
         print("all files are as they were written")
 
 
-def _print_origin(path: Path, config: Any) -> None:
-    print(path)
+def _print_info(store: Datastore) -> None:
+    config = store.config
+    print(store.path)
     for label, name in (("corpus", "corpus"), ("licence", "license")):
         print(f"  {label:11} {printable(config.source.get(name) or 'not stated')}")
     fingerprint = printable(config.fingerprint)
     print(f"  tokenizer   {printable(config.tokenizer)}, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
-
-
-def _print_info(store: Datastore) -> None:
-    _print_origin(store.path, store.config)
-    texts = store.config.card_texts()
+    texts = config.card_texts()
     for name in ("documents", "full_form", "compact_form"):
         if texts[name] != "none":
             print(f"  {name.removesuffix('_form'):11} {texts[name]}")
-    for row in store.config.measured:
+    for row in config.measured:
         entries = [f"{name} {row[name]}" for name in COLUMNS if name in row]
         print("  measured   ", printable(", ".join(entries)))

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -145,15 +144,6 @@ def test_info_tells_what_is_in_it_and_verifies_all_files(
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert file.name in refused("store", "info", damaged, "--verify")
-
-
-def test_info_describes_and_verifies_a_knowledge_base(run, tmp_path, tokenizer, refused):
-    base = KnowledgeBase.build(TEXTS.values(), tokenizer, None, tmp_path / "base", progress=False)
-    assert re.search(r"passages +3, \d+ tokens, for BM25\n", run("info", base.path))
-    assert "all files are as they were written" in run("info", base.path, "--verify")
-    file = base.path / "passages.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-    assert file.name in refused("store", "info", base.path, "--verify")
 
 
 # --- search
