@@ -102,7 +102,6 @@ def load_corpus(args: Namespace) -> tuple[Any, dict[str, Any]]:
     """The documents that the arguments of [`add_source`] name, and arguments to build with them."""
     if bool(args.source) == (args.dataset is not None):
         raise ValueError("give one of: files or folders, --dataset NAME")
-    check_sources(args.source)
     about = {"column": args.column, "pattern": args.pattern}
     about |= {"corpus_name": args.name, "license": args.license}
     if args.source:
@@ -112,16 +111,14 @@ def load_corpus(args: Namespace) -> tuple[Any, dict[str, Any]]:
     return _load_dataset(args.dataset, options), about
 
 
-def check_sources(paths: list[Path]) -> None:
-    """Refuses paths that are neither files nor folders."""
-    for path in paths:
-        if not path.is_file() and not path.is_dir():
-            hint = "name one that exists, and write the output of a pipe into a file first"
-            raise FileNotFoundError(f"{str(path)!r} is neither a file nor a folder; {hint}")
+class _StderrHandler(logging.StreamHandler):
+    """Writes to the current `sys.stderr`: an earlier one may be closed."""
+
+    stream = property(lambda _: sys.stderr, lambda *_: None)
 
 
 def log_to_stderr(format: str) -> None:
-    handler = logging.StreamHandler()
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
@@ -217,8 +214,6 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
         store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
         drafters.append(DatastoreDrafts(store))
     if args.cache is not None:
-        if args.cache.is_file():
-            raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
         drafters.append(SessionDrafts(tokenizer=tokenizer, path=args.cache))
     vocab_size = text_config(load_config(args.model)).vocab_size
     for drafter in drafters:

@@ -54,8 +54,6 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    if args.tokenizer and (args.replay is None or args.model):
-        raise ValueError(f"--tokenizer {args.tokenizer} is for --replay without --model")
     chats = taking_turns(read_chats(args.replay or args.prompts))
     console = Terminal()
     if args.replay is not None:

@@ -24,7 +24,7 @@ from ..bench.measure import Chat, read_chats, rendered
 from ..shared.comparison import FEWEST_PROMPTS, UNDRAFTED, Comparison
 from ..shared.loading import load_config, load_tokenizer, name_for_people
 from ..shared.streams import Terminal
-from .arguments import add_model, check_sources, positive
+from .arguments import add_model, positive
 from .bench import REPLAYED, Drafted, compared
 
 _PROMPT_TOKENS = 64  # the beginning of a text that is a prompt
@@ -51,7 +51,6 @@ def evaluate(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
     if bool(args.texts) == (args.prompts is not None):
         raise ValueError("give one of: texts that are not in the datastore, --prompts FILE")
-    check_sources(args.texts)
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
     vocab_size = text_config(load_config(args.model)).vocab_size

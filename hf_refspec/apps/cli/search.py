@@ -11,7 +11,6 @@ from ...corpus.untrusted import printable
 from ...index.rest_trie import all_matches
 from ...messages import counted
 from ...store.datastore import Datastore
-from ...store.files import DatastoreError
 from ..shared.streams import PART_OF_CHARACTER
 
 _SEARCH_NODES = 24
@@ -79,10 +78,6 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
     ]
     for shard, index in examples[:_EXAMPLES]:
         begin = int(shard.suffixes[index])
-        if begin < 0:
-            raise DatastoreError(
-                f"{store.path} is damaged; hf-refspec store info --verify says which file"
-            )
         end = begin + match.length
         low = max(begin - _EXAMPLE_TOKENS, 0)
         high = end + _EXAMPLE_TOKENS

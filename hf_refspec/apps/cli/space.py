@@ -28,8 +28,6 @@ def add_space(parser: ArgumentParser) -> None:
 def space(args: Namespace) -> None:
     require("gradio", "hf-refspec space", "space")
     options = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
-    if args.private and args.push is None:
-        raise ValueError("--private has no effect without --push; add it")
     if args.push is not None or args.out is not None:
         if args.push is not None:
             check_repo_id(args.push)
@@ -39,8 +37,6 @@ def space(args: Namespace) -> None:
         if args.out is not None:
             print(f"try it: python {args.out / 'app.py'}")
         return
-    if args.package:
-        raise ValueError("--package has no effect without --push or --out; add one")
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.launch import serve
 

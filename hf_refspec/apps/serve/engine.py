@@ -29,7 +29,7 @@ from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
 from ...messages import counted
 from ..shared.prompts import text_inputs
-from .errors import ApiError, shutting_down, too_many
+from .errors import ApiError, shutting_down
 from .grammars import GrammarBudget
 from .served_row import Piece, PreparedRequest, ServedRow
 
@@ -119,8 +119,9 @@ class RequestEngine:
                 param = "n" if len(prompts) == 1 else "prompt"
                 raise ApiError(400, f"{param}: this server takes {room} at most", param)
             if self.waiting + self.running + len(rows) > room:
-                seconds = math.ceil(self._last_seconds)
-                raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
+                wait = {"Retry-After": str(math.ceil(self._last_seconds))}
+                message = f"the queue is full, {self.waiting} waiting; try again later"
+                raise ApiError(429, message, None, "rate_limit_exceeded", wait)
             self._waiting.extend(rows)
             self._changed.notify()
         return rows

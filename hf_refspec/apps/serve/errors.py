@@ -39,11 +39,6 @@ def not_json(where: str = "") -> ApiError:
     return ApiError(400, f"the body is not JSON{where}; send an object as application/json")
 
 
-def too_many(message: str, seconds: int) -> ApiError:
-    headers = {"Retry-After": str(seconds)}
-    return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
-
-
 def internal_error() -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why")
 
