@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import batches, encode, load_backend
-from ..messages import check_count, require
+from ..messages import require
 from ..notebooks import is_hidden
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
 from ..store.hub import cell
@@ -173,7 +173,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 returns anything but a finite vector for each text.
             OSError: If the folder cannot be written.
         """
-        check_count("chunk_length", chunk_length, most=2**31 - 1)
         embedder = None if encoder is None else TextEncoder(encoder)
         tokenizer = text_tokenizer(tokenizer)
         vocab_size = vocabulary_size(tokenizer)

@@ -24,12 +24,13 @@ from huggingface_hub import (
     snapshot_download,
 )
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
 from tqdm import tqdm
 
 from ..corpus.untrusted import one_line, printable, read_small
 from ..version import __version__
 from .files import CONFIG, DatastoreError
-from .names import check_repo_id, is_here
+from .names import is_here
 
 if TYPE_CHECKING:
     from .stored_folder import FolderConfig
@@ -78,12 +79,15 @@ def fetch(
         raise DatastoreError(f"{place} cannot be used: {error}") from error
     except Exception as error:  # of several libraries
         raise OSError(f"{place} was not downloaded: {one_line(error)}") from error
+    for name in names:
+        if not (folder / name).exists():
+            raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {name}")
     return folder
 
 
 def push(folder: Path, kind: type[FolderConfig], repo_id: str, **target: Any) -> CommitInfo:
     """Checks and publishes a folder, and removes files of an older version from the repo."""
-    check_repo_id(repo_id)
+    validate_repo_id(repo_id)
     config = kind.read(folder)
     config.check_files(folder)
     stored_card = _read_card(folder)

@@ -55,16 +55,6 @@ def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
     raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
 
 
-def check_repo_id(repo_id: str) -> None:
-    """Refuses anything but a name for a repo on the Hub, with or without an owner."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(
-            f"{repo_id!r} is not a name for a repo on the Hub; give name or owner/name"
-        ) from error
-
-
 def with_owner(repo_id: str) -> str:
     """A repo's name for readers, who put in an owner that is not known yet."""
     return repo_id if "/" in repo_id else f"USER/{repo_id}"

@@ -7,10 +7,9 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...corpus.untrusted import one_line
-from ...messages import did_you_mean
 from ...version import __version__
 
 # For each command its help, and further commands or the module and function that run it, which may
@@ -50,16 +49,6 @@ COMMANDS: Commands = {name: about for group in GROUPS.values() for name, about i
 _LOADING = {"bench", "chat", "check", "demo", "evaluate", "serve", "space"}
 
 
-class Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with its own usage, not that of its parent."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return namespace, unknown
-
-
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows each default, unless an option has none, is a flag, or its help names the default."""
 
@@ -82,7 +71,7 @@ def _run(arguments: list[str]) -> int:
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:10}{about}" for name, (about, _) in group.items())]
     lines += ["", "Each command has a --help."]
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="hf-refspec",
         usage="%(prog)s COMMAND ...",
         description="\n".join(lines),
@@ -107,15 +96,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def _add_commands(
-    parser: Parser, commands: Commands, arguments: list[str], help: str | None = None
+    parser: argparse.ArgumentParser,
+    commands: Commands,
+    arguments: list[str],
+    help: str | None = None,
 ) -> None:
     """Adds commands, and the arguments of the chosen one; without one the help is printed."""
     parser.set_defaults(run=lambda _: parser.print_help())
     parsers = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=help)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    if chosen is not None and chosen == arguments[0] and chosen not in commands:
-        hint = did_you_mean(chosen, commands) or f"; {parser.prog} --help lists them"
-        parser.error(f"there is no command {chosen!r}{hint}")
     for name, (about, place) in commands.items():
         command = parsers.add_parser(name, help=about, description=about, formatter_class=_Help)
         if name != chosen:

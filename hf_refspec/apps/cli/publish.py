@@ -7,9 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub.utils import validate_repo_id
+
 from ...store.files import new_folder
 from ...store.hub import RepoType, push_files
-from ...store.names import check_repo_id, with_owner
+from ...store.names import with_owner
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package
 from .arguments import WRITTEN_TO
 
@@ -23,7 +25,7 @@ def add_publish(parser: ArgumentParser) -> None:
 
 
 def publish(args: Namespace) -> None:
-    check_repo_id(args.repo)
+    validate_repo_id(args.repo)
     with package(args.package) as installing:
         contents = partial(generate_repository, package=installing)
         name = write_or_push(args, args.repo, "model", contents)

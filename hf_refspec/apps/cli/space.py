@@ -6,8 +6,9 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub.utils import validate_repo_id
+
 from ...messages import require
-from ...store.names import check_repo_id
 from ..publish.repositories import PACKAGE_HELP, package, space_repository
 from .arguments import WRITTEN_TO, add_listening, add_model, listen
 from .publish import write_or_push
@@ -30,7 +31,7 @@ def space(args: Namespace) -> None:
     options = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None or args.out is not None:
         if args.push is not None:
-            check_repo_id(args.push)
+            validate_repo_id(args.push)
         with package(args.package) as installing:
             contents = partial(space_repository, **options, package=installing)
             write_or_push(args, args.push or args.out.name, "space", contents)
