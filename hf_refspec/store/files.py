@@ -179,7 +179,7 @@ def _open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
     path = folder / entry.name
     try:
         file = open_file(path)
-    except OSError:  # the file or a folder of its path is missing
+    except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
             f"{path} cannot be read: it is missing, though {CONFIG} named it; if another process "
             "has changed the folder since, open it again"

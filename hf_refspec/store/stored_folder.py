@@ -147,7 +147,7 @@ class FolderConfig:
         path = folder / CONFIG
         try:
             content = json.loads(read_small(path, _LARGEST_JSON))
-        except OSError:  # the file or the folder is missing
+        except (FileNotFoundError, NotADirectoryError):
             raise DatastoreError(f"{folder} is not a {cls.NOUN}: it has no {CONFIG}") from None
         except DatastoreError:
             raise

@@ -206,12 +206,10 @@ def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_
             if len(seen) < 3:  # another process replaces it, and deletes what this one names
                 replace(CONFIG, vocab_size=300 + len(seen)).write(tmp_path)
             if len(seen) != 3:
-                raise DatastoreError("a file is missing") if len(seen) < 5 else MemoryError
+                raise DatastoreError("a file is missing")
 
     assert Folder(tmp_path).config.vocab_size == 302 and seen == [300, 301, 302]
     with pytest.raises(DatastoreError, match="a file is missing"):
-        Folder(tmp_path)
-    with pytest.raises(DatastoreError, match=f"{tmp_path} cannot be read: .* enough memory"):
         Folder(tmp_path)
 
 
@@ -228,9 +226,8 @@ def test_no_datastore_there(tmp_path):
         (os.mkdir, "is not a file"),
         (os.mkfifo, "is not a file"),
         (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
-        (lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
     ],
-    ids=["folder", "pipe", "zeros", "loop"],
+    ids=["folder", "pipe", "zeros"],
 )
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make, message):
     make(tmp_path / "config.json")
