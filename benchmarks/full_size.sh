@@ -19,7 +19,7 @@ on_mt_bench() {
 }
 crest() { # STORE OUT M T
     python -c "import sys, hf_refspec as rs; store, out, m, t = sys.argv[1:]
-rs.Datastore(store).compact(out, mode='rest', max_ngram=int(m), ngrams_per_order=int(t))" "$@"
+rs.Datastore(store).compact(out, published=True, max_ngram=int(m), ngrams_per_order=int(t))" "$@"
 }
 
 build() { # DATASET OPTIONS TOKENIZER MAX_TOKENS OUT

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from accelerate import dispatch_model
 
 from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
+from hf_refspec.retrieval.vector_index import squared_lengths
 from tests.helpers.architectures import ARCHITECTURES, small
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 from tests.helpers.calls import compiled_anywhere
@@ -112,6 +116,29 @@ def test_an_assistant_foresees_what_a_seed_draws(on_device):
         texts.append(generate(model, do_sample=True, top_k=0, **options))
     assert torch.equal(*texts)
     assert drafter.stats.mat > 3
+
+
+@pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
+@pytest.mark.parametrize("metric", ["inner_product", "l2"])
+def test_passages_are_found_on_the_gpu(metric):
+    rng = np.random.default_rng(0)
+    vectors, queries = rng.standard_normal((2, 4000, 64)).astype(np.float32)
+    lengths = squared_lengths(vectors)
+    on_gpu, on_cpu = (kind(vectors, lengths, metric) for kind in (FaissFlatIndex, FlatIndex))
+    for one, other in zip(
+        on_gpu.search(queries[:20], 8), on_cpu.search(queries[:20], 8), strict=True
+    ):
+        assert one.ids.tolist() == other.ids.tolist()
+
+
+@pytest.mark.skipif(not finds_gpus(), reason="needs faiss-gpu")
+def test_neighbours_are_found_on_the_gpu(tmp_path, byte_llama, tokenizer):
+    store = KnnDatastore.build(["text"] * 999, tokenizer, byte_llama, tmp_path / "knn")
+    assert isinstance(store._index, FaissFlatIndex)
+    queries = np.random.default_rng(0).permutation(store.keys)[:8] + np.float32(0.01)
+    on_cpu = FlatIndex(store.keys, squared_lengths(store.keys), "l2")
+    for one, other in zip(store.search(list(queries), 64), on_cpu.search(queries, 64), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -75,14 +75,15 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
     It is memory-mapped, except that float16 keys are converted to float32 in memory. Opening it
-    reads no keys, unless it builds an HNSW graph. The first call of a model
+    reads no keys, unless it builds an HNSW graph or copies them to GPUs. The first call of a model
     makes an int8 copy for exact searches on the CPU, a quarter of the size of float32.
 
     Args:
         path (`str` or `Path`): The folder.
-        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, or
-            approximate search in a graph (FAISS, extra `retrieval`), which takes minutes to build
-            for a million entries and holds a copy of the keys.
+        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, on GPUs if
+            faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
+            graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries
+            and holds a copy of the keys.
         threads (`int`, *optional*): As in [`DenseRetriever`].
 
     Attributes:

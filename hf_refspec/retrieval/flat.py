@@ -23,11 +23,16 @@ from .vector_index import (
     UNIT_ROUNDOFF,
     HnswIndex,
     Index,
+    Metric,
     VectorIndex,
+    import_faiss,
     vectorised,
 )
 
 _TOGETHER = 4  # queries of a scan, whose approximate scores are all in memory
+# Beyond k, the fewest candidates that FAISS finds: they may be as good as the k-th.
+_SPARE = 16
+_MOST_CANDIDATES = 2048  # that FAISS finds for a query on a GPU
 _INT8 = 127
 _INT16 = 2**15 - 1
 _INT32 = 2**31 - 1
@@ -88,9 +93,62 @@ class FlatIndex(VectorIndex):
         return 2 * roundings * (reach**2 + length**2) + UNDERFLOW
 
 
+class FaissFlatIndex(FlatIndex):
+    """Scores all vectors with FAISS on GPUs, which hold copies of them (extra `gpu`).
+
+    If more candidates are needed than FAISS finds, the CPU searches."""
+
+    search_threads = 1
+
+    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
+        super().__init__(vectors, lengths, metric)
+        faiss = import_faiss("FaissFlatIndex")
+        by = faiss.IndexFlatL2 if metric == "l2" else faiss.IndexFlatIP
+        index = by(vectors.shape[1])
+        self._index = index if faiss.get_num_gpus() == 0 else faiss.index_cpu_to_all_gpus(index)
+        self._index.add(vectors)
+
+    def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
+        k = min(k, len(self.vectors))
+        return self._best_of(queries, k, k + max(k // 8, _SPARE))
+
+    def _best_of(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
+        """The best of `count` candidates for each query (float32, `(q, d)`), or of four times that.
+
+        More are needed where `count` may lack a vector that is as good as the k-th."""
+        if count > _MOST_CANDIDATES:
+            return super().search(queries, k)
+        all_scores, all_ids = self._index.search(queries, min(count, len(self.vectors)))
+        found = []
+        unsure = []
+        for i, (query, ids) in enumerate(zip(queries, all_ids, strict=True)):
+            best = Retrieved.best(ids, self.score(query, ids), k)
+            found.append(best)
+            bound = float(all_scores[i, -1])  # on the scores of all other vectors, as FAISS sums
+            if self.metric == "l2":
+                bound = -bound
+            least = float(best.scores[-1])
+            if count < len(self.vectors) and least <= bound + self._rounding(query, least):
+                unsure.append(i)
+        if unsure:
+            again = self._best_of(queries[unsure], k, 4 * count)
+            for i, best in zip(unsure, again, strict=True):
+                found[i] = best
+        return found
+
+
+def finds_gpus() -> bool:
+    """True if FAISS is installed with support for GPUs and finds one."""
+    try:
+        return bool(import_faiss("a GPU").get_num_gpus() > 0)
+    except ImportError:
+        return False
+
+
 def index_type(index: Index) -> type[FlatIndex | HnswIndex]:
-    """The class of an exact or an approximate index."""
-    types: dict[str, type[FlatIndex | HnswIndex]] = {"flat": FlatIndex, "hnsw": HnswIndex}
+    """The class of an exact index, on GPUs if FAISS finds some, or of an approximate one."""
+    exact: type[FlatIndex] = FaissFlatIndex if finds_gpus() else FlatIndex
+    types: dict[str, type[FlatIndex | HnswIndex]] = {"flat": exact, "hnsw": HnswIndex}
     return types[index]
 
 

@@ -8,7 +8,7 @@ whatever else is in the batch: all final scores come from one kernel.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -105,7 +105,7 @@ class HnswIndex(VectorIndex):
     The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
-        self._faiss = faiss = require("faiss", 'index="hnsw"', "retrieval")
+        self._faiss = faiss = import_faiss('index="hnsw"')
         by = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
         self._graph = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, by)
         self._graph.add(vectors)
@@ -120,3 +120,8 @@ class HnswIndex(VectorIndex):
             reached = ids[ids >= 0]  # a disconnected graph does not reach all
             found.append(Retrieved.best(reached, self.score(query, reached), k))
         return found
+
+
+def import_faiss(what: str) -> Any:
+    """Imports FAISS, which `what` needs."""
+    return require("faiss", what, "retrieval")

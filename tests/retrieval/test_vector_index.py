@@ -1,4 +1,4 @@
-"""Search among vectors: exact, in a graph, and with the same scores whatever the batch."""
+"""Search among vectors: exact, by FAISS, and with the same scores whatever the batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.retrieval.flat import FlatIndex
+from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex
 from hf_refspec.retrieval.retriever import Retrieved
 from hf_refspec.retrieval.vector_index import HnswIndex, squared_lengths
 from tests.helpers.hard_vectors import HARD, hard_vectors
@@ -105,9 +105,15 @@ def test_scores_too_small_for_float32_lose_no_vector_where_denormal_numbers_coun
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_graph_finds_nearly_all(metric):
+def test_a_graph_finds_nearly_all_and_the_flat_index_of_faiss_the_same(metric):
+    """FAISS sums in another order, and finds a limited number of candidates."""
     pytest.importorskip("faiss")
     rows = np.random.default_rng(0).standard_normal((3000, 16), dtype=np.float32)
     walked = HnswIndex(rows, squared_lengths(rows), metric)
     pairs = zip(flat(rows, metric).search(rows[:50], 10), walked.search(rows[:50], 10), strict=True)
     assert np.mean([np.isin(a.ids, b.ids).mean() for a, b in pairs]) > 0.95
+    rows[::3] = rows[0]
+    index = FaissFlatIndex(rows, squared_lengths(rows), metric)
+    for k in (1, 5, 100, 2500):
+        for query, found in zip(rows[:9], index.search(rows[:9], k), strict=True):
+            assert_same(found, ranked(index, query, k))

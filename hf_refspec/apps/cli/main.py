@@ -22,6 +22,7 @@ _STORE: Commands = {
     "info": ("describe a datastore", "store.info"),
     "search": ("show a text's longest match in a datastore, and its draft tree", "search.search"),
     "evaluate": ("measure whether a datastore pays off for a model", "evaluate.evaluate"),
+    "push": ("publish a datastore on the Hub", "store.push"),
 }
 GROUPS: dict[str, Commands] = {
     "try it": {
@@ -35,7 +36,7 @@ GROUPS: dict[str, Commands] = {
         "bench": ("measure whether drafts pay off for your model and prompts", "bench.bench"),
     },
     "draft from texts": {
-        "store": ("build, search and measure datastores", _STORE),
+        "store": ("build, measure and publish datastores", _STORE),
     },
     "serve and publish": {
         "serve": ("serve a model with the OpenAI API", "serve.serve"),

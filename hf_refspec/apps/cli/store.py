@@ -1,4 +1,4 @@
-"""`hf-refspec store`: the commands that build, compact and describe datastores."""
+"""`hf-refspec store`: the commands that build, compact, describe and publish datastores."""
 
 from __future__ import annotations
 
@@ -51,6 +51,18 @@ def compact(args: Namespace) -> None:
     _print_info(store.compact(args.out, max_bytes=args.max_bytes))
     if args.out is not None:
         print(f"  made from   {store.config.card_texts()['full_form']}")
+
+
+def add_push(parser: ArgumentParser) -> None:
+    parser.add_argument("store", help="the folder of the datastore")
+    parser.add_argument("repo", help='the name of the dataset repo on the Hub, "user/name"')
+    help = "make a new repository private"
+    parser.add_argument("--private", action="store_true", default=None, help=help)
+
+
+def push(args: Namespace) -> None:
+    store = Datastore(args.store)
+    print(store.push_to_hub(args.repo, private=args.private).repo_url)
 
 
 def add_info(parser: ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.store.datastore import Datastore
+from tests.helpers.hub_server import TOKEN
 
 TEXTS = {
     "a.py": "def area(width, height):\n    return width * height\n",
@@ -125,6 +126,16 @@ def test_compacts_into_a_folder_of_its_own(run, tmp_path, store):
     assert text.startswith(f"{out}\n") and "full        " not in text
     assert 0 < Datastore(out).config.ngrams.file.size <= 5000
     assert Datastore(store).config.ngrams is None
+
+
+def test_push_publishes_what_push_to_hub_does(run, hub, store, tmp_path, monkeypatch, refused):
+    Datastore(store).push_to_hub("owner/pushed", token=TOKEN)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert run("push", store, "owner/again", "--private").strip().endswith("/datasets/owner/again")
+    pushed, again = (hub.repos[f"owner/{name}"] for name in ("pushed", "again"))
+    assert again.private and not pushed.private
+    assert {*pushed.files()} == {*again.files()}
+    assert "is not a datastore" in refused("store", "push", tmp_path, "owner/none")
 
 
 def test_info_tells_what_is_in_it_and_verifies_all_files(
