@@ -12,8 +12,11 @@ from .arguments import add_model, positive
 def add_check(parser: ArgumentParser) -> None:
     add_model(parser)
     help = "tokens of context in the timed forward passes"
-    parser.add_argument("--context", type=positive, default=256, metavar="N", help=help)
+    add = parser.add_argument
+    add("--context", nargs="+", type=positive, default=[256], metavar="N", help=help)
 
 
 def check(args: Namespace) -> None:
-    print(checked(load_model(args.model, args.device_map, args.dtype), args.context))
+    model = load_model(args.model, args.device_map, args.dtype)
+    for context in args.context:
+        print(checked(model, context), flush=True)

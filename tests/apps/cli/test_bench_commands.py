@@ -1,4 +1,4 @@
-"""`hf-refspec bench` and `store evaluate`: what they measure and print, and what they refuse."""
+"""`hf-refspec bench`, `check` and `store evaluate`: what they measure, print and refuse."""
 
 from __future__ import annotations
 
@@ -244,3 +244,8 @@ def test_what_was_measured_is_on_the_card_until_the_datastore_changes(
     assert row in card(StoreConfig.read(mine.path), "owner/store")
     mine.add(["another text"], progress=False)
     assert "Not measured." in card(StoreConfig.read(mine.path), "owner/store")
+
+
+def test_passes_are_timed_at_each_context(printed, folder):
+    said = printed("check", "--model", folder, "--context", 16, 40)
+    assert "ms at 16 tokens\n" in said and "ms at 40 tokens\n" in said
