@@ -64,6 +64,8 @@ _PLAIN_KEYS = (
     | DispatchKeySet(DispatchKey.BackendSelect)
 )
 
+_NO_KEY = DispatchKey.Undefined
+
 _Task = ctypes.c_int64 * (kernel.TASK_LENGTH + 1)
 _NO_BIAS = 8 * kernel.TASK_LENGTH  # where a task holds a zero, its last word
 
@@ -199,28 +201,34 @@ class NarrowProducts(TorchFunctionMode):
         if (quantised := int8_weight(weight)) is not None:
             weight, scale = quantised
         numbers = [operand for operand in (x, scale, bias) if operand is not None]
+        if scale is None:
+            is_plain = _are_plain([*numbers, weight], DTYPES)
+        else:
+            is_plain = _are_plain(numbers, [torch.float32]) and _are_plain([weight], [torch.int8])
+        if not is_plain or weight.ndim != 2:
+            return None
+        outer, inner = weight.shape
+        count = x.numel()
         # One token in bfloat16 has plain decoding's bits.
         least = 2 if x.dtype == torch.bfloat16 else 1
         is_narrow = (
-            _are_plain(numbers, DTYPES if scale is None else [torch.float32])
-            and _are_plain([weight], [x.dtype if scale is None else torch.int8])
-            and weight.ndim == 2
-            and weight.shape[1] % kernel.INNER_MULTIPLE == 0
-            and weight.shape[0] >= kernel.ROWS
-            and x.shape[-1] == weight.shape[1]
-            and least * x.shape[-1] <= x.numel() <= MAX_TOKENS * x.shape[-1]
-            and (bias is None or bias.shape == weight.shape[:1])
-            and all(operand.is_contiguous() for operand in (weight, *numbers))
+            inner % kernel.INNER_MULTIPLE == 0
+            and outer >= kernel.ROWS
+            and x.shape[-1] == inner
+            and least * inner <= count <= MAX_TOKENS * inner
+            and (bias is None or bias.shape == (outer,))
+            and all(map(Tensor.is_contiguous, (weight, *numbers)))
         )
         if not is_narrow:
             return None
-        y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+        y = x.new_empty((*x.shape[:-1], outer))
         task = _Task()
         task[kernel.WEIGHT] = weight.data_ptr()
         task[kernel.X] = x.data_ptr()
         task[kernel.Y] = y.data_ptr()
-        task[kernel.OUTER], task[kernel.INNER] = weight.shape
-        task[kernel.N_TOKENS] = x.numel() // weight.shape[1]
+        task[kernel.OUTER] = outer
+        task[kernel.INNER] = inner
+        task[kernel.N_TOKENS] = count // inner
         task[kernel.KIND] = _KINDS[weight.dtype]
         if scale is not None:
             task[kernel.SCALE] = scale.data_ptr()
@@ -241,21 +249,21 @@ def _is_recorded() -> bool:
 def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bool:
     """True if these are numbers of one type, of several that it may be, in this process's memory,
     on which nothing else (a subclass, a mode, a transform) decides."""
+    # No generators: this is asked for each product of a pass.
     keys = _dispatch_tls_local_include_set()
     for operand in operands:
         if type(operand) not in (Tensor, Parameter):  # quantised or sharded
             return False
         keys |= _dispatch_keys(operand)
+    dtype = operands[0].dtype
+    if dtype not in dtypes or (keys - _PLAIN_KEYS).highestPriorityTypeId() != _NO_KEY:
+        return False
+    for operand in operands:
+        is_offloaded = operand.data_ptr() == 0
+        if is_offloaded or operand.dtype != dtype or not operand.is_cpu:
+            return False
     return (
-        (keys - _PLAIN_KEYS).highestPriorityTypeId() == DispatchKey.Undefined
-        and operands[0].dtype in dtypes
-        and all(
-            operand.is_cpu
-            and operand.dtype == operands[0].dtype
-            and operand.data_ptr() != 0  # where weights are offloaded
-            for operand in operands
-        )
-        and forward_ad._current_level < 0  # otherwise they may have tangents
+        forward_ad._current_level < 0  # otherwise they may have tangents
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
