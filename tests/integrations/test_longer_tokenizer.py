@@ -129,13 +129,11 @@ def test_a_grammar_drafts_with_a_longer_tokenizer(generated, longer):
     assert drafter.stats.accepted > 0
 
 
-@pytest.mark.parametrize("option", ["--datastore", "--store"])
-def test_a_server_with_the_further_id_does_not_start(option, byte_llama, longer, tmp_path, capsys):
+def test_a_server_with_the_further_id_does_not_start(byte_llama, longer, tmp_path, capsys):
     for pretrained in (byte_llama, longer):
         pretrained.save_pretrained(tmp_path / "model")
     rs.Datastore.build(FOREIGN, longer, tmp_path / "store", **QUIET)
-    named = f"notes={tmp_path / 'store'}" if option == "--store" else tmp_path / "store"
-    line = "serve", "--model", tmp_path / "model", "--port", 0, option, named
+    line = "serve", "--model", tmp_path / "model", "--port", 0, "--datastore", tmp_path / "store"
     assert main.main([*map(str, line)]) == 2
     message = capsys.readouterr().err
     assert "has the id 259, outside of the target model's vocabulary of 259" in message
@@ -144,7 +142,7 @@ def test_a_server_with_the_further_id_does_not_start(option, byte_llama, longer,
 def test_a_server_refuses_a_request_with_the_further_id_and_goes_on(byte_llama, longer, tmp_path):
     store = rs.Datastore.build({"a": TEXTS[0]}, longer, tmp_path / "store", **QUIET)
     sources = [rs.ReferenceCopy(), rs.DatastoreDrafts(store)]
-    with serving(byte_llama, longer, sources, stores={"notes": store}) as server:
+    with serving(byte_llama, longer, sources) as server:
         answer = server.post(chat(f"a picture {IMAGE}"))
         assert answer.status_code == 400
         assert "the ids of this chat must be from 0 to 258" in answer.json()["error"]["message"]
