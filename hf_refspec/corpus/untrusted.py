@@ -31,7 +31,12 @@ def one_line(error: BaseException) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """Opens a regular file, without waiting for a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | NO_WAITING | BINARY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | NO_WAITING | BINARY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:  # it is a socket, or a link to itself
+        raise DatastoreError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DatastoreError(f"{path} is not a file")
