@@ -212,7 +212,7 @@ class PackedAttention:
         is_filled = (number, "filled") in self.tensors
         if is_filled:
             query = query.index_select(2, self.tensors[number, "filled"].to(query.device))
-        size = query.shape[2]  # the heads of a single token may stand in the place of several
+        size = query.shape[2]  # a single token's heads may be laid out as several tokens
         if count > 1:
             query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ..)
         mask = self.tensors.get((number, window))

@@ -7,23 +7,13 @@ import torch
 from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.kernels import narrow_product as kernel
-from hf_refspec.kernels import pass_kernels as products
-from hf_refspec.kernels.narrow_product import narrow_product
 from hf_refspec.kernels.pass_kernels import int8_weight, narrow_dtype, pass_kernels
 
 CONFIG = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
 HERE = LlamaForCausalLM(CONFIG)
 
 
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch):
-    if not kernel.SUPPORTED or products._parallel is None:
-        pytest.skip("torch computes all products here")
-    narrow_product.compile()
-    monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 class Int8Tensor(torch.Tensor):

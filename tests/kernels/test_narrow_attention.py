@@ -56,7 +56,7 @@ def attention(query, keys, values, mask, scale):
 
 
 def operands(shape, dtype=torch.float32, seed=0):
-    """Queries, keys and values, which stand in longer blocks, and a mask."""
+    """Queries, keys and values that are parts of longer blocks, and a mask."""
     rows, heads, key_heads, tokens, slots, key_dim, value_dim = shape
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(rows, tokens, heads, key_dim, generator=generator).transpose(1, 2)

@@ -27,14 +27,7 @@ ELSEWHERE = copy.deepcopy(HERE).to("meta")  # as far from a CPU as a GPU is
 INNER, OUTER = 64, 50
 
 
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch):
-    if not kernel.SUPPORTED or products._parallel is None:
-        pytest.skip("torch computes all products here")
-    narrow_product.compile()
-    monkeypatch.delenv("HF_REFSPEC_NARROW_PRODUCTS", raising=False)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def operands(dtype=torch.float32, tokens=4, inner=INNER, outer=OUTER):
