@@ -36,7 +36,8 @@ from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
 from ..retrieval.vector_index import Index, squared_lengths
 from ..store.files import FileEntry, new_folder, read_arrays, write_arrays
-from ..store.stored_folder import FolderConfig, StoredFolder
+from ..store.folder_config import FolderConfig
+from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import context_length, text_config, text_tokenizer
 

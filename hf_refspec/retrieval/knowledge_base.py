@@ -25,9 +25,10 @@ from ..corpus.tokenise import batches, encode, load_backend
 from ..messages import require
 from ..notebooks import is_hidden
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
+from ..store.folder_config import FolderConfig, token_dtype
 from ..store.hub import cell
 from ..store.names import model_source
-from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
+from ..store.stored_folder import StoredFolder
 from ..store.stored_tokenizer import vocabulary_size
 from ..text_config import text_tokenizer
 

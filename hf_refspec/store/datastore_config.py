@@ -17,8 +17,8 @@ import numpy as np
 
 from ..messages import counted
 from .files import DatastoreError, FileEntry
+from .folder_config import FolderConfig, token_dtype
 from .hub import cell, readable_size
-from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 

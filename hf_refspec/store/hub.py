@@ -12,7 +12,7 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from huggingface_hub import (
     CommitInfo,
@@ -30,10 +30,8 @@ from tqdm import tqdm
 from ..corpus.untrusted import one_line, printable, read_small
 from ..version import __version__
 from .files import CONFIG, DatastoreError
+from .folder_config import FolderConfig
 from .names import is_here
-
-if TYPE_CHECKING:
-    from .stored_folder import FolderConfig
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from ..index.recycling import MOST_CONTEXT, MOST_NEXT, NextTokens, TableContent
 from ..version import __version__
 from .files import FileEntry, new_folder, read_arrays, write_arrays
-from .stored_folder import FolderConfig, StoredFolder, token_dtype
+from .folder_config import FolderConfig, token_dtype
+from .stored_folder import StoredFolder
 
 TABLE = re.compile(r"table\.safetensors")
 

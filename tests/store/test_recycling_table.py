@@ -13,9 +13,9 @@ from hf_refspec.drafting.calls import drafter_call
 from hf_refspec.drafting.contract import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
+from hf_refspec.store.folder_config import token_dtype
 from hf_refspec.store.hub import card as card_of
 from hf_refspec.store.recycling_table import RecyclingTable
-from hf_refspec.store.stored_folder import token_dtype
 from tests.helpers.byte_model import word_tokenizer
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]

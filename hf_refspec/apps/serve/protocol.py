@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ...store.stored_folder import is_deeper
+from ...store.folder_config import is_deeper
 from .errors import ApiError, not_json
 
 if TYPE_CHECKING:
