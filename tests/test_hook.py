@@ -12,7 +12,6 @@ import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
 import hf_refspec as rs
-from hf_refspec.drafting.candidates import AssistedDrafts
 from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
 from tests.helpers.drafters import Noise, Prophet
 
@@ -145,13 +144,6 @@ class _Drafter(rs.Drafter):
 def test_a_drafter_is_not_a_decoding_loop(llama, loop):
     with pytest.raises(TypeError, match=r"is not a decoding loop\. .* as `candidate_generator`"):
         llama.generate(PROMPT, custom_generate=loop, **OPTIONS)
-
-
-def test_transformers_own_assisted_decoding_takes_a_drafter(fresh_llama):
-    plain = fresh_llama.generate(PROMPT, **OPTIONS)
-    fresh_llama._get_candidate_generator = lambda **_: AssistedDrafts(Prophet(plain, accuracy=0.9))
-    drafted = fresh_llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
 
 
 def test_inference_mode_and_grad_mode_both_work(llama):

@@ -1,21 +1,15 @@
-"""transformers' candidate generators as drafters, and a drafter as one of them."""
+"""transformers' candidate generators as drafters."""
 
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 import torch
 from transformers.generation import CandidateGenerator, PromptLookupCandidateGenerator
 
-from .contract import Call, Drafter, Observation, checked_draft, owned
-from .stats import DraftStats
+from .contract import Call, Drafter, Observation
 from .tree import DraftTree
-
-# Assisted decoding names no vocabulary (any id of an int32 may be a token), and no budget.
-_ANY_VOCABULARY = 2**31 - 1
-_ASSISTED_DRAFT_TOKENS = 10
 
 
 class CandidateChain(Drafter):
@@ -62,49 +56,3 @@ class CandidateChain(Drafter):
             right = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             self.generator.update_candidate_strategy(self._ids, scores, right)
         self._drafted = None
-
-
-class AssistedDrafts(CandidateGenerator):
-    """A drafter for transformers' own assisted decoding, as a `CandidateGenerator`.
-
-    It proposes chains of up to 10 tokens, as transformers' prompt look-up does: assisted decoding
-    sets no budget."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self._stats: DraftStats | None = None  # the present text's
-        self._ids = np.empty(0, dtype=np.int64)  # the present text so far
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AssistedDrafts, (self.drafter,)
-
-    def get_candidates(
-        self, input_ids: torch.LongTensor, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns `input_ids` `(1, n)` followed by a chain of m draft tokens, `(1, n + m)`, and
-        `None`, as there are no draft logits. Ids that continue those of the last call belong to its
-        text; others begin a new one."""
-        if input_ids.shape[0] != 1:
-            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
-        ids = input_ids[0].numpy(force=True).copy()
-        drafter = self.drafter
-        with owned(drafter):
-            is_begun = drafter.stats is self._stats  # no other call has begun since
-            if not is_begun or not np.array_equal(ids[: len(self._ids)], self._ids):
-                if is_begun:
-                    drafter.end()
-                self._stats = drafter.stats = DraftStats()
-                drafter.begin(ids, _ANY_VOCABULARY)
-            elif len(ids) > len(self._ids):
-                drafter.observe(Observation(ids[len(self._ids) :]))
-            self._ids = ids
-            chain = checked_draft(
-                drafter, _ASSISTED_DRAFT_TOKENS, Call(chain=True), _ANY_VOCABULARY
-            )
-        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
-        return torch.cat((input_ids, draft_ids[None]), dim=1), None
-
-    def update_candidate_strategy(
-        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
-    ) -> None:
-        """Does nothing: `get_candidates` sees which tokens were accepted."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_refspec.drafting.calls import drafter_call
-from hf_refspec.drafting.candidates import AssistedDrafts, CandidateChain
+from hf_refspec.drafting.candidates import CandidateChain
 from hf_refspec.drafting.contract import Call
-from hf_refspec.drafting.tree import DraftTree
 from tests.helpers.calls import PROMPT
-from tests.helpers.drafters import Fixed, Prophet
+from tests.helpers.drafters import Prophet
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
 
@@ -95,46 +93,3 @@ def test_in_a_blend_it_is_told_of_its_own_candidates_alone(llama):
         assert scores.shape[1] == 4 or left == 0
         assert matches == (3 if step % 2 else 2) or left == 0
     assert len(generator.updates) > 1
-
-
-# --- transformers' own assisted decoding
-
-
-def recorder() -> Fixed:
-    """Drafts 7 7 7, and the sibling 8 of the first."""
-    return Fixed(DraftTree([7, 8, 7, 7], [-1, -1, 0, 2], [0.5, 0.4, 0.3, 0.2]).checked(10))
-
-
-def test_get_candidates_puts_the_best_chain_behind_the_ids():
-    ids = torch.tensor([[1, 2]])
-    candidate_ids, logits = AssistedDrafts(recorder()).get_candidates(ids)
-    assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
-    assert candidate_ids.dtype == ids.dtype
-    assert logits is None
-
-
-def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
-    drafter = recorder()
-    assisted = AssistedDrafts(drafter)
-    for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
-        assisted.get_candidates(torch.tensor([ids]))
-    assert drafter.calls == [
-        ("begin", [1, 2], 2**31 - 1),
-        ("observe", [7, 7, 5], []),
-        ("end",),
-        ("begin", [1, 2], 2**31 - 1),
-        ("end",),
-        ("begin", [3, 2, 1], 2**31 - 1),
-    ]
-
-
-def test_get_candidates_begins_anew_after_a_session_and_takes_one_row_only():
-    drafter = recorder()
-    assisted = AssistedDrafts(drafter)
-    assisted.get_candidates(torch.tensor([[1, 2]]))
-    with drafter_call(drafter, [PROMPT[0].numpy()], 97):
-        pass
-    assisted.get_candidates(torch.tensor([[1, 2, 3]]))
-    assert drafter.calls[-1][:2] == ("begin", [1, 2, 3])
-    with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
-        assisted.get_candidates(torch.tensor([[1], [2]]))

@@ -13,7 +13,6 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 import hf_refspec as rs
 from hf_refspec import Blend
 from hf_refspec.drafting.calls import as_drafter
-from hf_refspec.drafting.candidates import AssistedDrafts
 from tests.helpers.architectures import small
 from tests.helpers.datastores import write_store
 
@@ -72,14 +71,6 @@ def test_calls_change_no_pickle_of_a_drafter(name, byte_llama, tokenizer, store)
     assert drafter.stats.drafted > 0 or name == "grammar"  # whose text the model does not write
     assert (pickle.dumps(drafter), dill.dumps(drafter)) == before
     model.generate(PROMPTS, **{**options, "candidate_generator": pickle.loads(before[0])})
-
-
-def test_nor_does_assisted_decoding():
-    drafter = AssistedDrafts(rs.ReferenceCopy() | rs.TokenRecycling() | sessions())
-    before = pickle.dumps(drafter)
-    for length in (5, 7, 9):
-        drafter.get_candidates(PROMPTS[:1, :length])
-    assert pickle.dumps(drafter) == before
 
 
 def test_a_map_over_a_function_that_holds_a_drafter_is_computed_once(byte_llama):
