@@ -1,42 +1,119 @@
-"""Documents tokenised in batches, by a tokenizer that may be damaged, or cut into windows."""
+"""Documents tokenised in threads, by a tokenizer that may be damaged, or cut into windows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from .untrusted import DatastoreError, one_line
 
 Document: TypeAlias = str | np.ndarray  # a text, or ids of shape (n,)
-# The length of each document with its separator (0 for an empty one), int64 of shape (documents,),
-# and all tokens in a row.
-TokenBatch: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 # The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
+# The characters and the pieces that a thread tokenises at a time.
+_CHARACTERS, _PIECES = 1 << 18, 1 << 12
+
+# A tokenizer locks its cache of words, so that each thread needs its own.
+_of_thread = threading.local()
 
 
-def batches(
-    documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
-) -> Iterator[list[Document]]:
-    """Groups documents into batches of about the same work."""
-    batch: list[Document] = []
-    size = 0
+class _Piece(NamedTuple):
+    content: Document
+    is_last: bool  # of its document
+
+
+# The ids (n,) of a piece, and whether it is the last one of its document.
+_Encoded: TypeAlias = tuple[np.ndarray, bool]
+
+
+def tokenised(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: np.dtype,
+    threads: int,
+) -> Generator[np.ndarray, None, None]:
+    """Yields the ids (n,) of each document, in order and without special tokens.
+
+    The pieces of a long text are tokenised in parallel. Where two of them meet, tokens can differ
+    from the whole text's."""
+    content = tokenizer.backend_tokenizer.to_str()
+    parts: list[np.ndarray] = []
+    with closing(_encoded(_pieces_of(documents), content, dtype, threads)) as encoded:
+        for ids, is_last in encoded:
+            parts.append(ids)
+            if is_last:
+                yield np.concatenate(parts) if len(parts) > 1 else ids
+                parts = []
+
+
+def _pieces_of(documents: Iterable[Document]) -> Iterator[_Piece]:
+    """Cuts texts that are too long to be tokenised at once, at the ends of lines if possible."""
     for document in documents:
-        full = len(batch) == most_documents or size + len(document) > most_characters
-        if batch and full:
+        start = 0
+        while isinstance(document, str) and len(document) - start > LONGEST_PIECE:
+            longest = start + LONGEST_PIECE
+            end = document.rfind("\n", start, longest) + 1 or longest
+            yield _Piece(document[start:end], is_last=False)
+            start = end
+        yield _Piece(document[start:], is_last=True)
+
+
+def _encoded(
+    pieces: Iterable[_Piece], content: str, dtype: np.dtype, threads: int
+) -> Generator[_Encoded, None, None]:
+    """Tokenises pieces in threads, with the tokenizer.json `content`; yields their ids in order."""
+    pool = ThreadPoolExecutor(threads)
+    running: deque[Future[list[_Encoded]]] = deque()
+    try:
+        for batch in _batches(pieces):
+            running.append(pool.submit(_encode, batch, content, dtype))
+            if len(running) > 2 * threads:
+                yield from running.popleft().result()
+        while running:
+            yield from running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Groups pieces into batches of about the same work."""
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        if batch and (len(batch) == _PIECES or size + len(piece.content) > _CHARACTERS):
             yield batch
             batch = []
             size = 0
-        batch.append(document)
-        size += len(document)
-    if batch:
-        yield batch
+        batch.append(piece)
+        size += len(piece.content)
+    yield batch
+
+
+def _encode(batch: list[_Piece], content: str, dtype: np.dtype) -> list[_Encoded]:
+    if getattr(_of_thread, "content", None) != content:
+        _of_thread.content = content
+        _of_thread.tokenizer = load_backend(content)
+    encoded = []
+    for text, is_last in batch:
+        ids: Any = text
+        if isinstance(text, str):
+            with naming_failures(f"the tokenizer fails on a text, {text[:60]!r}"):
+                [encoding] = _of_thread.tokenizer.encode_batch_fast(
+                    [text], add_special_tokens=False
+                )
+                ids = encoding.ids
+        encoded.append((np.array(ids, dtype), is_last))
+    return encoded
 
 
 @contextmanager
@@ -59,42 +136,6 @@ def load_backend(content: str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def encode(
-    tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
-) -> TokenBatch:
-    """Tokenises documents without special tokens; puts `separator` after each that is not empty.
-
-    Where two pieces of a very long text meet, tokens can differ from the whole text's."""
-    lengths = np.zeros(len(documents), np.int64)
-    tokens: list[np.ndarray] = []
-    end = np.array([separator], dtype)
-    for number, document in enumerate(documents):
-        if isinstance(document, str):
-            with naming_failures(f"the tokenizer fails on a text, {document[:60]!r}"):
-                parts = [
-                    np.array(encoding.ids, dtype)
-                    for piece in pieces(document)
-                    for encoding in tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-                ]
-        else:
-            parts = [document.astype(dtype)]
-        length = sum(map(len, parts))
-        if length:
-            lengths[number] = length + 1
-            tokens += [*parts, end]
-    return lengths, np.concatenate(tokens) if tokens else np.empty(0, dtype)
-
-
-def pieces(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """Cuts a text that is too long to be tokenised at once, at the ends of lines if possible."""
-    start = 0
-    while len(text) - start > longest:
-        end = text.rfind("\n", start, start + longest) + 1 or start + longest
-        yield text[start:end]
-        start = end
-    yield text[start:]
 
 
 @dataclass(frozen=True)

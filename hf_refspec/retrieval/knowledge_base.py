@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -21,7 +22,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import batches, encode, load_backend
+from ..corpus.tokenise import tokenised
+from ..kernels.compilation import usable_cores
 from ..messages import require
 from ..notebooks import is_hidden
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
@@ -247,22 +249,16 @@ def _cut_passages(
 
     Returns all tokens `(tokens,)`, and the bounds of the passages `(passages + 1,)`."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
-    backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    with tqdm(
-        desc="reading", unit=" documents", total=source.total, disable=is_hidden(progress)
-    ) as bar:
-        for batch in batches(source.documents):
-            separated, in_a_row = encode(backend, batch, dtype, separator=0)
-            # Removes the separator after each document that is not empty.
-            ends = np.cumsum(separated[separated > 0])
-            tokens.append(np.delete(in_a_row, ends - 1))
-            for length in np.maximum(separated - 1, 0).tolist():
-                # As few passages as possible, of about equal length.
-                count = -(-length // chunk_length)
-                lengths += [length // count + (i < length % count) for i in range(count)]
-            bar.update(len(batch))
+    shown = {"total": source.total, "disable": is_hidden(progress)}
+    read = tokenised(source.documents, tokenizer, dtype, usable_cores())
+    with closing(read), tqdm(read, desc="reading", unit=" documents", **shown) as bar:
+        for ids in bar:
+            tokens.append(ids)
+            # As few passages as possible, of about equal length.
+            count = -(-len(ids) // chunk_length)
+            lengths += [len(ids) // count + (i < len(ids) % count) for i in range(count)]
     if not lengths:
         raise ValueError("documents has no token in it: there is nothing to retrieve")
     return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64)

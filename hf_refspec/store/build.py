@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import threading
 from bisect import bisect
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..corpus.documents import Source, open_source
-from ..corpus.tokenise import Document, TokenBatch, batches, encode, load_backend, pieces
+from ..corpus.tokenise import tokenised
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
 from ..notebooks import is_hidden
@@ -54,55 +52,6 @@ SHARD_TOKENS = 32_000_000
 DocumentNames: TypeAlias = dict[str, tuple[int, str]]
 # An addition waits for no merge of more tokens, or of more than 8 times those that it adds.
 _MERGED = 1 << 21
-
-
-# A tokenizer locks its cache of words, so that each thread needs its own.
-_of_thread = threading.local()
-
-
-def _tokenized(
-    documents: Iterable[Document],
-    tokenizer: PreTrainedTokenizerBase,
-    config: StoreConfig,
-    num_proc: int | None,
-) -> Generator[TokenBatch, None, None]:
-    """Tokenises documents in order, and the pieces of a long text in parallel."""
-    content = tokenizer.backend_tokenizer.to_str()
-    width = num_proc or usable_cores()
-    threads = ThreadPoolExecutor(width)
-
-    def encoded(batch: list[Document]) -> Future[TokenBatch]:
-        return threads.submit(_encode, content, batch, config.token_dtype, config.separator)
-
-    begun: deque[list[Future[TokenBatch]]] = deque()
-    try:
-        for batch in batches(documents):
-            parts: list[list[Document]] = [batch]
-            if len(batch) == 1 and isinstance(batch[0], str):
-                parts = [[piece] for piece in pieces(batch[0])]
-            begun.append([encoded(part) for part in parts])
-            if len(begun) > 2 * width:
-                yield _joined([part.result() for part in begun.popleft()])
-        while begun:
-            yield _joined([part.result() for part in begun.popleft()])
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def _joined(parts: list[TokenBatch]) -> TokenBatch:
-    """Joins the tokens of a document's pieces, each of which has a separator."""
-    filled = [tokens for _, tokens in parts if len(tokens)]
-    if len(parts) == 1 or not filled:
-        return parts[0]
-    tokens = np.concatenate([*(piece[:-1] for piece in filled), filled[-1][-1:]])
-    return np.array([len(tokens)]), tokens
-
-
-def _encode(content: str, batch: list[Document], dtype: np.dtype, separator: int) -> TokenBatch:
-    if getattr(_of_thread, "content", None) != content:
-        _of_thread.content = content
-        _of_thread.tokenizer = load_backend(content)
-    return encode(_of_thread.tokenizer, batch, dtype, separator)
 
 
 @dataclass(frozen=True)
@@ -199,14 +148,14 @@ def _with_documents(
         known = {_digest(document) for document in split_documents(stored, config.separator)}
     old = read_names(folder, config.names_file)
     names = dict(old)
+    threads = options.num_proc or usable_cores()
     shown = {"total": source.total, "disable": is_hidden(options.progress)}
-    token_batches = _tokenized(source.documents, tokenizer, config, options.num_proc)
-    with closing(token_batches), tqdm(desc="tokenizing", unit=" documents", **shown) as bar:
-        tokens = _documents(token_batches, known, options.max_tokens, bar)
+    read = tokenised(source.documents, tokenizer, config.token_dtype, threads)
+    with closing(read), tqdm(read, desc="tokenizing", unit=" documents", **shown) as bar:
+        tokens = _new(bar, known, options.max_tokens)
         if source.names is not None:
             tokens = _named(tokens, source.names, names, config.documents)
-        packed = _packed(tokens, options.shard_tokens, config.token_dtype)
-        new = _write_shards(folder, packed)
+        new = _write_shards(folder, _packed(tokens, options.shard_tokens, config))
     if not new and (source.names is None or not config.shards):
         reason = "nothing that the datastore lacks" if config.shards else "no text with a token"
         raise ValueError(f"documents has {reason}")
@@ -218,7 +167,6 @@ def _with_documents(
     names = {
         name: (number - bisect(gone, number), digest) for name, (number, digest) in names.items()
     }
-    threads = options.num_proc or usable_cores()
     shards = merge_shards(folder, config, groups, threads, options.progress)
     is_unique = not config.shards or config.source.get("deduplicated") is True
     about = config.source | {
@@ -253,12 +201,31 @@ def write_names(folder: Path, names: DocumentNames) -> FileEntry | None:
     return entry
 
 
+def _new(
+    documents: Iterable[np.ndarray], known: set[bytes] | None, max_tokens: int | None
+) -> Iterator[np.ndarray]:
+    """Yields documents (n,) whose digests are not in `known`, which grows.
+
+    Their separators count among `max_tokens`."""
+    left = math.inf if max_tokens is None else max_tokens
+    for document in documents:
+        if known is not None and len(document):
+            digest = _digest(document)
+            if digest in known:
+                continue
+            known.add(digest)
+        yield document
+        left -= len(document) + (len(document) > 0)
+        if left <= 0:
+            return
+
+
 def _named(
     documents: Iterable[np.ndarray], labels: Iterable[str], names: DocumentNames, number: int
 ) -> Iterator[np.ndarray]:
     """Enters documents (n,) into `names`, the first with this number; yields the new ones."""
     for name, document in zip(labels, documents, strict=False):
-        digest = _digest(document[:-1]).hex()
+        digest = _digest(document).hex()
         if len(document) == 0:
             names.pop(name, None)
         elif name not in names or names[name][1] != digest:
@@ -267,43 +234,28 @@ def _named(
             yield document
 
 
-def _documents(
-    token_batches: Iterable[TokenBatch], known: set[bytes] | None, max_tokens: int | None, bar: tqdm
-) -> Iterator[np.ndarray]:
-    """Yields documents (n,) whose digests are not in `known`, which grows."""
-    left = math.inf if max_tokens is None else max_tokens
-    for lengths, tokens in token_batches:
-        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
-            if known is not None and len(document):
-                digest = _digest(document[:-1])
-                if digest in known:
-                    continue
-                known.add(digest)
-            yield document
-            left -= len(document)
-            if left <= 0:
-                return
-        bar.update(len(lengths))
-
-
 def _packed(
-    documents: Iterable[np.ndarray], shard_tokens: int, dtype: np.dtype
+    documents: Iterable[np.ndarray], shard_tokens: int, config: StoreConfig
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields the tokens (n,) of each shard, and the number of documents that end in it."""
-    shard = np.empty(shard_tokens, dtype)
+    """Yields the tokens (n,) of each shard, and the number of documents that end in it.
+
+    A separator follows each document that is not empty."""
+    separator = np.array([config.separator], config.token_dtype)
+    shard = np.empty(shard_tokens, config.token_dtype)
     filled = 0
     ended = 0
     for document in documents:
+        separated = np.concatenate([document, separator]) if len(document) else document
         start = 0
-        while start < len(document):
-            part = document[start : start + shard_tokens - filled]
+        while start < len(separated):
+            part = separated[start : start + shard_tokens - filled]
             shard[filled : filled + len(part)] = part
             filled += len(part)
             start += len(part)
-            ended += start == len(document)
+            ended += start == len(separated)
             if filled == shard_tokens:
                 yield shard, ended
-                shard = np.empty(shard_tokens, dtype)
+                shard = np.empty(shard_tokens, config.token_dtype)
                 filled = 0
                 ended = 0
     if filled:

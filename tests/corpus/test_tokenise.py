@@ -1,23 +1,43 @@
-"""Documents are cut into pieces and tokenised as they are."""
+"""Documents are tokenised in order, in pieces, as they are."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+
 import numpy as np
+import pytest
 
-from hf_refspec.corpus.tokenise import LONGEST_PIECE, batches, encode, load_backend, pieces
+from hf_refspec.corpus.tokenise import LONGEST_PIECE, tokenised
+from tests.helpers.byte_model import word_tokenizer
 
 
-def test_a_long_text_is_cut_at_line_ends(tokenizer):
-    text = "one\ntwo\nthree-four-five-six\n\nseven\n"
-    parts = list(pieces(text, 8))
-    assert "".join(parts) == text and max(map(len, parts)) <= 8
-    assert parts[0] == "one\ntwo\n"
-    text *= LONGEST_PIECE // len(text) + 1
-    assert len(list(pieces(text))) == 2
-    backend = load_backend(tokenizer.backend_tokenizer.to_str())
-    lengths, tokens = encode(backend, ["", text], np.dtype(np.uint16), 65535)
-    assert lengths.tolist() == [0, len(text) + 1]
-    assert tokenizer.decode(tokens[:-1]) == text and tokens[-1] == 65535
+def ids_of(texts, tokenizer, threads: int = 1):
+    return tokenised(texts, tokenizer, np.dtype(np.uint16), threads)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_documents_come_in_order(tokenizer, threads):
+    texts = [str(i) * (i % 90 * 60) for i in range(300)]
+    assert [tokenizer.decode(ids) for ids in ids_of(texts, tokenizer, threads)] == texts
+
+
+def test_the_pieces_of_a_long_text_are_one_document(tokenizer):
+    texts = ["ab\n" * 400_000, "c" * LONGEST_PIECE, "", "d" * (LONGEST_PIECE + 1), "e"]
+    assert [tokenizer.decode(ids) for ids in ids_of(texts, tokenizer, 3)] == texts
+
+
+def test_a_long_text_is_cut_at_line_ends():
+    text = "two words\n" * (LONGEST_PIECE // 8)
+    [ids] = ids_of([text], word_tokenizer(["?", "two", "words"]))
+    assert ids.tolist() == [1, 2] * (LONGEST_PIECE // 8)  # none is cut
+
+
+def test_ids_stay_as_they_are(tokenizer):
+    documents = [np.array([5, 6]), "a", np.array([], np.int64)]
+    read = list(ids_of(documents, tokenizer))
+    assert [ids.tolist() for ids in read[::2]] == [[5, 6], []]
+    assert {ids.dtype for ids in read} == {np.dtype(np.uint16)}
 
 
 def test_the_tokenizers_own_truncation_and_special_tokens_do_not_count(tokenizer):
@@ -25,15 +45,21 @@ def test_the_tokenizers_own_truncation_and_special_tokens_do_not_count(tokenizer
     content.enable_truncation(4)
     content.enable_padding(length=9)
     try:
-        backend = load_backend(content.to_str())
+        read = list(ids_of(["eight chars", "a"], tokenizer))
     finally:
         content.no_truncation()
         content.no_padding()
-    lengths, _ = encode(backend, ["eight chars", "a"], np.dtype(np.uint16), 65535)
-    assert lengths.tolist() == [12, 2]
+    assert [len(ids) for ids in read] == [11, 1]
 
 
-def test_batches_are_bounded_by_characters_and_number():
-    texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
-    lengths = [[len(text) for text in batch] for batch in batches(texts, 10, 3)]
-    assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]
+def test_who_takes_no_more_leaves_no_thread(tokenizer):
+    before, read = threading.active_count(), []
+
+    def endless():
+        while True:
+            read.append(1)
+            yield "x" * 100_000
+
+    with closing(ids_of(endless(), tokenizer, 2)) as documents:
+        next(documents)
+    assert threading.active_count() == before and len(read) < 100

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import random
 import threading
-from contextlib import closing
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 
-from hf_refspec.corpus.tokenise import LONGEST_PIECE
-from hf_refspec.store.build import _tokenized
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import LOCK, DatastoreError
@@ -257,39 +254,3 @@ def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
     build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
     build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
     assert capfd.readouterr() == ("", "")
-
-
-def tokenized(texts, tokenizer, threads: int):
-    return _tokenized(texts, tokenizer, StoreConfig("", "", 259), threads)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_documents_come_in_order(tokenizer, threads):
-    texts = [str(i) * (i % 90 * 60) for i in range(300)]
-    batches = list(tokenized(texts, tokenizer, threads))
-    assert len(batches) > 3
-    tokens = np.concatenate([tokens for _, tokens in batches])
-    documents = np.split(tokens, np.flatnonzero(tokens == 65535))
-    texts_there = [tokenizer.decode(each[each != 65535]) for each in documents]
-    assert texts_there[:-1] == [text for text in texts if text]
-
-
-def test_the_pieces_of_a_long_text_are_one_document(tokenizer):
-    texts = ["ab\n" * 400_000, "c" * LONGEST_PIECE, "", "d"]
-    lengths, tokens = map(np.concatenate, zip(*tokenized(texts, tokenizer, 3), strict=True))
-    assert lengths.tolist() == [1_200_001, LONGEST_PIECE + 1, 0, 2]
-    documents = np.split(tokens, np.flatnonzero(tokens == 65535) + 1)[:-1]
-    assert [tokenizer.decode(ids[:-1]) for ids in documents] == [texts[0], texts[1], "d"]
-
-
-def test_who_takes_no_more_leaves_no_thread(tokenizer):
-    before, read = threading.active_count(), []
-
-    def endless():
-        while True:
-            read.append(1)
-            yield "x" * 100_000
-
-    with closing(tokenized(endless(), tokenizer, 2)) as batches:
-        next(batches)
-    assert threading.active_count() == before and len(read) < 100
