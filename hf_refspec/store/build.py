@@ -25,6 +25,7 @@ from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import tokenised
 from ..index.suffix_array import build_suffix_array
 from ..kernels.compilation import usable_cores
+from ..messages import check_count
 from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
@@ -67,9 +68,7 @@ class BuildOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shard_tokens <= LARGEST_SHARD:
-            bounds = f"from 1 to {LARGEST_SHARD}"
-            raise ValueError(f"shard_tokens must be {bounds}, but is {self.shard_tokens}")
+        check_count("shard_tokens", self.shard_tokens, most=LARGEST_SHARD)
 
 
 def build_store(

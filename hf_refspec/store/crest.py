@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..index.crest import NgramTable, best_nodes, common_ngrams, pack_table, tab
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import IndexedText
 from ..notebooks import is_hidden
-from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
+from .datastore_config import NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, only_writer, read_arrays, sweep, write_arrays
 
 NODES_PER_TREE = 64
@@ -29,51 +29,37 @@ HEADER_BYTES = 1024  # of the file, at most
 LEAST_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class CompactOptions:
-    """The size and the algorithm of a compact form, see [`Datastore.compact`]."""
-
-    published: bool = False
-    max_ngram: int = 3
-    ngrams_per_order: int | None = None
-    max_bytes: int | None = None
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_ngram <= LONGEST_NGRAM:
-            bounds = f"from 1 to {LONGEST_NGRAM}"
-            raise ValueError(f"max_ngram must be {bounds}, but is {self.max_ngram}")
-        if self.max_bytes is not None and self.max_bytes < LEAST_BYTES:
-            raise ValueError(f"max_bytes must be at least {LEAST_BYTES}, but is {self.max_bytes}")
-
-
 def build_ngram_table(
-    texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
+    texts: Sequence[IndexedText],
+    config: StoreConfig,
+    published: bool,
+    max_ngram: int,
+    ngrams_per_order: int | None,
+    max_bytes: int | None,
+    progress: bool,
 ) -> tuple[list[int], NgramTable]:
-    """Counts the commonest n-grams of each order and builds their table."""
+    """Counts the commonest n-grams of each order and builds their table.
+
+    The options are those of [`Datastore.compact`]."""
     dtype = config.token_dtype
-    candidates = options.ngrams_per_order
-    max_bytes = options.max_bytes
+    candidates = ngrams_per_order
     if candidates is None and max_bytes is not None:
         # More than fit, even if most of their trees are small.
-        entry = table_bytes(1, NODES_PER_TREE // 4, options.max_ngram, dtype)
-        candidates = max_bytes // entry
-    elif candidates is None and not options.published:  # no more than the full form takes
+        candidates = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
+    elif candidates is None and not published:  # no more than the full form takes
         max_bytes = max(LEAST_BYTES, sum(t.tokens.nbytes + t.suffixes.nbytes for t in texts))
-    ngrams, counts = common_ngrams(texts, options.max_ngram, candidates or NGRAMS_PER_ORDER)
-    grow = rest_tree if options.published else mixed_tree
+    ngrams, counts = common_ngrams(texts, max_ngram, candidates or NGRAMS_PER_ORDER)
+    grow = rest_tree if published else mixed_tree
     trees: list[TreeArrays] = []
-    shown = {"desc": "draft trees", "disable": is_hidden(options.progress), "delay": 1}
+    shown = {"desc": "draft trees", "disable": is_hidden(progress), "delay": 1}
     for ngram in tqdm([ngram for order in ngrams for ngram in order], **shown):
-        min_match = len(ngram) if options.published else 1
-        continuations = PLACES_READ[options.published]
-        trees.append(
-            grow(texts, ngram, min_match, NODES_PER_TREE, continuations, CONTINUATION_LENGTH)
-        )
+        min_match = len(ngram) if published else 1
+        places = PLACES_READ[published]
+        trees.append(grow(texts, ngram, min_match, NODES_PER_TREE, places, CONTINUATION_LENGTH))
     if max_bytes is not None and trees:
 
         def bytes_of(entries: int, nodes: int) -> int:
-            return HEADER_BYTES + table_bytes(entries, nodes, options.max_ngram, dtype)
+            return HEADER_BYTES + table_bytes(entries, nodes, max_ngram, dtype)
 
         sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, max_bytes)
         kept = np.split(sizes > 0, np.cumsum([len(order) for order in ngrams])[:-1])

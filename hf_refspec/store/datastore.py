@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,16 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.tokenise import naming_failures
 from ..index.crest import NgramTable
 from ..index.suffix_array import IndexedText
+from ..messages import check_count
 from ..text_config import text_tokenizer
 from .build import SHARD_TOKENS, BuildOptions, build_store, extend_store, merge_store, read_names
 from .crest import (
-    CompactOptions,
+    LEAST_BYTES,
     build_ngram_table,
     open_ngram_table,
     replace_ngram_table,
     write_ngram_table,
 )
-from .datastore_config import Form, StoreConfig
+from .datastore_config import LONGEST_NGRAM, Form, StoreConfig
 from .files import DatastoreError, check_writable, copy_file, new_folder, only_writer
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
@@ -322,16 +323,30 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
-        options = CompactOptions(published, max_ngram, ngrams_per_order, max_bytes, progress)
-        if path is not None:
-            with new_folder(path) as folder:
-                self._write_compact(folder, options)
-            return Datastore(path, form="compact")
-        check_writable(self.path)
-        with self.naming_damage():
-            counts, table = build_ngram_table(self.shards, self.config, options)
-        replace_ngram_table(self.path, self.config, table, counts)
-        return Datastore(self.path, form="compact")
+        check_count("max_ngram", max_ngram, most=LONGEST_NGRAM)
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes, least=LEAST_BYTES)
+        if path is None:
+            check_writable(self.path)
+        with nullcontext(self.path) if path is None else new_folder(path) as folder:
+            with self.naming_damage():
+                counts, table = build_ngram_table(
+                    self.shards,
+                    self.config,
+                    published=published,
+                    max_ngram=max_ngram,
+                    ngrams_per_order=ngrams_per_order,
+                    max_bytes=max_bytes,
+                    progress=progress,
+                )
+            if path is None:
+                replace_ngram_table(folder, self.config, table, counts)
+            else:
+                alone = replace(self.config, shards=[], ngrams=None, names_file=None)
+                if alone.tokenizer_file is not None:
+                    copy_file(self.path, alone.tokenizer_file, folder)
+                write_ngram_table(folder, alone, table, counts, self.tokens)
+        return Datastore(path or self.path, form="compact")
 
     def record(self, mat: dict[str, Any]) -> None:
         """Writes the MAT of the open form into config.json; raises as [`~Datastore.add`]."""
@@ -341,15 +356,6 @@ class Datastore(StoredFolder[StoreConfig]):
             others = [other for other in config.measured if other["form"] != self.form]
             source = config.source | {"mat": [*others, measured]}
             replace(config, source=source).write(self.path)
-
-    def _write_compact(self, folder: Path, options: CompactOptions) -> None:
-        """Writes the compact form alone into a new folder."""
-        with self.naming_damage():
-            counts, table = build_ngram_table(self.shards, self.config, options)
-        alone = replace(self.config, shards=[], ngrams=None, names_file=None)
-        if alone.tokenizer_file is not None:
-            copy_file(self.path, alone.tokenizer_file, folder)
-        write_ngram_table(folder, alone, table, counts, self.tokens)
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:

@@ -73,8 +73,8 @@ def test_compacting_needs_the_full_form_and_sound_numbers(full, compact, tmp_pat
         with pytest.raises(ValueError, match="needs the full form, but only the compact one"):
             use()
     for options, message in (
-        ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
-        ({"max_ngram": 9}, "max_ngram must be from 1 to 8, but is 9"),
+        ({"max_ngram": 0}, "max_ngram must be at least 1, but is 0"),
+        ({"max_ngram": 9}, "max_ngram must be at most 8, but is 9"),
         ({"max_bytes": 4095}, "max_bytes must be at least 4096, but is 4095"),
     ):
         with pytest.raises(ValueError, match=message):

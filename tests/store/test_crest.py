@@ -15,7 +15,6 @@ from hf_refspec.store.crest import (
     HEADER_BYTES,
     NODES_PER_TREE,
     PLACES_READ,
-    CompactOptions,
     build_ngram_table,
 )
 from hf_refspec.store.datastore_config import StoreConfig
@@ -25,6 +24,13 @@ from tests.helpers.datastores import shards_of
 VOCAB_SIZE = 4
 MAX_NGRAM = 3
 ALL = 10_000
+DEFAULTS = {
+    "published": False,
+    "max_ngram": 3,
+    "ngrams_per_order": None,
+    "max_bytes": None,
+    "progress": False,
+}
 CONFIGS = {
     "uint16": StoreConfig("", "", VOCAB_SIZE),
     "uint32": StoreConfig("", "", 2**16),
@@ -45,7 +51,7 @@ def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[l
 
 def form_of(documents, config=CONFIGS["uint16"], count=1, **options):
     shards = shards_of(documents, count, config.token_dtype, config.vocab_size)
-    counts, table = build_ngram_table(shards, config, CompactOptions(progress=False, **options))
+    counts, table = build_ngram_table(shards, config, **{**DEFAULTS, **options})
     return shards, counts, table
 
 

@@ -117,7 +117,7 @@ REFUSED = [
     (f"{BUILD} --dataset missing.jsonl", "'missing.jsonl' does not exist"),
     (f"{BUILD} chats.jsonl", "chats.jsonl, row 1: which column has … Give column=, one of"),
     (f"{BUILD} chats.jsonl --column x", "column='x' is not in chats.jsonl, row 1; it has"),
-    (f"{BUILD} texts --shard-tokens {2**31}", "shard_tokens must be from 1 to"),
+    (f"{BUILD} texts --shard-tokens {2**31}", "shard_tokens must be at most"),
     (f"{BUILD} texts/max_tokens", "texts/max_tokens"),
     ("store build texts --tokenizer model --out store", "store exists"),
     ("store build texts --tokenizer texts --out new", "texts is not the folder of a tokenizer"),
