@@ -10,7 +10,6 @@ import numpy as np
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
 from ..messages import check_count
-from ..store.crest import CONTINUATION_LENGTH, PLACES_READ
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .contract import Call, LookUp
@@ -85,18 +84,11 @@ class DatastoreDrafts(LookUp):
             return DraftTree.empty()
         with self.store.naming_damage():
             if self.store.ngrams is not None:
-                table = self.store.ngrams
-                return self._known(DraftTree(*table.tree(context, self.min_match, budget)))
-            grow = rest_tree if self.published else mixed_tree
-            tree = grow(
-                self.store.shards,
-                context,
-                self.min_match,
-                budget,
-                max_continuations=PLACES_READ[self.published],
-                continuation_length=CONTINUATION_LENGTH,
-            )
-            return self._known(DraftTree(*tree))
+                tree = self.store.ngrams.tree(context, self.min_match, budget)
+            else:
+                grow = rest_tree if self.published else mixed_tree
+                tree = grow(self.store.shards, context, self.min_match, budget)
+        return self._known(DraftTree(*tree))
 
     def _known(self, tree: DraftTree) -> DraftTree:
         """The nodes that the target knows: a document that was added since may have others."""

@@ -31,6 +31,11 @@ FEWEST_ROWS = 16
 # The factor by which the longest match is read further, in case it leaves no choice: longer drafts
 # of copied text, at the price of more reading in every draft.
 FURTHER = 3
+# The places of a match that are read: REST reads as many as its authors' code; a mixed tree hardly
+# gains by more. And the tokens that are read after each.
+REST_PLACES = 5000
+MIXED_PLACES = 1000
+CONTINUATION_LENGTH = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +62,8 @@ def rest_tree(
     context: np.ndarray,
     min_match: int,
     budget: int,
-    max_continuations: int,
-    continuation_length: int,
+    max_continuations: int = REST_PLACES,
+    continuation_length: int = CONTINUATION_LENGTH,
 ) -> TreeArrays:
     """REST's draft tree of a context (n,), as its authors' code has it.
 
@@ -107,8 +112,8 @@ def mixed_tree(
     context: np.ndarray,
     min_match: int,
     budget: int,
-    max_continuations: int,
-    continuation_length: int,
+    max_continuations: int = MIXED_PLACES,
+    continuation_length: int = CONTINUATION_LENGTH,
 ) -> TreeArrays:
     """Grows a draft tree of what followed matches of several lengths of a context (n,).
 

@@ -20,11 +20,6 @@ from .files import DatastoreError, only_writer, read_arrays, sweep, write_arrays
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
-# The number of a match's places that are read, by whether the algorithm is the published one: REST
-# reads as many as its authors' code; a mixed tree hardly gains by more.
-PLACES_READ = {True: 5000, False: 1000}
-# The depth of a draft; where the longest match leaves no choice, mixed trees are 3 times as deep.
-CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 LEAST_BYTES = 4096
 
@@ -54,8 +49,7 @@ def build_ngram_table(
     shown = {"desc": "draft trees", "disable": is_hidden(progress), "delay": 1}
     for ngram in tqdm([ngram for order in ngrams for ngram in order], **shown):
         min_match = len(ngram) if published else 1
-        places = PLACES_READ[published]
-        trees.append(grow(texts, ngram, min_match, NODES_PER_TREE, places, CONTINUATION_LENGTH))
+        trees.append(grow(texts, ngram, min_match, NODES_PER_TREE))
     if max_bytes is not None and trees:
 
         def bytes_of(entries: int, nodes: int) -> int:

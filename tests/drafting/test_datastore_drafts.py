@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_refspec import Datastore, DatastoreDrafts, ReferenceCopy
-from hf_refspec.store.crest import CONTINUATION_LENGTH, PLACES_READ
+from hf_refspec.index.rest_trie import CONTINUATION_LENGTH, REST_PLACES
 from hf_refspec.store.files import write_arrays
 from tests.helpers.datastores import write_store
 from tests.helpers.drafters import drafted as draft
@@ -72,7 +72,7 @@ def test_rest_has_the_settings_of_its_authors(store):
     rest = DatastoreDrafts(store, published=True)
     assert len(draft(rest, [9, 30])) == 0  # one token matches
     assert len(draft(DatastoreDrafts(store), [9, 30])) == 2
-    assert (PLACES_READ[True], rest.max_match, CONTINUATION_LENGTH) == (5000, 16, 10)
+    assert (REST_PLACES, rest.max_match, CONTINUATION_LENGTH) == (5000, 16, 10)
 
 
 # --- the compact form

@@ -11,10 +11,8 @@ from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest import STEPS_PER_HALF, NgramTable, table_bytes
 from hf_refspec.index.rest_trie import mixed_tree, rest_tree
 from hf_refspec.store.crest import (
-    CONTINUATION_LENGTH,
     HEADER_BYTES,
     NODES_PER_TREE,
-    PLACES_READ,
     build_ngram_table,
 )
 from hf_refspec.store.datastore_config import StoreConfig
@@ -74,9 +72,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config, documents, cou
         context = np.array(ngram, np.int32)
         tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
         tree.checked(VOCAB_SIZE)
-        tokens, parents, probs = mixed_tree(
-            shards, context, 1, NODES_PER_TREE, PLACES_READ[False], CONTINUATION_LENGTH
-        )
+        tokens, parents, probs = mixed_tree(shards, context, 1, NODES_PER_TREE)
         assert tree.tokens.tolist() == tokens.tolist()
         assert tree.parents.tolist() == parents.tolist()
         # A byte holds a probability to 1/16 of a factor of two, down to 2 ** -16.
@@ -148,6 +144,5 @@ def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
     for ngram in ngrams_of(table):
         context = np.array(ngram, np.int32)
         tokens, parents, _ = table.tree(context, 1, NODES_PER_TREE)
-        limits = NODES_PER_TREE, PLACES_READ[True], CONTINUATION_LENGTH
-        rest = rest_tree(shards, context, len(ngram), *limits)
+        rest = rest_tree(shards, context, len(ngram), NODES_PER_TREE)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
