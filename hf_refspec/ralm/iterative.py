@@ -56,7 +56,7 @@ from ..verification.probe import select_verifier
 from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
 from .options import RalmSpeculation
-from .run import checked_speculation, generate_row
+from .run import RowText, checked_speculation, generate_row
 from .stats import RalmStats
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
@@ -155,7 +155,7 @@ def iterative_ralm(  # noqa: D417
         streamer=streamer,
     )
     with drafter_call(drafter, [prompt], vocab_size, memo=memo_of(model)):
-        generate_row(text, row, retriever, speculation, 1, ralm_stats, streamer)
+        generate_row(text, retriever, speculation, 1, ralm_stats)
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)
         drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
@@ -229,10 +229,9 @@ class IterativeStep:
 
 
 @dataclass
-class IterativeText:
-    """The text of one call, see [`~algorithm.Text`], with contexts for the last few passages."""
+class IterativeText(RowText):
+    """The text of one call, with contexts for the last few passages."""
 
-    row: Row
     model: PreTrainedModel
     generation_config: GenerationConfig
     model_kwargs: dict[str, Any]
@@ -243,7 +242,6 @@ class IterativeText:
     drafts: bool
     stride: int
     query_length: int
-    streamer: BaseStreamer | None  # receives each token once it is verified
     _kind: Kind = field(init=False, default=PLAIN)  # of all contexts' verifiers
     _loop: Loop | None = field(init=False, default=None)  # the first context's
     _contexts: OrderedDict[bytes, Context] = field(init=False, default_factory=OrderedDict)
@@ -261,11 +259,6 @@ class IterativeText:
                 self.model, "auto", 1, self.generation_config, self.model_kwargs
             ).verifier
             self._kind = PLAIN if verifier is None else verifier.kind
-
-    @property
-    def finished(self) -> bool:
-        """True if the last step has ended the text."""
-        return self.row.finished
 
     def query(self) -> Any:
         """The retriever's query for the last tokens of prompt and output."""
@@ -310,11 +303,9 @@ class IterativeText:
         self._observed = None
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
-        """Streams verified steps."""
+        """Streams verified steps, which are not undone any more."""
         del self._unverified[: len(steps)]
-        if self.streamer is not None and steps:
-            for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
-                self.streamer.put(token[None])
+        super().commit(steps)
 
     def _generate(self, context: Context, end: int) -> None:
         """Generates up to a length of the text in the context of a passage."""

@@ -8,7 +8,7 @@ verification compares tokens, not neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from ..verification.caches import find_cache
 from ..verification.verifier import PLAIN, Verifier
 from .knn_datastore import HiddenStates, KnnDatastore, recorded
 from .options import RalmSpeculation
-from .run import checked_speculation, generate_row
+from .run import RowText, checked_speculation, generate_row
 from .stats import RalmStats
 
 DEFAULT_K = 1024
@@ -100,8 +100,8 @@ def knn_lm(  # noqa: D417
     neighbours = knn_datastore.next_entries if few else None
     with recorded(model, knn_datastore.config.layer) as hidden:
         verifier = Verifier(PLAIN, model, generation_config, model_kwargs)
-        text = KnnText(row, verifier, hidden, mixture, streamer)
-        generate_row(text, row, retriever, speculation, mixture.k, ralm_stats, streamer, neighbours)
+        text = KnnText(row, streamer, verifier, hidden, mixture)
+        generate_row(text, retriever, speculation, mixture.k, ralm_stats, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.entries.cache)
@@ -143,25 +143,19 @@ class KnnStep:
     logits: torch.Tensor  # (vocab_size,), before it
     query: np.ndarray  # float32, (dimension,)
     before: RowMark
+    end: int  # the length of the text after it
     restore_cache: Callable[[], None]
 
 
 @dataclass
-class KnnText:
-    """The text of one call, see [`~algorithm.Text`]: a step is a token."""
+class KnnText(RowText):
+    """The text of one call: a step is a token."""
 
-    row: Row
     verifier: Verifier
     hidden: HiddenStates  # of the verifier's last pass
     mixture: Mixture
-    streamer: BaseStreamer | None  # receives each token once it is verified
     # The logits and the query after the text, once the model was run.
     _next: tuple[torch.Tensor, np.ndarray] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True if the last token has ended the text."""
-        return self.row.finished
 
     def query(self) -> np.ndarray:
         """The hidden state after the text, float32 of shape `(dimension,)`."""
@@ -182,7 +176,7 @@ class KnnText:
         token = self.row.choose(self.mixture.log_probs(logits, found))
         self.row.append(token)
         self._next = None
-        return KnnStep(token, found, logits, query, before, self.verifier.mark())
+        return KnnStep(token, found, logits, query, before, len(self.row), self.verifier.mark())
 
     def agrees(self, step: KnnStep, truth: Retrieved) -> bool:
         """True if these neighbours give the same token, by the same random number."""
@@ -196,12 +190,6 @@ class KnnText:
         self.row.roll_back(step.before)
         step.restore_cache()
         self._next = step.logits, step.query
-
-    def commit(self, steps: Sequence[KnnStep]) -> None:
-        """Streams verified tokens."""
-        if self.streamer is not None:
-            for step in steps:
-                self.streamer.put(torch.tensor([step.token]))
 
 
 def _check_request(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from time import perf_counter
 from typing import Any
 
@@ -181,19 +181,39 @@ def checked_speculation(
     return parsed
 
 
+@dataclass
+class RowText:
+    """A text in a row, see [`~algorithm.Text`], whose verified tokens are streamed.
+
+    Each step has the row's mark `before` it and its `end`, the length of the row after it."""
+
+    row: Row
+    streamer: BaseStreamer | None  # receives each token once it is verified
+
+    @property
+    def finished(self) -> bool:
+        """True if the last step has ended the text."""
+        return self.row.finished
+
+    def commit(self, steps: Sequence[Any]) -> None:
+        """Streams verified steps."""
+        if self.streamer is not None and steps:
+            for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
+                self.streamer.put(token[None])
+
+
 def generate_row(
-    text: Text,
-    row: Row,
+    text: Any,
     retriever: Retriever,
     speculation: RalmSpeculation | None,
     k: int,
     stats: RalmStats | None,
-    streamer: BaseStreamer | None,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """Generates a text; a `RalmError` carries the verified part of the row."""
-    if streamer is not None:
-        streamer.put(row.ids.cpu())
+    """Generates a [`RowText`]; a `RalmError` carries the verified part of the row."""
+    row = text.row
+    if text.streamer is not None:
+        text.streamer.put(row.ids.cpu())
     try:
         on_cpu = row.ids.device.type == "cpu"
         generate_with_retrieval(
@@ -208,5 +228,5 @@ def generate_row(
     except RalmError as error:
         error.text_ids = row.ids[0].tolist()
         raise
-    if streamer is not None:
-        streamer.end()
+    if text.streamer is not None:
+        text.streamer.end()
