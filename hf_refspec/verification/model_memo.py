@@ -44,7 +44,8 @@ class Finding:
 
     exact: bool  # true if the verifier may be used
     error: float = 0.0  # the distance of its logits from single steps'
-    rounding: float = 0.0  # the distance of a single pass over all tokens without a cache
+    # The distance of a single pass over all tokens without a cache, where it was in question.
+    rounding: float | None = None
     leak: float | None = None  # the effect of other branches' content, where measured
     # True if a library's kernels round each product of a float32 model as bfloat16 would.
     rounds_products: bool = False
@@ -58,10 +59,9 @@ class Finding:
             return self.failure
         if not self.same_bits:
             return "bits of logits depend on what else is in a pass"
-        text = (
-            f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
-            f"{self.rounding:.1e}"
-        )
+        text = f"logits are {self.error:.1e} off those of single steps"
+        if self.rounding is not None:
+            text += f", where rounding alone makes {self.rounding:.1e}"
         if self.leak is not None:
             text += f", and other branches change them by {self.leak:.1e}"
         return text

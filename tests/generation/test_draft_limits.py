@@ -223,13 +223,24 @@ def placed(model, prompt_length: int, accuracy: float = 0.9, plain=None) -> Plac
     return drafter
 
 
-def test_drafts_end_before_a_window_that_they_would_see_past():
-    """Moshi's mask shows more than its window to several tokens at once."""
-    model = small("moshi")
+def test_drafts_end_before_a_window_past_which_they_are_inexact():
+    """Past Doge's window equal tokens tie, and what else is in a pass decides between them."""
+    model = small("doge")
     drafter = placed(model, 5)
     assert len(drafter.accepted_at) > 3
     assert max(drafter.accepted_at) < WINDOW
     assert placed(model, 20).accepted_at == []
+
+
+@pytest.mark.parametrize("branches", [0, 2])
+def test_drafts_see_a_window_that_several_tokens_of_the_model_see_past(branches):
+    """Moshi's own mask for several tokens shows them more than its window; a draft's does not."""
+    model = small("moshi")
+    plain = model.generate(random_prompt(5), **OPTIONS)
+    drafter = Placed(plain, 0.9, branches)
+    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
+    assert model.generate(random_prompt(5), **options).tolist() == plain.tolist()
+    assert max(drafter.accepted_at) > 2 * WINDOW
 
 
 @pytest.mark.parametrize("prompt_length", [5, 20])

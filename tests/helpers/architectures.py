@@ -142,7 +142,6 @@ PLAIN = {
     "jamba": _OTHER_LOGITS,  # the same
     "mamba": _OTHER_LOGITS,  # the same
     "minimax": _OWN_CACHE,
-    "moshi": _AT_A_LENGTH,  # several tokens see more than the window
     "nemotron_h": _OTHER_LOGITS,  # single steps have no least time step, which these weights pass
     "prophetnet": "only supported for `decoder_input_ids` of length 1",
     "recurrent_gemma": _OTHER_LOGITS,  # the state is in the modules
