@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import huggingface_hub
+import transformers.utils.hub
 from huggingface_hub import constants
 
 TOKEN = "hf_of_the_owner"
@@ -355,3 +356,5 @@ def point_to(endpoint: str, monkeypatch) -> None:
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    # transformers keeps the address of its first call, and waits where nobody answers any more.
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
