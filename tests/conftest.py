@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import threading
 from functools import cache
@@ -30,6 +31,13 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 # By default its lock is shared with forked processes, and one that a test kills may hold it.
 tqdm.set_lock(threading.RLock())
+gc.disable()  # until all tests are imported
+
+
+def pytest_collection_finish():
+    """From here on the garbage collector skips what was imported: millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter):
