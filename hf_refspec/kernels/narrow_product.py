@@ -25,7 +25,7 @@ from .kernel import kernel
 
 _features = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 SUPPORTED = {"+avx2", "+fma"} <= {*_features} and binding.llvm_version_info >= (16, 0, 0)
-# They multiply bfloat16 faster, at any number of tokens.
+# torch multiplies bfloat16 by them, and the faster the more tokens there are.
 MATRIX_UNITS = "+amx-bf16" in _features
 # True if one instruction multiplies pairs of bfloat16.
 _PAIRS = "+avx512bf16" in _features

@@ -1,9 +1,10 @@
 """The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
 
 On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
-go there: up to 32 tokens, weights in float32, bfloat16, or int8 with one scale for each row. Other
-quantised weights and sharded ones are left to torch, and so is whatever another mode, a profiler or
-a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain products.
+go there: up to 32 tokens, weights in float32, bfloat16, or int8 with one scale for each row. Where
+a CPU has matrix units, a [`Race`] shows which products in bfloat16 these are. Other quantised
+weights and sharded ones are left to torch, and so is whatever another mode, a profiler or a
+transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain products.
 The model is not changed, and other threads and calls see nothing. Attention of as few tokens goes
 to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the kernels:
 torch's OpenMP library calls them.
@@ -20,7 +21,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from importlib.util import find_spec
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,7 +50,13 @@ from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
 
 MAX_TOKENS = 32
-DTYPES = [torch.float32] if kernel.MATRIX_UNITS else [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16]
+# Of attention, which nobody has compared with torch's on matrix units.
+ATTENDED = DTYPES[:1] if kernel.MATRIX_UNITS else DTYPES
+# In a race each side computes this number of products, with weights of at least so many numbers: a
+# smaller one takes little longer than its call.
+_HEATS = 12
+_LARGE = 1 << 20
 _KINDS = {
     torch.float32: kernel.FLOAT32,
     torch.bfloat16: kernel.BFLOAT16,
@@ -174,6 +183,37 @@ def int8_weight(weight: Tensor) -> Int8Weight | None:
     return found if by_row and numbers.dtype == torch.int8 else None
 
 
+class Race:
+    """torch's products against the kernel's, of one number of tokens in bfloat16 on a CPU with
+    matrix units.
+
+    The CPU and this number decide which are faster. Both take turns at the first large products as
+    passes bring them, whose weights come from memory; then the faster one computes all."""
+
+    def __init__(self) -> None:
+        self._seconds: tuple[list[float], list[float]] = ([], [])  # by number of the weight
+        self._winner: int | None = None
+
+    def product(
+        self, by_torch: Callable[[], Tensor], by_kernel: Callable[[], Tensor], size: int
+    ) -> Tensor:
+        """The product with a weight of `size` numbers, by one of the two."""
+        sides = by_torch, by_kernel
+        if self._winner is not None or size < _LARGE:
+            return sides[1 if self._winner is None else self._winner]()
+        of_torch, of_kernel = self._seconds
+        side = int(len(of_torch) > len(of_kernel))
+        began = perf_counter()
+        y = sides[side]()
+        self._seconds[side].append((perf_counter() - began) / size)
+        if len(of_kernel) >= _HEATS:
+            self._winner = int(min(of_kernel) < min(of_torch))  # other load disturbs some
+        return y
+
+
+_RACES = [Race() for _ in range(1 + MAX_TOKENS)]  # by the number of tokens
+
+
 class NarrowProducts(TorchFunctionMode):
     """Sends narrow products to the kernel, and counts them."""
 
@@ -189,7 +229,6 @@ class NarrowProducts(TorchFunctionMode):
         if function is linear and kwargs.keys() <= {"bias"} and not _is_recorded():
             product = self._product(*args, **kwargs)
             if product is not None:
-                self.count += 1
                 return product
         return function(*args, **kwargs)
 
@@ -221,6 +260,18 @@ class NarrowProducts(TorchFunctionMode):
         )
         if not is_narrow:
             return None
+        by_kernel = partial(self._computed, x, weight, scale, bias)
+        if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
+            return by_kernel()
+        by_torch = partial(linear, x, weight, bias)
+        return _RACES[count // inner].product(by_torch, by_kernel, weight.numel())
+
+    def _computed(
+        self, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """The product by the kernel."""
+        self.count += 1
+        outer, inner = weight.shape
         y = x.new_empty((*x.shape[:-1], outer))
         task = _Task()
         task[kernel.WEIGHT] = weight.data_ptr()
@@ -228,7 +279,7 @@ class NarrowProducts(TorchFunctionMode):
         task[kernel.Y] = y.data_ptr()
         task[kernel.OUTER] = outer
         task[kernel.INNER] = inner
-        task[kernel.N_TOKENS] = count // inner
+        task[kernel.N_TOKENS] = x.numel() // inner
         task[kernel.KIND] = _KINDS[weight.dtype]
         if scale is not None:
             task[kernel.SCALE] = scale.data_ptr()
@@ -246,7 +297,7 @@ def _is_recorded() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype] = DTYPES) -> bool:
+def _are_plain(operands: list[Tensor], dtypes: list[torch.dtype]) -> bool:
     """True if these are numbers of one type, of several that it may be, in this process's memory,
     on which nothing else (a subclass, a mode, a transform) decides."""
     # No generators: this is asked for each product of a pass.
@@ -283,7 +334,7 @@ def attend_narrowly(
     `(rows, 2)`."""
     is_narrow = (
         query.shape[2] <= MAX_TOKENS
-        and _are_plain([query, keys, values])
+        and _are_plain([query, keys, values], ATTENDED)
         and keys.stride(-1) == values.stride(-1) == 1
         and narrow_attention.address is not None
         and why_inactive() is None

@@ -51,6 +51,41 @@ def test_up_to_32_tokens_are_sent_and_differ_by_rounding_alone(dtype, tokens, wi
     torch.testing.assert_close(y, exact.to(dtype))
 
 
+@pytest.mark.parametrize(("seconds", "faster"), [(1.0, "kernel"), (3.0, "torch")])
+def test_on_matrix_units_the_faster_of_the_first_products_computes_the_others(
+    monkeypatch, seconds, faster
+):
+    """By a clock on which torch takes two seconds for each."""
+    clock = [0.0]
+    monkeypatch.setattr(products, "perf_counter", lambda: clock[0])
+
+    def computed(name, seconds):
+        clock[0] += seconds
+        return name
+
+    race = products.Race()
+    sides = partial(computed, "torch", 2.0), partial(computed, "kernel", seconds)
+    assert race.product(*sides, size=100) == "kernel"  # too small to be timed
+    runs = [race.product(*sides, size=1 << 20) for _ in range(40)]
+    assert runs[:6] == ["torch", "kernel"] * 3
+    assert set(runs[30:]) == {faster}
+    assert race.product(*sides, size=100) == faster
+
+
+def test_products_in_a_race_differ_by_rounding_alone(monkeypatch):
+    monkeypatch.setattr(kernel, "MATRIX_UNITS", True)
+    monkeypatch.setattr(products, "_RACES", [products.Race() for _ in range(33)])
+    x, weight, bias = operands(torch.bfloat16, inner=1024, outer=1024)
+    exact = linear(x.double(), weight.double(), bias.double()).bfloat16()
+    with pass_kernels(HERE) as sent:
+        for _ in range(30):
+            torch.testing.assert_close(linear(x, weight, bias), exact)
+    assert 12 <= sent.count <= 18
+    with pass_kernels(HERE) as sent:
+        linear(x.float(), weight.float(), bias.float())
+    assert sent.count == 1
+
+
 class Doubled(TorchDispatchMode):
     """Doubles the results of products."""
 
