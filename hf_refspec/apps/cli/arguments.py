@@ -1,24 +1,18 @@
-"""Arguments that several commands share, and what they name: corpora, models, sources of drafts."""
+"""Arguments that several commands share, and what they name: models, sources of drafts."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import constants
-from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
-
-from ...messages import require
-from ...store.names import ask_hub, is_here
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,30 +81,6 @@ def add_model(parser: ArgumentParser, dtype: bool = True) -> None:
     add("--device-map", "--device", metavar="MAP", help=help)
 
 
-def add_source(parser: ArgumentParser) -> None:
-    """Adds the arguments that name a corpus: files and folders, or a dataset."""
-    add = parser.add_argument
-    add("source", nargs="*", type=Path, help="folders, and files of text, JSON(L), CSV or Parquet")
-    add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
-    add("--config", metavar="NAME", help="the dataset's configuration")
-    add("--split", default="train", help="the dataset's split")
-    add("--column", help="the column with texts or chats; found by default")
-    add("--pattern", default="*", help='which files of a folder, for example "*.md"')
-
-
-def load_corpus(args: Namespace) -> tuple[Any, dict[str, Any]]:
-    """The documents that the arguments of [`add_source`] name, and arguments to build with them."""
-    if bool(args.source) == (args.dataset is not None):
-        raise ValueError("give one of: files or folders, --dataset NAME")
-    about = {"column": args.column, "pattern": args.pattern}
-    about |= {"corpus_name": args.name, "license": args.license}
-    if args.source:
-        return (args.source[0] if len(args.source) == 1 else args.source), about
-    log_to_stderr("%(message)s")
-    options = {"name": args.config, "split": args.split, "streaming": args.streaming}
-    return _load_dataset(args.dataset, options), about
-
-
 class _StderrHandler(logging.StreamHandler):
     """Writes to the current `sys.stderr`: an earlier one may be closed."""
 
@@ -122,30 +92,6 @@ def log_to_stderr(format: str) -> None:
     handler.setFormatter(logging.Formatter(format))
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
-
-
-def _load_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Loads a dataset, from the cache if the Hub does not answer; a file stays a path."""
-    if os.path.isfile(name):
-        return Path(name)
-    datasets = require("datasets", "a dataset", "datastore")
-    silent = None
-    if not is_here(name):
-        silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")
-        if silent is not None:
-            constants.HF_HUB_OFFLINE = True
-            datasets.config.HF_HUB_OFFLINE = True
-    # One line on a terminal, and nothing in logs, in place of the libraries' progress bars.
-    datasets.disable_progress_bars()
-    disable_progress_bars()
-    try:
-        with waiting(f"loading the dataset {name}"):
-            return datasets.load_dataset(name, **options)
-    except OSError as error:
-        if silent is None:
-            raise
-        why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
-        raise OSError(f"{why}: {silent}") from error
 
 
 def waiting(message: str) -> Status:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
 
 from ...corpus.untrusted import printable
+from ...messages import require
 from ...store.datastore import Datastore
 from ...store.datastore_config import COLUMNS
-from ...store.names import named_tokenizer
-from .arguments import add_source, load_corpus, positive
+from ...store.names import ask_hub, is_here, named_tokenizer
+from .arguments import log_to_stderr, positive, waiting
 
 
 def add_build(parser: ArgumentParser) -> None:
-    add_source(parser)
     add = parser.add_argument
+    add("source", nargs="*", type=Path, help="folders, and files of text, JSON(L), CSV or Parquet")
+    add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
+    add("--config", metavar="NAME", help="the dataset's configuration")
+    add("--split", default="train", help="the dataset's split")
+    add("--column", help="the column with texts or chats; found by default")
+    add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add("--streaming", action="store_true", help="do not download the dataset first")
     add("--max-tokens", type=positive, metavar="N", help="stop after N tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
@@ -26,16 +37,56 @@ def add_build(parser: ArgumentParser) -> None:
 
 
 def build(args: Namespace) -> None:
-    documents, about = load_corpus(args)
+    if bool(args.source) == (args.dataset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME")
+    documents = args.source[0] if len(args.source) == 1 else args.source
+    if args.dataset is not None:
+        documents = _load_dataset(args)
     if args.tokenizer is None:
         from ...smollm2 import default_model  # loads torch
 
         args.tokenizer = default_model()
-    options = {name: getattr(args, name) for name in ("max_tokens", "deduplicate", "shard_tokens")}
     store = Datastore.build(
-        documents, named_tokenizer(args.tokenizer), args.out, **about, **options
+        documents,
+        named_tokenizer(args.tokenizer),
+        args.out,
+        column=args.column,
+        pattern=args.pattern,
+        max_tokens=args.max_tokens,
+        deduplicate=args.deduplicate,
+        shard_tokens=args.shard_tokens,
+        corpus_name=args.name,
+        license=args.license,
     )
     _print_info(store)
+
+
+def _load_dataset(args: Namespace) -> Any:
+    """Loads a dataset, from the cache if the Hub does not answer; a file stays a path."""
+    name = args.dataset
+    log_to_stderr("%(message)s")
+    if os.path.isfile(name):
+        return Path(name)
+    datasets = require("datasets", "a dataset", "datastore")
+    silent = None
+    if not is_here(name):
+        silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")
+        if silent is not None:
+            constants.HF_HUB_OFFLINE = True
+            datasets.config.HF_HUB_OFFLINE = True
+    # One line on a terminal, and nothing in logs, in place of the libraries' progress bars.
+    datasets.disable_progress_bars()
+    disable_progress_bars()
+    try:
+        with waiting(f"loading the dataset {name}"):
+            return datasets.load_dataset(
+                name, name=args.config, split=args.split, streaming=args.streaming
+            )
+    except OSError as error:
+        if silent is None:
+            raise
+        why = f"{name!r} is not a folder here, nor in the cache, and the Hub cannot be reached"
+        raise OSError(f"{why}: {silent}") from error
 
 
 def add_compact(parser: ArgumentParser) -> None:

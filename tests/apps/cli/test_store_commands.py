@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_refspec import smollm2
-from hf_refspec.apps.cli import arguments
+from hf_refspec.apps.cli import store as store_commands
 from hf_refspec.store.datastore import Datastore
 from tests.helpers.hub_server import TOKEN
 
@@ -100,7 +100,7 @@ def test_builds_from_a_dataset_of_this_machine(built, rows, streaming):
 
 @pytest.mark.parametrize("option", [[], ["--dataset"]])
 def test_a_file_of_rows_is_read_and_never_asked_of_the_hub(built, option, tmp_path, monkeypatch):
-    monkeypatch.setattr(arguments, "ask_hub", None)
+    monkeypatch.setattr(store_commands, "ask_hub", None)
     monkeypatch.chdir(tmp_path)
     Path("data.jsonl").write_text('{"text": "one"}\n{"content": "two", "n": 1}\n')
     name = "./data.jsonl" if option else "data.jsonl"
