@@ -24,7 +24,7 @@ from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.serve import engine as engines
 from hf_refspec.apps.serve import grammars, served_model
 from hf_refspec.apps.serve.engine import RequestEngine
-from hf_refspec.apps.serve.routes import Limits, Server, make_app, url
+from hf_refspec.apps.serve.routes import Server, make_app, url
 from hf_refspec.apps.serve.served_model import ServedModel
 from hf_refspec.drafting.auto import default_sources
 
@@ -120,9 +120,10 @@ def serving(
         )
     engine.start()
     served = ServedModel([NAME], tokenizer, model.config, max_new_tokens, clock)
-    bounds = Limits(max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
+    connections = limits.pop("connections", 256)
+    app = make_app(served, engine, max_body_bytes, **{"hosts": ["127.0.0.1"], **limits})
     with listen("127.0.0.1", 0) as listening:
-        server = Server(make_app(served, engine, bounds), engine, bounds)
+        server = Server(app, engine, connections)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         compiler = partial(grammars.GrammarCompiler, seconds=grammar_seconds)

@@ -58,7 +58,7 @@ def serve(args: Namespace) -> int:
     for library in ("fastapi", "uvicorn", "prometheus_client"):
         require(library, "hf-refspec serve", "serve")
     from ..serve.engine import RequestEngine
-    from ..serve.routes import Limits, Server, make_app, url
+    from ..serve.routes import Server, make_app, url
     from ..serve.served_model import ServedModel
 
     if args.isolate and args.cache is not None:
@@ -92,8 +92,8 @@ def serve(args: Namespace) -> int:
         served = ServedModel(names, tokenizer, model.config, args.max_new_tokens)
         is_local = ip_address(listening.getsockname()[0]).is_loopback
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local else None
-        limits = Limits(args.max_body_bytes, hosts=hosts, keys=keys, origins=args.allowed_origins)
-        server = Server(make_app(served, engine, limits), engine, limits)
+        app = make_app(served, engine, args.max_body_bytes, hosts, keys, args.allowed_origins)
+        server = Server(app, engine)
         logger.info("%s is served at %s; ctrl-C ends it", names[0], url(listening))
         if hosts is None and not keys:
             logger.warning("everyone who can reach %s can use it", url(listening))

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any
 
@@ -35,15 +34,25 @@ logger = logging.getLogger(__name__)
 _FORCED_SECONDS = 5  # after a second ctrl-C, for a forward pass and for telling the clients
 
 
-def make_app(served: ServedModel, engine: RequestEngine, limits: Limits) -> FastAPI:
-    """The routes of a model."""
-    checks = [Depends(_key_check(limits.keys))] if limits.keys else []
+def make_app(
+    served: ServedModel,
+    engine: RequestEngine,
+    max_body_bytes: int,
+    hosts: Sequence[str] | None = None,
+    keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The routes of a model.
+
+    Clients must reach it by one of the names `hosts`, and send one of the `keys`, if there are any;
+    `origins` are the web pages that may ask."""
+    checks = [Depends(_key_check(keys))] if keys else []
     app = FastAPI(title="hf_refspec", redoc_url=None, dependencies=checks)
     answer_errors(app, engine.metrics.count_refused)
-    app.add_middleware(BodyLimit, limits.body_bytes)
-    if limits.origins:
-        app.add_middleware(CORSMiddleware, limits.origins, ["*"], ["*"])  # methods and headers
-    if (hosts := limits.hosts) is not None:
+    app.add_middleware(BodyLimit, max_body_bytes)
+    if origins:
+        app.add_middleware(CORSMiddleware, origins, ["*"], ["*"])  # methods and headers
+    if hosts is not None:
         # Otherwise a page in a browser could reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     about = {"object": "model", "created": int(time.time()), "owned_by": "hf_refspec"}
@@ -148,27 +157,20 @@ async def unless_left(http: Request, response: Coroutine[Any, Any, Response]) ->
         work.cancel()
 
 
-@dataclass(frozen=True)
-class Limits:
-    body_bytes: int
-    connections: int = 256  # further clients get 503
-    hosts: Sequence[str] | None = None  # names by which clients may reach the server
-    keys: Sequence[str] = ()  # clients must send one, if any
-    origins: Sequence[str] = ()  # web pages that may ask
-
-
 def url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 class Server(uvicorn.Server):
-    """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them."""
+    """Serves until ctrl-C or SIGTERM, then finishes all requests; a second one cancels them.
 
-    def __init__(self, app: FastAPI, engine: RequestEngine, limits: Limits) -> None:
+    With that many connections further clients get 503."""
+
+    def __init__(self, app: FastAPI, engine: RequestEngine, connections: int = 256) -> None:
         options: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         options |= {"log_config": None, "log_level": "warning", "access_log": False}
-        super().__init__(uvicorn.Config(app, **options, limit_concurrency=limits.connections))
+        super().__init__(uvicorn.Config(app, **options, limit_concurrency=connections))
         self._engine = engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
