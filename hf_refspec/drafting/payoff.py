@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -13,34 +12,26 @@ from .calibration import Calibration, Outcomes
 from .contract import Call, Observation, PathDrafter, Speed
 from .tree import ROOT, DraftTree
 
-
-@dataclass(frozen=True)
-class _Constants:
-    """Tuned constants of [`Payoff`]."""
-
-    # A pass costs the median of this number of passes, each over at most `few_tokens` new tokens.
-    passes: int = 15
-    few_tokens: int = 4
-    # The priors of how often the next token is among the assistant's, and is its best one, and
-    # their weight. Outcomes fade by `memory` with each pass of the target, so that the assistant is
-    # tried again.
-    accepted: float = 0.8
-    best_accepted: float = 0.6
-    pseudo_count: float = 2.0
-    memory: float = 0.98
-    # The number of passes that are planned ahead, for the first alone may not pay where a pass over
-    # two tokens takes much longer than over one; and of the siblings that each adds to its best.
-    ahead: int = 4
-    siblings: int = 3
-    # Where the call names the number of nodes, a draft takes another pass only if the best tokens
-    # of the passes before it are accepted together this often: otherwise an assistant that is sure
-    # and wrong would run as often as there are nodes, one pass after another, for each row.
-    least_chance: float = 0.05
-    # The part of the time that an assistant that does not pay may take to find out where it does.
-    allowance: float = 0.02
-
-
-_CONSTANTS = _Constants()
+# A pass costs the median of this number of passes, each over at most `_FEW_TOKENS` new tokens.
+_PASSES = 15
+_FEW_TOKENS = 4
+# The priors of how often the next token is among the assistant's, and is its best one, and their
+# weight. Outcomes fade by `_MEMORY` with each pass of the target, so that the assistant is tried
+# again.
+_ACCEPTED = 0.8
+_BEST_ACCEPTED = 0.6
+_PSEUDO_COUNT = 2.0
+_MEMORY = 0.98
+# The number of passes that are planned ahead, for the first alone may not pay where a pass over two
+# tokens takes much longer than over one; and of the siblings that each adds to its best.
+_AHEAD = 4
+_SIBLINGS = 3
+# Where the call names the number of nodes, a draft takes another pass only if the best tokens of
+# the passes before it are accepted together this often: otherwise an assistant that is sure and
+# wrong would run as often as there are nodes, one pass after another, for each row.
+_LEAST_CHANCE = 0.05
+# The part of the time that an assistant that does not pay may take to find out where it does.
+_ALLOWANCE = 0.02
 
 
 class Payoff(Outcomes):
@@ -53,10 +44,10 @@ class Payoff(Outcomes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pass_seconds: deque[float] = deque(maxlen=_CONSTANTS.passes)
-        self._asked = _CONSTANTS.pseudo_count
-        self._accepted = _CONSTANTS.accepted * _CONSTANTS.pseudo_count
-        self._best_accepted = _CONSTANTS.best_accepted * _CONSTANTS.pseudo_count
+        self._pass_seconds: deque[float] = deque(maxlen=_PASSES)
+        self._asked = _PSEUDO_COUNT
+        self._accepted = _ACCEPTED * _PSEUDO_COUNT
+        self._best_accepted = _BEST_ACCEPTED * _PSEUDO_COUNT
         self._balance = 0.0  # seconds saved, less those taken
         self._draft_seconds = 0.0  # of the present draft
         self._prompt_seconds = 0.0  # of reading the present prompt
@@ -82,24 +73,24 @@ class Payoff(Outcomes):
         """
         best = self._best_accepted / self._asked
         if speed is None:
-            return bool(np.any(chance > 0)) and best**passes > _CONSTANTS.least_chance
+            return bool(np.any(chance > 0)) and best**passes > _LEAST_CHANCE
         if self._balance < 0:
             return False
         seconds = median(self._pass_seconds) if self._pass_seconds else 0.0
-        sibling = (self._accepted / self._asked - best) / _CONSTANTS.siblings
+        sibling = (self._accepted / self._asked - best) / _SIBLINGS
         present = speed(probs, self._draft_seconds)
-        places = [depth] if depth is not None else range(1, 1 + _CONSTANTS.ahead)
+        places = [depth] if depth is not None else range(1, 1 + _AHEAD)
         for count in places:
             taken = seconds if depth is not None else count * seconds
             level = chance * best ** np.arange(count)
-            further = np.outer(level, [best] + [sibling] * _CONSTANTS.siblings).ravel()
+            further = np.outer(level, [best] + [sibling] * _SIBLINGS).ravel()
             if speed(np.concatenate((probs, further)), self._draft_seconds + taken) > present:
                 return True
         return False
 
     def record_pass(self, tokens: int, seconds: float, of_prompt: bool) -> None:
         """Counts a pass over `tokens` new tokens, where the call has a `speed`."""
-        if tokens <= _CONSTANTS.few_tokens:
+        if tokens <= _FEW_TOKENS:
             self._pass_seconds.append(seconds)
         if of_prompt:
             self._prompt_seconds += seconds
@@ -120,13 +111,11 @@ class Payoff(Outcomes):
             emitted (`int`): The number of tokens that the target's pass yielded.
         """
         self._asked = _faded(self._asked, 1.0) + asked
-        self._accepted = _faded(self._accepted, _CONSTANTS.accepted) + accepted
-        self._best_accepted = _faded(self._best_accepted, _CONSTANTS.best_accepted) + best
+        self._accepted = _faded(self._accepted, _ACCEPTED) + accepted
+        self._best_accepted = _faded(self._best_accepted, _BEST_ACCEPTED) + best
         if speed is not None:
             plain = speed(np.empty(0, dtype=np.float32), 0.0)
-            self._balance += (
-                accepted + _CONSTANTS.allowance * emitted
-            ) / plain - self._draft_seconds
+            self._balance += (accepted + _ALLOWANCE * emitted) / plain - self._draft_seconds
             self._draft_seconds = 0.0
 
     def end_text(self) -> None:
@@ -200,4 +189,4 @@ class ModelDrafts(PathDrafter):
 
 
 def _faded(count: float, prior: float) -> float:
-    return _CONSTANTS.memory * count + (1 - _CONSTANTS.memory) * prior * _CONSTANTS.pseudo_count
+    return _MEMORY * count + (1 - _MEMORY) * prior * _PSEUDO_COUNT
