@@ -1,4 +1,4 @@
-"""Parts of messages: numbers with nouns, hints for names, refused counts, missing packages."""
+"""Messages: numbers with nouns, hints for names, refused counts and ids, missing packages."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ def check_count(
         raise ValueError(f"{name} must be at least {least}, but is {value}")
     if most is not None and value > most:
         raise ValueError(f"{name} must be at most {most}, but is {value}")
+
+
+def check_ids(
+    name: object,
+    largest_id: int,
+    vocab_size: int,
+    remedy: str,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Refuses texts with an id that a model does not have."""
+    if largest_id >= vocab_size:
+        raise error(
+            f"{name} has the id {largest_id}, outside of the target model's vocabulary of "
+            f"{vocab_size}; {remedy}"
+        )
 
 
 def require(package: str, needed_by: str, extra: str) -> Any:

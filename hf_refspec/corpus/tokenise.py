@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..messages import check_ids
 from .untrusted import DatastoreError, one_line
 
 Document: TypeAlias = str | np.ndarray  # a text, or ids of shape (n,)
@@ -164,11 +165,8 @@ def windows(texts: Iterable[np.ndarray], length: int, vocab_size: int) -> Iterat
     Each token is predicted once, in context. Refuses ids that the model lacks."""
     overlap = length // 4
     for number, ids in enumerate(texts):
-        if len(ids) and ids.max() >= vocab_size:
-            raise ValueError(
-                f"document {number} has the id {ids.max()}, outside of the model's vocabulary of "
-                f"{vocab_size}: the tokenizer has tokens that the model does not; remove their text"
-            )
+        remedy = "the tokenizer has tokens that the model does not: remove their text"
+        check_ids(f"document {number}", ids.max(initial=0), vocab_size, remedy)
         known = 1
         for begin in range(0, max(len(ids) - overlap, 1), length - overlap):
             window = ids[begin : begin + length]

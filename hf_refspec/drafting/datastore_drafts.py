@@ -9,7 +9,7 @@ import numpy as np
 
 from ..index.rest_trie import mixed_tree, rest_tree
 from ..index.suffix_array import DEPTH
-from ..messages import check_count
+from ..messages import check_count, check_ids
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .contract import Call, LookUp
@@ -64,12 +64,9 @@ class DatastoreDrafts(LookUp):
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         # A tokenizer may have more ids than its model, if no text of the datastore has them.
-        if self._largest_id >= vocab_size:
-            raise DatastoreError(
-                f"{self.store.path} has the id {self._largest_id}, outside of the target model's "
-                f"vocabulary of {vocab_size}; it was made for another tokenizer "
-                f"({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
-            )
+        made_for = f"it was made for another tokenizer ({self.store.config.tokenizer[:100]!r})"
+        remedy = f"{made_for}, see Datastore.retokenize"
+        check_ids(self.store.path, self._largest_id, vocab_size, remedy, DatastoreError)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.store.refresh()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
+from ..messages import check_ids
 from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .calibration import Calibration
@@ -105,11 +106,8 @@ class DraftModel(ModelDrafts):
                 "AssistedCandidateGeneratorDifferentTokenizers of transformers: "
                 "`drafter | generator`."
             )
-        if self._vocabulary is not None and self._vocabulary[-1] >= vocab_size:
-            raise ValueError(
-                f"vocabulary has the id {self._vocabulary[-1]}, which the target model's, of "
-                f"{vocab_size} tokens, does not have"
-            )
+        if self._vocabulary is not None:
+            check_ids("vocabulary", self._vocabulary[-1], vocab_size, "leave it out")
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         super().begin(prompt_ids, vocab_size)

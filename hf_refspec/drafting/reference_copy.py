@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.suffix_array import DEPTH
 from ..index.token_buffer import TokenBuffer
-from ..messages import check_count
+from ..messages import check_count, check_ids
 from ..text_config import text_tokenizer
 from .contract import Call, LookUp, Observation
 from .token_ids import Reference, references_to_ids
@@ -85,11 +85,8 @@ class ReferenceCopy(LookUp):
         self._largest_id = int(self._text.tokens.max(initial=-1))
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        if self._largest_id >= vocab_size:
-            raise ValueError(
-                f"references has the id {self._largest_id}, outside of the target model's "
-                f"vocabulary of {vocab_size}; were they made with another tokenizer?"
-            )
+        remedy = "were they made with another tokenizer?"
+        check_ids("references", self._largest_id, vocab_size, remedy)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.end()

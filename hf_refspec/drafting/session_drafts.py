@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.similar_prompts import similar_prompts
 from ..index.token_buffer import LinkedText, TokenBuffer
-from ..messages import check_count
+from ..messages import check_count, check_ids
 from ..store.files import DatastoreError
 from ..store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
 from ..text_config import text_tokenizer
@@ -115,13 +115,14 @@ class SessionDrafts(LookUp):
         return True  # not an empty container
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
-        largest_id = self._memory.view.largest_id
         path = self._memory.path
-        if largest_id >= vocab_size:
-            raise (ValueError if path is None else DatastoreError)(
-                f"{path or 'the cache'} remembers the id {largest_id}, outside of the target "
-                f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
-            )
+        check_ids(
+            path or "the cache",
+            self._memory.view.largest_id,
+            vocab_size,
+            "was it made with another tokenizer?",
+            ValueError if path is None else DatastoreError,
+        )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from ..corpus.documents import Source, open_source
 from ..corpus.tokenise import tokenised
 from ..kernels.compilation import usable_cores
-from ..messages import require
+from ..messages import check_ids, require
 from ..notebooks import is_hidden
 from ..store.files import Blocks, FileEntry, new_folder, read_arrays, write_arrays
 from ..store.folder_config import FolderConfig, token_dtype
@@ -227,11 +227,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             ValueError: If a token is not below its `vocab_size`.
         """
         # A tokenizer may have more ids than its model, if no passage has them.
-        if self.config.vocab_size > vocab_size and self._largest_id >= vocab_size:
-            raise ValueError(
-                f"{self.path} has the id {self._largest_id}, outside of the model's vocabulary of "
-                f"{vocab_size}; build it of texts without that token, or for this model"
-            )
+        if self.config.vocab_size > vocab_size:
+            remedy = "build it of texts without that token, or for this model"
+            check_ids(self.path, self._largest_id, vocab_size, remedy)
 
     @cached_property
     def _largest_id(self) -> int:

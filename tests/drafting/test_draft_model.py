@@ -295,7 +295,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(llama):
     refused("vocabulary needs an assistant with a linear output", offloaded, vocabulary=[1])
     larger = small("llama", vocab_size=VOCAB_SIZE + 30)
     drafter = DraftModel(larger, vocabulary=[5, VOCAB_SIZE], padded=True)
-    with pytest.raises(ValueError, match="vocabulary has the id 97, which the target model's"):
+    with pytest.raises(ValueError, match="vocabulary has the id 97, outside of the target model's"):
         llama.generate(PROMPT, candidate_generator=drafter)
 
 

@@ -116,7 +116,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(stored, tmp_path):
     cache = SessionDrafts(path=tmp_path if stored else None)
     cache.add([1], [70])
     error, name = (rs.DatastoreError, tmp_path) if stored else (ValueError, "the cache")
-    with pytest.raises(error, match=rf"{name} remembers the id 70, outside .* vocabulary of 70"):
+    with pytest.raises(error, match=rf"{name} has the id 70, outside .* vocabulary of 70"):
         cache.begin(np.array([1]), 70)
     cache.begin(np.array([1]), 71)
 

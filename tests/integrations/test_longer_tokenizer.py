@@ -97,7 +97,7 @@ def test_a_removed_document_decides_no_more(generated, longer, tmp_path):
 def test_what_runs_the_model_over_texts_names_the_text_with_the_further_id(
     byte_llama, longer, tmp_path
 ):
-    message = r"document 2 has the id 259, outside of the model's vocabulary of 259"
+    message = r"document 2 has the id 259, outside of the target model's vocabulary of 259"
     with pytest.raises(ValueError, match=message):
         rs.TokenRecycling.build(FOREIGN, longer, byte_llama, **QUIET)
     with pytest.raises(ValueError, match=message):
@@ -116,7 +116,7 @@ def test_a_knowledge_base_is_refused_if_a_passage_has_the_further_id(
     base = rs.KnowledgeBase.build(TEXTS, longer, None, tmp_path / "base", **QUIET)
     assert generated(retriever=rs.SparseRetriever(base), **options)
     foreign = rs.KnowledgeBase.build(FOREIGN, longer, None, tmp_path / "foreign", **QUIET)
-    with pytest.raises(ValueError, match=r"foreign has the id 259, outside of the model's"):
+    with pytest.raises(ValueError, match=r"foreign has the id 259, outside of the target model's"):
         generated(retriever=rs.SparseRetriever(foreign), **options)
 
 

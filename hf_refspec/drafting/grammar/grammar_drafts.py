@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...messages import check_ids
 from ...text_config import text_tokenizer
 from ..calibration import Outcomes
 from ..contract import NO_PATH, Call, Observation, PathDrafter
@@ -132,11 +133,8 @@ class GrammarDrafts(PathDrafter):
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         """Also warns in a call that only transformers' own processors constrain: drafts change no
         token, so that the text need not follow the grammar."""
-        if self._grammar.eos_id >= vocab_size:
-            raise ValueError(
-                f"tokenizer ends texts with the id {self._grammar.eos_id}, outside of the target "
-                f"model's vocabulary of {vocab_size}; pass the target's own"
-            )
+        remedy = "it ends texts with that id; pass the target's own tokenizer"
+        check_ids("tokenizer", self._grammar.eos_id, vocab_size, remedy)
         if processors is not None and all(
             type(processor).__module__.startswith("transformers.") for processor in processors
         ):
