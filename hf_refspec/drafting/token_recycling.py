@@ -180,19 +180,17 @@ class TokenRecycling(LookUp):
         """Learns a model's best next tokens in texts, by running it over them once.
 
         Args:
-            documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
-                file, a folder, or a list of both; or an iterable of texts or lists of ids.
+            documents: As of [`Datastore.build`].
             tokenizer (`PreTrainedTokenizerBase`): The target model's.
             model (`PreTrainedModel`): The target model.
             top_k (`int`, *optional*, defaults to 8): As of the class.
             context (`int`, *optional*, defaults to 3): As of the class.
             max_contexts (`int`, *optional*, defaults to 2**18): As of the class.
             max_tokens (`int`, *optional*): Stop after about this number of tokens.
-            column (`str`, *optional*): The dataset's column; by default as
-                [`Datastore.build`] chooses.
-            pattern (`str`, *optional*, defaults to `"*"`): The files below a folder, as `"*.md"`.
-            license (`str`, *optional*): The documents' license; by default the dataset's.
-            corpus_name (`str`, *optional*): Their name; by default the dataset's or the folder's.
+            column (`str`, *optional*): As of [`Datastore.build`].
+            pattern (`str`, *optional*, defaults to `"*"`): As of [`Datastore.build`].
+            license (`str`, *optional*): As of [`Datastore.build`].
+            corpus_name (`str`, *optional*): As of [`Datastore.build`].
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from ..store.folder_config import FolderConfig, token_dtype
 from ..store.hub import cell
 from ..store.names import model_source
 from ..store.stored_folder import StoredFolder
-from ..store.stored_tokenizer import vocabulary_size
+from ..store.stored_tokenizer import public_name, vocabulary_size
 from ..text_config import text_tokenizer
 
 # Texts passed to the encoder at once, enough for it to sort them by length.
@@ -154,18 +153,15 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         A long document is cut into passages of about the same length.
 
         Args:
-            documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
-                file, a folder, or a list of both; or an iterable of texts.
+            documents: As of [`Datastore.build`].
             tokenizer (`PreTrainedTokenizerBase`): The language model's, a fast one.
             encoder (`str`, `Path`, `SentenceTransformer` or callable, *optional*): The folder or
                 Hub id of a sentence-transformers model, or see [`TextEncoder`]; `None` for a
                 knowledge base that only [`SparseRetriever`] searches.
             path (`str` or `os.PathLike`): The new folder.
             chunk_length (`int`, *optional*, defaults to 256): The most tokens of a passage.
-            column (`str`, *optional*): The dataset's column; chosen by default as in
-                [`Datastore.build`].
-            pattern (`str`, *optional*, defaults to `"*"`): Which files of a folder, for example
-                `"*.md"`.
+            column (`str`, *optional*): As of [`Datastore.build`].
+            pattern (`str`, *optional*, defaults to `"*"`): As of [`Datastore.build`].
             license (`str`, *optional*): The documents' licence, by default the dataset's.
             corpus_name (`str`, *optional*): Their name, by default the dataset's or folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
@@ -302,8 +298,7 @@ class TextEncoder:
     def __init__(self, encoder: Any) -> None:
         name = None
         if isinstance(encoder, str | os.PathLike):
-            # Without its path, which means nothing to others.
-            name = Path(encoder).resolve().name if os.path.isdir(encoder) else str(encoder)
+            name = public_name(os.fspath(encoder))
             encoder = load_encoder(encoder)
         if hasattr(encoder, "encode"):
             self._encode_passages = getattr(encoder, "encode_document", encoder.encode)
