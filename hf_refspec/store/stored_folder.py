@@ -11,35 +11,40 @@ folder open is not disturbed.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from huggingface_hub import CommitInfo
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    constants,
+    snapshot_download,
+)
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
-from ..corpus.untrusted import DatastoreError
+from ..corpus.untrusted import DatastoreError, one_line, read_small
 from ..notebooks import html_table
 from . import hub
-from .files import (
-    FileEntry,
-    copy_file,
-    new_folder,
-)
+from .files import CONFIG, FileEntry, copy_file, new_folder
 from .folder_config import FolderConfig
+from .names import is_here
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 C = TypeVar("C", bound=FolderConfig)
 T = TypeVar("T")
+
+# The Hub shows no more of a card; a larger one is not read.
+_LARGEST_CARD = 1 << 22
+# A snapshot in the Hub's cache has such a link for each file.
+_LINK_TO_BLOB = r"\.\./\.\./blobs/[0-9a-f]{40,64}"
 
 
 class StoredFolder(Generic[C]):
@@ -115,15 +120,27 @@ class StoredFolder(Generic[C]):
             OSError: If the folder or repo is missing or cannot be reached.
             DatastoreError: As the class.
         """
-        folder = hub.fetch(
-            repo_or_path,
-            cls.config_type,
-            lambda config: cls._part(config, *args, **options),
-            revision,
-            local_files_only,
-            token=token,
-            cache_dir=cache_dir,
-        )
+        if is_here(repo_or_path, needs_owner=True):
+            return cls(repo_or_path, *args, **options)
+        repo_id = os.fspath(repo_or_path)
+        repo: dict[str, Any] = {"repo_id": repo_id, "repo_type": "dataset", **hub.LIBRARY}
+        repo |= {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        commit = revision or constants.DEFAULT_REVISION
+        place = f"the dataset repo {repo_id!r} at revision {commit!r}"
+        try:
+            folder = Path(snapshot_download(revision=revision, allow_patterns=CONFIG, **repo))
+            part = cls._part(cls.config_type.read(folder), *args, **options)
+            names = [file.name for file in part.files()]
+            patterns = [hub.CARD, *(glob.escape(name) for name in names)]
+            # The commit that config.json is from, even if another one is pushed meanwhile.
+            snapshot_download(revision=folder.name, allow_patterns=patterns, **repo)
+        except DatastoreError as error:
+            raise DatastoreError(f"{place} cannot be used: {error}") from error
+        except Exception as error:  # of several libraries
+            raise OSError(f"{place} was not downloaded: {one_line(error)}") from error
+        for name in names:
+            if not (folder / name).exists():
+                raise DatastoreError(f"{place} is not a {cls.config_type.NOUN}: it has no {name}")
         return cls(folder, *args, **options)
 
     @classmethod
@@ -175,10 +192,29 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is damaged.
             OSError: If the repo cannot be written; it is never left half changed.
         """
-        return hub.push(
-            self.path,
-            self.config_type,
+        validate_repo_id(repo_id)
+        config: FolderConfig = self.config_type.read(self.path)
+        config.check_files(self.path)
+        stored_card = _read_card(self.path)
+
+        def operations(repo_id: str, present: list[str]) -> list[Any]:
+            named = {file.name for file in config.files()}
+            # The checked content, even if config.json is replaced during the upload.
+            changes: list[Any] = [
+                CommitOperationAdd(CONFIG, config.as_json(self.path)),
+                CommitOperationAdd(hub.CARD, stored_card or hub.card(config, repo_id).encode()),
+            ]
+            changes += [CommitOperationAdd(name, self.path / name) for name in named]
+            for name in present:  # files of an older version
+                if name not in named and any(pattern.fullmatch(name) for pattern in config.FILES):
+                    changes.append(CommitOperationDelete(path_in_repo=name))
+            return changes
+
+        return hub.commit(
+            f"the {config.NOUN} in {self.path}",
             repo_id,
+            "dataset",
+            operations,
             private=private,
             token=token,
             commit_message=commit_message,
@@ -202,3 +238,15 @@ class StoredFolder(Generic[C]):
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises a DatastoreError for a tokenizer that the folder was not made for."""
         self.config.check_tokenizer(self.path, tokenizer, f"{self.remedy} for this tokenizer")
+
+
+def _read_card(folder: Path) -> bytes | None:
+    """The content of the folder's README.md, if there is one."""
+    path = folder / hub.CARD
+    # A link could publish any file of this machine, for the card has no checksum. Only links of the
+    # Hub's cache to files of the cache are followed.
+    if path.is_symlink() and re.fullmatch(_LINK_TO_BLOB, os.readlink(path)):
+        path = folder / os.readlink(path)
+    if path.is_symlink():
+        raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
+    return read_small(path, _LARGEST_CARD) if path.exists() else None

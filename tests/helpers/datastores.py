@@ -11,7 +11,6 @@ import numpy as np
 from hf_refspec.drafting.contract import Call
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import DEPTH, IndexedText, build_suffix_array
-from hf_refspec.store import hub
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import check_file, write_arrays
@@ -120,11 +119,11 @@ def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
 
 
 def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
-    return hub.fetch(repo, StoreConfig, lambda config: config.in_form(form), **options)
+    return Datastore.from_pretrained(repo, form, **options).path
 
 
 def push(folder: Path, repo: str, **options):
-    return hub.push(folder, StoreConfig, repo, **options)
+    return Datastore(folder).push_to_hub(repo, **options)
 
 
 def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> StoreConfig:
@@ -132,9 +131,12 @@ def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> St
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
 
+    def some(dtype, length):
+        return rng.integers(0, 50, length).astype(dtype)
+
     def written(name, dtype, length):
-        array = rng.integers(0, 50, length).astype(dtype)
-        return write_arrays(folder / f"{name}.safetensors", {name.split("-")[0]: array})
+        arrays = {name.split("-")[0]: some(dtype, length)}
+        return write_arrays(folder / f"{name}.safetensors", arrays)
 
     entries = [
         ShardEntry(
@@ -147,7 +149,15 @@ def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> St
     ]
     compact = None
     if ngrams:
-        file = written(f"ngrams-{ngrams}", np.int32, 20)
+        arrays = {
+            "keys": some(np.uint16, 24),
+            "slots": some(np.uint32, 16),
+            "starts": some(np.uint32, 13),
+            "node_tokens": some(np.uint16, 30),
+            "node_parents": some(np.uint8, 30),
+            "node_probs": some(np.uint8, 30),
+        }
+        file = write_arrays(folder / f"ngrams-{ngrams}.safetensors", arrays)
         compact = NgramsEntry(ngrams=[5, 7], nodes=30, corpus_tokens=sum(shards), file=file)
     config = StoreConfig("f" * 32, "org/tokenizer", 32000, SOURCE, entries, compact)
     config.write(folder)
