@@ -133,7 +133,6 @@ class RequestEngine:
             if row not in self._waiting:
                 return
             self._waiting.remove(row)
-        row.stop("cancelled")
         self._end(row)
 
     def cancel_all(self) -> None:

@@ -68,7 +68,7 @@ class ServedRow(StoppingCriteria):
     """A row of a request: it waits, is decoded or has ended.
 
     As a stopping criterion it sees every token, and ends the text at a stop string, when time is
-    up, or when `cancelled` is set because the client has left; the last two also end the prefill.
+    up, or when it is cancelled because the client has left; the last two also end the prefill.
     Times are of `time.monotonic`. `listener` receives the pieces of the text, and `None` at its
     end, in the engine's thread."""
 
@@ -81,7 +81,6 @@ class ServedRow(StoppingCriteria):
     ) -> None:
         self.request = request
         self.seed = None if request.seed is None else request.seed + index
-        self.cancelled = False
         self.outcome: Outcome | None = None
         self.tokens = 0
         self.ends = [0]  # how many characters the text has before each token, and at its end
@@ -129,15 +128,13 @@ class ServedRow(StoppingCriteria):
 
     def is_interrupted(self) -> bool:
         """True if its client has left or time is up, which then is its outcome."""
-        if self.cancelled:
-            self.outcome = "cancelled"
-        elif monotonic() > self._ends_at:
+        if self.outcome is None and monotonic() > self._ends_at:
             self.outcome = "time"
         return self.outcome is not None
 
     def cancel(self) -> None:
-        """Ends it after its next token, or in its prefill."""
-        self.cancelled = True
+        """Ends it after its next token, or in its prefill, unless it has ended."""
+        self.outcome = self.outcome or "cancelled"
 
     def stop(self, outcome: Outcome = "error") -> None:
         """Sets an outcome other than the text's own end."""
