@@ -71,7 +71,8 @@ def generate_with_retrieval(
         _check_prefetch(retriever, speculation, k)
         learned = Learned.for_retriever(retriever, speculation)
         setting = (k, *astuple(speculation))
-        scheduler, earlier = learned.begin(setting, retriever, speculation)
+        known, earlier = learned.get(setting, (None, NO_IDS))
+        scheduler = deepcopy(known) or _new_scheduler(retriever, speculation)
         request = RaLMSpec(
             text=text,
             retriever=checked,
@@ -86,7 +87,7 @@ def generate_with_retrieval(
         )
         request.run()
         stats.contention = scheduler.measured.contention
-        learned.end(setting, scheduler, request.cache.newest_first, earlier)
+        learned.keep(setting, scheduler, request.cache.newest_first, earlier)
     return stats
 
 
@@ -108,14 +109,7 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
         learned: Learned = vars(retriever).setdefault(LEARNED, cls())
         return learned
 
-    def begin(
-        self, setting: tuple, retriever: Any, speculation: RalmSpeculation
-    ) -> tuple[Scheduler, np.ndarray]:
-        """The scheduler and the ids that a request begins with."""
-        scheduler, ids = self.get(setting, (None, NO_IDS))
-        return deepcopy(scheduler) or _new_scheduler(retriever, speculation), ids
-
-    def end(
+    def keep(
         self, setting: tuple, scheduler: Scheduler, retrieved: np.ndarray, earlier: np.ndarray
     ) -> None:
         """Keeps the scheduler of a request, and the ids (the newest first) that were retrieved.

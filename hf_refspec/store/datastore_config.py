@@ -110,7 +110,8 @@ class StoreConfig(FolderConfig):
 
     def in_form(self, form: Form | None) -> StoreConfig:
         """The part of the datastore that a form needs; raises a DatastoreError without it."""
-        check_form(form)
+        if form is not None and form not in get_args(Form):
+            raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
         if form == "full" and not self.shards:
             raise DatastoreError("it has only the compact form, not the full one")
         if form == "compact" and self.ngrams is None:
@@ -163,9 +164,3 @@ class StoreConfig(FolderConfig):
             rows = [COLUMNS, ["---"] * len(COLUMNS), *rows]
             texts["mat"] = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in rows)
         return texts
-
-
-def check_form(form: str | None) -> None:
-    """Raises a ValueError for anything but a form of a datastore or `None`."""
-    if form is not None and form not in get_args(Form):
-        raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
