@@ -16,7 +16,7 @@ import torch
 import hf_refspec as rs
 from tests.helpers.drafters import Noise, Prophet
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 DOCUMENT = """\
 The Harbour Museum stands at the end of the old pier. It was built in 1894 as a customs house and
 has been a museum since 1962. From April to October it is open every day from ten in the morning to

@@ -28,6 +28,7 @@ from hf_refspec.apps.space.page import EXAMPLES, _race, page  # noqa: E402
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
+NEW_TOKENS = 16  # of most answers
 SECONDS = 600_000  # in milliseconds, as playwright counts
 
 
@@ -62,7 +63,7 @@ def shown(address, browser):
     tab.asked = []
     tab.on("request", lambda request: tab.asked.append(request.url))
     tab.goto(address)
-    set_new_tokens(tab, 32)
+    set_new_tokens(tab, NEW_TOKENS)
     yield tab
     tab.close()
 
@@ -90,7 +91,7 @@ def answer(smollm, messages) -> str:
     """Plain generate()'s."""
     model, tokenizer = smollm
     inputs = chat_inputs(tokenizer, messages)
-    output = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
     return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
