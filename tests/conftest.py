@@ -34,6 +34,11 @@ tqdm.set_lock(threading.RLock())
 gc.disable()  # until all tests are imported
 
 
+def pytest_collection_modifyitems(items):
+    """The longest tests begin first, so that no worker waits for one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish():
     """From here on the garbage collector skips what was imported: millions of objects."""
     gc.freeze()

@@ -29,6 +29,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", PROCESSES, ids=" and ".join)
 def test_passes_on_the_pretended_device(files, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

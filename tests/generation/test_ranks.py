@@ -17,6 +17,8 @@ import pytest
 import hf_refspec
 from tests.helpers import rank
 
+pytestmark = pytest.mark.slow
+
 EQUAL = [
     f"{kind} {case}"
     for kind, cases in {
