@@ -18,47 +18,33 @@ from tests.helpers.running_server import server_process
 from tests.helpers.texts import some_texts
 
 
-def begun(address: str):
+def begun(address: str, key: str = "-"):
     """A stream whose first words have come, and which does not end by itself."""
-    client = openai.OpenAI(base_url=address, api_key="-", max_retries=0)
+    client = openai.OpenAI(base_url=address, api_key=key, max_retries=0)
     options = {"temperature": 0, "logit_bias": {"2": -100}, "stream": True}  # 2 ends a text
     stream = client.completions.create(model="bytes", prompt="cat", **options)
     next(stream)
     return stream
 
 
-def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer):
+def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokenizer, monkeypatch):
+    """Clients need the key of the environment."""
+    monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n")
     Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
     options = ["--datastore", tmp_path / "store", "--model", folder, "--max-new-tokens", 400]
     with server_process(*options) as (child, address, log):
         assert "WARNING" not in "".join(log)
         body = {"model": "bytes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-        chat = requests.post(f"{address}/chat/completions", json=body).json()
+        key = {"Authorization": "Bearer k1"}
+        chat = requests.post(f"{address}/chat/completions", json=body, headers=key).json()
         assert chat["choices"][0]["message"]["annotations"] == []
-        stream = begun(address)
+        assert requests.post(f"{address}/chat/completions", json=body).status_code == 401
+        stream = begun(address, "k1")
         child.send_signal(signal.SIGINT)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         error = child.communicate(timeout=600)[1]
     assert child.returncode == 0 and "Traceback" not in error
     assert re.search(r"length: 3 tokens of prompt, 400 of answer, .* \d\.\d\d tokens per", error)
-
-
-def test_annotations_have_the_names_that_the_operator_gave(folder, tmp_path, tokenizer):
-    pytest.importorskip("llguidance")
-    options = ["--model", folder, "--datastore", tmp_path / "notes"]
-    Datastore.build(["ten plus eleven"], tokenizer, tmp_path / "notes", progress=False)
-    with server_process(*options) as (_, address, _):
-
-        def sources(text: str) -> list[str]:
-            """The sources of an answer that must be this text."""
-            schema = {"name": "x", "schema": {"const": text}}
-            body = {"model": "bytes", "messages": [{"role": "user", "content": "say it"}]}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-            answer = requests.post(f"{address}/chat/completions", json=body).json()
-            places = answer["choices"][0]["message"]["annotations"]
-            return [place["copied_span"]["source"] for place in places]
-
-        assert sources("ten plus eleven") == ["notes"]
 
 
 def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folder, tmp_path):
@@ -76,22 +62,47 @@ def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(folde
     stream.close()
 
 
-@pytest.mark.parametrize("from_environment", [False, True])
-def test_clients_need_a_key_and_one_of_the_names(folder, monkeypatch, from_environment):
-    monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n" if from_environment else "k0")
-    options = ["--served-model-name", "mine", "my/alias", "--allowed-origins", "https://a.b"]
-    options += [] if from_environment else ["--api-key", "k2", "k1"]
-    with server_process("--model", folder, "--host", "0.0.0.0", *options) as (_, address, log):
-        assert "mine is served" in "".join(log)
-        page = {"Origin": "https://a.b"}
-        client = openai.OpenAI(base_url=address, api_key="k1", default_headers=page)
-        answer = client.models.with_raw_response.list()
-        assert answer.headers["Access-Control-Allow-Origin"] == "https://a.b"
-        assert [model.id for model in answer.parse()] == ["mine", "my/alias"]
-        answer = client.completions.create(model="my/alias", prompt="cat", max_tokens=1)
-        assert answer.model == "mine"
-        with pytest.raises(openai.NotFoundError, match="this server has mine and my/alias"):
-            client.completions.create(model="bytes", prompt="cat")
+@pytest.fixture(scope="module")
+def served(folder, tmp_path_factory, tokenizer):
+    """A server with keys, in place of the environment's, names, and a datastore: its address, and
+    its log."""
+    store = tmp_path_factory.mktemp("stores") / "notes"
+    Datastore.build(["ten plus eleven"], tokenizer, store, progress=False)
+    options = ["--model", folder, "--datastore", store, "--host", "0.0.0.0"]
+    options += ["--served-model-name", "mine", "my/alias", "--allowed-origins", "https://a.b"]
+    options += ["--api-key", "k2", "k1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_REFSPEC_API_KEY", "k0")
+        with server_process(*options) as (_, address, log):
+            yield address, "".join(log)
+
+
+def test_annotations_have_the_names_that_the_operator_gave(served):
+    pytest.importorskip("llguidance")
+    schema = {"name": "x", "schema": {"const": "ten plus eleven"}}
+    body = {"model": "mine", "messages": [{"role": "user", "content": "say it"}]}
+    body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    key = {"Authorization": "Bearer k2"}
+    answer = requests.post(f"{served[0]}/chat/completions", json=body, headers=key).json()
+    places = answer["choices"][0]["message"]["annotations"]
+    assert [place["copied_span"]["source"] for place in places] == ["notes"]
+
+
+def test_clients_need_a_key_and_one_of_the_names(served):
+    address, log = served
+    assert "mine is served" in log
+    client = openai.OpenAI(
+        base_url=address, api_key="k1", default_headers={"Origin": "https://a.b"}
+    )
+    answer = client.models.with_raw_response.list()
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.b"
+    assert [model.id for model in answer.parse()] == ["mine", "my/alias"]
+    answer = client.completions.create(model="my/alias", prompt="cat", max_tokens=1)
+    assert answer.model == "mine"
+    with pytest.raises(openai.NotFoundError, match="this server has mine and my/alias"):
+        client.completions.create(model="bytes", prompt="cat")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="k0").models.list()
 
 
 def test_an_empty_key_is_refused(refused, monkeypatch):
