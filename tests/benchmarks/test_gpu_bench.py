@@ -93,6 +93,7 @@ def small_run(data, tokenizer, tmp_path, monkeypatch):
     test.write_text(TEST, encoding="utf-8")
     monkeypatch.setattr(gpu_bench, "TESTS", [test])
     monkeypatch.setattr(gpu_bench, "TEST_SECONDS", UNLIMITED)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:langsmith_plugin")  # it takes seconds to import
     monkeypatch.setattr(gpu_bench, "WIDTHS", (1, 8))
     monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
     tokenizer.save_pretrained(data / "llama2-tokenizer")

@@ -13,7 +13,7 @@ import transformers.dynamic_module_utils
 import hf_refspec as rs
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.publish.repositories import generate_repository
-from tests.helpers.hub_server import TOKEN, running_hub
+from tests.helpers.hub_server import TOKEN
 
 INDEX = ["--package", f"hf_refspec=={rs.__version__}"]
 PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"
@@ -90,7 +90,7 @@ def test_references_and_a_datastore_leave_the_ids_plain(
 
 
 def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(
-    byte_llama, tokenizer, tmp_path
+    byte_llama, tokenizer, tmp_path, hub, monkeypatch, capsys
 ):
     byte_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -106,24 +106,18 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
                              trust_remote_code=True)
         print(ids.equal(plain), "hf_refspec" in sys.modules)
     """
-    with running_hub() as hub:
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_TOKEN": TOKEN,
-        }
-
-        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, *arguments], env=environment, capture_output=True, text=True
-            )
-
-        published = run("-m", "hf_refspec", "publish", "owner/refspec", "--private", *INDEX)
-        assert published.returncode == 0, published.stderr
-        assert published.stdout.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
-        assert hub.repos["owner/refspec"].private
-        used = run("-c", dedent(script))
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": TOKEN,
+    }
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["publish", "owner/refspec", "--private", *INDEX]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
+    assert hub.repos["owner/refspec"].private
+    command = [sys.executable, "-c", dedent(script)]
+    used = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert used.stdout == "False\nTrue True\n", used.stderr
