@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from ..kernels.compilation import drafting_kernels
 from ..text_config import text_tokenizer
 from .auto import sources_of
 from .blend import Blend
-from .contract import Call, Drafter, LookUp, Observation, PathDrafter, States, owned
+from .contract import Call, Drafter, LookUp, Observation, PathDrafter, States
 from .stats import DraftStats, SourceStats
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
@@ -163,7 +164,15 @@ def drafter_call(
         RuntimeError: If another call is using the drafter.
         ValueError: If it drafts ids outside of the vocabulary.
     """
-    with owned(drafter), ExitStack() as ends:
+    with ExitStack() as ends:
+        for used in dict.fromkeys([drafter, *drafter.sources]):
+            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
+            if not lock.acquire(blocking=False):
+                raise RuntimeError(
+                    f"this {type(used).__name__} is in use by another call; make one drafter per "
+                    "thread, or fork() it"
+                )
+            ends.callback(lock.release)
         if memo is not None:
             _share_table(drafter, memo, vocab_size)
         drafter.check(vocab_size, processors)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -333,18 +331,3 @@ class LookUp(PathDrafter):
     def _followed_by(self, tokens: np.ndarray) -> np.ndarray:
         joined = np.concatenate((self._context, tokens[-self.longest_match :]), dtype=np.int32)
         return joined[-self.longest_match :]
-
-
-@contextmanager
-def owned(drafter: Drafter) -> Iterator[None]:
-    """Keeps a drafter and its sources from other calls; raises a RuntimeError if one has any."""
-    with ExitStack() as stack:
-        for used in dict.fromkeys([drafter, *drafter.sources]):
-            lock: threading.Lock = used.__dict__.setdefault("_in_use", threading.Lock())
-            if not lock.acquire(blocking=False):
-                raise RuntimeError(
-                    f"this {type(used).__name__} is in use by another call; make one drafter per "
-                    "thread, or fork() it"
-                )
-            stack.callback(lock.release)
-        yield

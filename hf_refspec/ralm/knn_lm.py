@@ -36,9 +36,6 @@ from .options import RalmSpeculation
 from .run import RowText, checked_speculation, generate_row
 from .stats import RalmStats
 
-DEFAULT_K = 1024
-DEFAULT_LAMBDA = 0.25
-DEFAULT_TEMPERATURE = 1.0
 # With more neighbours the request cache is nearly always right, and looking up the entries after
 # them takes more time than it saves.
 _FEW_NEIGHBOURS = 128
@@ -53,9 +50,9 @@ def knn_lm(  # noqa: D417
     generation_config: GenerationConfig,
     *,
     knn_datastore: KnnDatastore,
-    k: int = DEFAULT_K,
-    lambda_: float = DEFAULT_LAMBDA,
-    temperature: float = DEFAULT_TEMPERATURE,
+    k: int = 1024,
+    lambda_: float = 0.25,
+    temperature: float = 1.0,
     speculation: str | RalmSpeculation | None = "psa",
     ralm_stats: RalmStats | None = None,
     streamer: BaseStreamer | None = None,
