@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from importlib.resources import files
 from string import Template
@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 from huggingface_hub import (
     CommitInfo,
-    CommitOperationAdd,
     DatasetCardData,
     HfApi,
     constants,
@@ -36,17 +35,6 @@ _HUB_LICENCE = re.compile(
     r"apache-2\.0|mit|isc|bsd(-[23]-clause)?|mpl-2\.0|unlicense|a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)"
     r"|cc0-1\.0|cc-by(-sa)?-3\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|odc-by|odbl|other"
 )
-
-
-def push_files(
-    repo_id: str, repo_type: RepoType, files: Callable[[str], Mapping[str, bytes]], **target: Any
-) -> CommitInfo:
-    """Writes files, by their paths for the repo's full name, in one commit; its others stay."""
-
-    def operations(repo_id: str, _present: list[str]) -> list[Any]:
-        return [CommitOperationAdd(path, content) for path, content in files(repo_id).items()]
-
-    return commit(f"the {repo_type}", repo_id, repo_type, operations, **target)
 
 
 def commit(

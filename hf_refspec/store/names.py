@@ -55,11 +55,6 @@ def is_here(name: str | os.PathLike[str], needs_owner: bool = False) -> bool:
     raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
 
 
-def with_owner(repo_id: str) -> str:
-    """A repo's name for readers, who put in an owner that is not known yet."""
-    return repo_id if "/" in repo_id else f"USER/{repo_id}"
-
-
 def ask_hub(repo_id: str, noun: str, file: str, repo_type: str = "model") -> str | None:
     """Asks the Hub for a repo, which must exist; returns why the Hub does not answer, if so."""
     if constants.is_offline_mode():

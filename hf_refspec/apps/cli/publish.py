@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub import CommitOperationAdd
 from huggingface_hub.utils import validate_repo_id
 
 from ...store.files import new_folder
-from ...store.hub import RepoType, push_files
-from ...store.names import with_owner
+from ...store.hub import RepoType, commit
 from ..publish.repositories import PACKAGE_HELP, generate_repository, package
 from .arguments import WRITTEN_TO
 
@@ -36,9 +36,16 @@ def write_or_push(
     args: Namespace, name: str, kind: RepoType, contents: Callable[[str], dict[str, bytes]]
 ) -> str:
     """Writes a repository's files into the folder --out, or pushes them; returns where they are."""
-    written = contents(with_owner(name))  # refuses what cannot be published before a push
+    named = name if "/" in name else f"USER/{name}"  # until the Hub names the owner
+    written = contents(named)  # refuses what cannot be published before a push
     if args.out is None:
-        pushed = push_files(name, kind, contents, private=args.private or None).repo_url
+
+        def operations(repo_id: str, _present: list[str]) -> list[CommitOperationAdd]:
+            files = contents(repo_id).items()
+            return [CommitOperationAdd(path, content) for path, content in files]
+
+        private = args.private or None
+        pushed = commit(f"the {kind}", name, kind, operations, private=private).repo_url
         print(pushed)
         return pushed.repo_id
     with new_folder(args.out) as new:
@@ -48,5 +55,5 @@ def write_or_push(
     files = (path for path in args.out.rglob("*") if path.is_file())
     names = sorted(path.relative_to(args.out).as_posix() for path in files)
     print(f"{args.out}: {', '.join(names)}")
-    print(f"push it: hf upload {with_owner(name)} {args.out} --repo-type {kind}")
+    print(f"push it: hf upload {named} {args.out} --repo-type {kind}")
     return str(args.out)

@@ -24,7 +24,7 @@ from .processor import (
     unpacked_mask,
     with_token_ids,
 )
-from .schemas import JSON_FORM, as_schema, call_schema
+from .schemas import JSON_FORM, call_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -114,7 +114,10 @@ class GrammarDrafts(PathDrafter):
         [(name, value)] = grammars.items()
         library = llguidance().LLMatcher
         if name in ("json_schema", "tools"):
-            value = as_schema(value) if name == "json_schema" else call_schema(value)
+            if name == "tools":
+                value = call_schema(value)
+            elif hasattr(value, "model_json_schema"):
+                value = value.model_json_schema()
             grammar = library.grammar_from_json_schema(json.dumps(value), defaults=JSON_FORM)
         elif name == "regex":
             grammar = library.grammar_from_regex(value)

@@ -1,4 +1,4 @@
-"""JSON schemas: of pydantic models, of tools, and inside other schemas."""
+"""JSON schemas: of tools, and inside other schemas."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 # Keywords whose values map names to schemas, and keywords whose values are any JSON.
 _NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 VALUES = frozenset({"const", "default", "enum", "examples"})
-
-
-def as_schema(schema: Any) -> dict[str, Any]:
-    """The schema of a `json_schema` argument: a dict itself, or a pydantic model's."""
-    return schema.model_json_schema() if hasattr(schema, "model_json_schema") else schema
 
 
 def call_schema(tools: Any) -> dict[str, Any]:
