@@ -198,5 +198,5 @@ def _choose(walks: Sequence[_Walk], logits: torch.Tensor, known: dict[int, int])
             known[place] if place in known else row.choose(logits[place])
             for row, place in zip(rows, places, strict=True)
         ]
-    index = torch.tensor(places).to(logits.device, non_blocking=True)
+    index = torch.tensor(places, device="cpu").to(logits.device, non_blocking=True)
     return choose_tokens(rows, first.processed_blindly(logits[index]))

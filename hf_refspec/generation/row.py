@@ -65,7 +65,8 @@ class ColumnNoise:
         return self._kept[column][row]
 
     def _draw(self, column: int) -> None:
-        noise = torch.empty((self._rows, self._vocab_size), device=self._device)
+        shape = self._rows, self._vocab_size
+        noise = torch.empty(shape, dtype=torch.float32, device=self._device)
         if len(self._kept) >= max(1, _KEPT_BYTES // noise.nbytes):
             del self._kept[min(self._kept)]
         self._generator.set_state(self._states[column])
@@ -186,7 +187,7 @@ class Row:
         """Prompt and output, `(1, length)`, on the prompt's device."""
         if (missing := len(self) - self._ids.shape[1]) > 0:
             # Not blocking: a copy to a GPU would otherwise wait for all that is queued there.
-            new_ids = torch.tensor([self.output[-missing:]])
+            new_ids = torch.tensor([self.output[-missing:]], device="cpu")
             new_ids = new_ids.to(self._ids.device, non_blocking=True)
             self._ids = torch.cat([self._ids, new_ids], dim=-1)
         return self._ids
@@ -248,7 +249,7 @@ class Row:
         if stopped:
             self.stop(len(self))
         if self._streamer is not None:
-            self._streamer.put(torch.tensor([token]))
+            self._streamer.put(torch.tensor([token], device="cpu"))
         return stopped
 
     def replace(self, count: int, tokens: list[int], stopped_at: int | None) -> None:

@@ -120,7 +120,8 @@ def prepare_text(
     generator = None
     if generation_config.do_sample:
         generator = torch.Generator(input_ids.device)
-        generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        drawn = torch.randint(2**62, (), device="cpu") if seed is None else seed
+        generator.manual_seed(int(drawn))
     row = Row(
         input_ids,
         logits_processor,

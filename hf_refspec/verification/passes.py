@@ -255,7 +255,8 @@ class MaskedInputs(Inputs):
         self._others[cache_name(model_kwargs)] = find_cache(model_kwargs)
 
     def select(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
+        index = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        index = index.to(self.device, non_blocking=True)
         count = self._first.shape[-1]
         super().select(rows)
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
@@ -361,7 +362,8 @@ def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any
         starts[name] = size
         size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     # Pinned memory goes back to torch's pool, which uses it again once the copy is through.
-    staged = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    pinned = device.type == "cuda"
+    staged = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     for name, start in starts.items():
         array = arrays[name]
         there = staged.numpy()[start : start + array.nbytes].view(array.dtype)

@@ -202,7 +202,8 @@ class Verifier:
         length = len(row) - 1  # the last token has not run
         states = States(result.hidden_states, self.inputs.last_position(0, length))
         pending = len(states) - len(draft)
-        kept = torch.tensor([*range(pending), *(pending + node for node in path)])
+        tokens = [*range(pending), *(pending + node for node in path)]
+        kept = torch.tensor(tokens, device="cpu")
         hidden_states = tuple(
             layer if layer is None else layer[:, kept.to(layer.device, non_blocking=True)]
             for layer in states.hidden_states
@@ -284,7 +285,7 @@ class Verifier:
         count, length = input_ids.shape
         kwargs = self.model_kwargs
         self.entries.before_prefill(count)
-        of_row = torch.arange(count)  # the prompt of each row
+        of_row = torch.arange(count, device="cpu")  # the prompt of each row
         shared = None
         if count > 1 and self.entries.joins:
             shared = _shared_prompts(input_ids, kwargs)
@@ -332,4 +333,5 @@ def _shared_prompts(
         return None
     of_row = of_row.cpu()
     numbers = of_row.tolist()
-    return torch.tensor([numbers.index(prompt) for prompt in range(len(found))]), of_row
+    first = [numbers.index(prompt) for prompt in range(len(found))]
+    return torch.tensor(first, device="cpu"), of_row

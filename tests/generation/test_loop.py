@@ -114,6 +114,36 @@ def test_the_same_seed_gives_the_same_texts_and_random_numbers(
     assert drafter.stats.mat > 1.1
 
 
+@of("tree", "packed, 4 rows", "rectangle, 4 rows")
+def test_the_callers_default_device_is_used_for_nothing(call):
+    """Tensors on the device "meta" have no contents."""
+    for do_sample in (False, True):
+        torch.manual_seed(7)
+        plain = call.generate(do_sample=do_sample)
+        drafter = Prophets(call.inputs, plain, 0.9)
+        torch.manual_seed(7)
+        drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
+        with torch.device("meta"):
+            drafted = call.generate(do_sample=do_sample, streamer=ListStreamer(), **drafting)
+        assert drafted.tolist() == plain.tolist()
+        assert drafter.stats.accepted > 0
+
+
+@of("packed, 4 rows")
+def test_the_callers_default_type_is_not_that_of_random_numbers(call):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for seed in (2, 18, 31, 34):  # near-ties among the tokens that they draw
+            options = {"do_sample": True, "temperature": 5.0, "top_k": 0}
+            torch.manual_seed(seed)
+            plain = call.generate(**options)
+            torch.manual_seed(seed)
+            drafted = call.generate(**options, candidate_generator=rs.ReferenceCopy())
+            assert drafted.tolist() == plain.tolist()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_probabilities_that_are_not_numbers_are_refused_as_in_plain_decoding(call):
     def broken(input_ids, scores):
         return scores.fill_(float("nan"))
