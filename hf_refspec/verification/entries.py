@@ -415,14 +415,18 @@ class InPlaceEntries(Entries):
         )
 
     def begin(self, prefill: Prefill) -> None:
-        length = int(self.cache.get_seq_length())
-        self.prior_length = length - prefill.prompt_length
-        self._layers = self.cache.layers
-        if any(layer.keys is None for layer in self._layers):
+        self._cache_layers = self.cache.layers
+        # A model may have lost layers; one that runs some again may have added to them (Dory).
+        written = [i for i, layer in enumerate(self._cache_layers) if layer.keys is not None]
+        if not written:
             raise UnverifiableError("it writes nothing into its cache")
-        # A model that runs some layers again may have added to them (Dory).
-        further = self._layers[len(self.window_of_layer) :]
-        self.window_of_layer += [getattr(layer, "sliding_window", None) for layer in further]
+        self._layers = [self._cache_layers[i] for i in written]
+        further = self._cache_layers[len(self.window_of_layer) :]
+        windows = [*self.window_of_layer]
+        windows += [getattr(layer, "sliding_window", None) for layer in further]
+        self.window_of_layer = [windows[i] for i in written]
+        length = int(self._layers[0].get_seq_length())
+        self.prior_length = length - prefill.prompt_length
         self.rows = _rows_of_prompts(prefill.model_kwargs, len(prefill.prompts), length)
         placed = list(zip(self.rows, prefill.prompts, strict=True))
         if self.packs:  # rows of similar length are then together, and attend in one call
@@ -435,7 +439,9 @@ class InPlaceEntries(Entries):
             self._add(row, contents, capacity=len(placed))
         for layer in self._layers:
             layer.keys = layer.values = None
-        self.cache.layers = [InPlaceLayer(self, i) for i in range(len(self._layers))]
+        self.cache.layers = [*self._cache_layers]
+        for place, i in enumerate(written):
+            self.cache.layers[i] = InPlaceLayer(self, place)
 
     def before(self, pass_: Pass) -> None:
         for row, cached in zip(self.rows, pass_.cached, strict=True):
@@ -538,7 +544,7 @@ class InPlaceEntries(Entries):
             )
             if window is not None:
                 layer.cumulative_length = length
-        self.cache.layers = self._layers
+        self.cache.layers = self._cache_layers
         self.rows = []
         self._blocks = {}
 

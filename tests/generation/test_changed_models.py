@@ -12,9 +12,10 @@ from torch.nn.functional import linear, silu
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_refspec.transformers_names import CACHE_NAME
 from hf_refspec.verification.model_memo import memo_of_state
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless
+from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless, assert_same_entries
 from tests.helpers.drafters import Noise, Prophet
 from tests.helpers.own_forward import own_forward
 
@@ -78,6 +79,21 @@ def test_a_steering_hook_is_seen_and_its_removal_too(model):
     assert check(model) == 1.0  # no pass over several tokens is like single ones
     handle.remove()
     assert check(model) > 1.5
+
+
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(1, 3), slice(3, None)])
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_a_model_that_has_lost_layers_is_drafted_for(model_type, lost):
+    """Its cache has layers, by its configuration, that nothing writes."""
+    model = small(model_type, num_hidden_layers=5)
+    for _ in range(2):
+        assert check(model) > 1.5
+        options = {**GREEDY, "return_dict_in_generate": True}
+        plain = model.generate(PROMPT, **options)
+        drafted = model.generate(PROMPT, **options, candidate_generator=Noise())
+        assert_same_entries(plain[CACHE_NAME], drafted[CACHE_NAME], torch.ones_like(PROMPT))
+        if len(model.model.layers) == 5:
+            del model.model.layers[lost]
 
 
 @pytest.mark.parametrize("mode", [LargerProducts, LargerMatrices])
