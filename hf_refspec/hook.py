@@ -277,7 +277,9 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 
     custom_generate = kwargs.get("custom_generate")
     loop = speculate if custom_generate is None else _loop_of(custom_generate)
-    drafts = "candidate_generator" in inspect.signature(loop).parameters
+    # A string names a loop of the Hub.
+    parameters = inspect.signature(loop).parameters if callable(loop) else {}
+    drafts = "candidate_generator" in parameters
     if kwargs.get("candidate_generator") is not None and not drafts:
         raise ValueError(
             f"`custom_generate={custom_generate!r}` cannot be combined with `candidate_generator`: "
@@ -292,7 +294,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
         kwargs = {name: value for name, value in kwargs.items() if name not in reading}
         kwargs |= {"use_mtp": False} if "use_mtp" in reading else {}
     check_call(model, kwargs, caller)
-    bound = {*DROPPED_ARGUMENTS, *OPTIONS} & inspect.signature(loop).parameters.keys()
+    bound = {*DROPPED_ARGUMENTS, *OPTIONS} & parameters.keys()
     options = dict(getattr(custom_generate, "keywords", {}))
     options |= {name: kwargs[name] for name in bound if name in kwargs}
     prepared = _with_stop_strings(model, {**options, **kwargs})

@@ -235,7 +235,7 @@ def _of_configuration(
             "`inputs_embeds`, which models such as BLIP-2 pass by themselves: drafts are looked up "
             "by token id. Pass `input_ids` to the language model, or leave the drafter out"
         )
-    if input_ids.shape[1] == 0:
+    if input_ids.numel() == 0:
         yield "`input_ids` with no token: pass a prompt"
     if not config.use_cache:
         yield "`use_cache=False`: verification continues from the cache. Pass `use_cache=True`"

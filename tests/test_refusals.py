@@ -62,6 +62,8 @@ REFUSED = {
         r"`assistant_model.*rs.DraftModel\(assistant\)",
     ),
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
+    "a loop of the Hub beside it": ({"custom_generate": "org/it"}, "`custom_generate='org/it'`"),
+    "no row": ({"inputs": PROMPT[:0]}, "`input_ids` with no token"),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
     "continuous batching": ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
     "hidden states": (
