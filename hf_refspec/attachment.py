@@ -61,10 +61,10 @@ class Attachment:
         if self._pool is not None:
             return self._pool.drafter()
         from .drafting.calls import default_drafters
-        from .text_config import text_config
+        from .text_config import vocab_size_of
         from .verification.model_memo import memo_of
 
-        return default_drafters(memo_of(model), text_config(model).vocab_size).drafter()
+        return default_drafters(memo_of(model), vocab_size_of(model)).drafter()
 
     def count(self, stats: DraftStats) -> None:
         """Adds the counts of a call that is over."""

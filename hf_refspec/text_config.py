@@ -27,6 +27,12 @@ def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def vocab_size_of(model: PreTrainedModel) -> int:
+    """The number of token ids that a model may emit: more than configured if its head is larger."""
+    head = model.get_output_embeddings()
+    return max(text_config(model).vocab_size, getattr(head, "out_features", 0))
+
+
 def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
     """The number of tokens that a model can read; `None` if its configuration sets no limit."""
     config = text_config(model)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
 
 from ..drafting.stats import DraftStats
 from ..refusals import Reason, why_refused
-from ..text_config import context_length, length_dependent_rope, text_config
+from ..text_config import context_length, length_dependent_rope, text_config, vocab_size_of
 from ..verification.probe import ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
@@ -55,7 +56,6 @@ class DraftLimits:
         self.ranks = Ranks() if ranks is None else ranks
         self.refused: Reason | None = None
         config = text_config(verifier.model)
-        self.vocab_size: int = config.vocab_size
         self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
         self._stats = stats
         self._table = context_length(config)
@@ -68,6 +68,11 @@ class DraftLimits:
         self._is_dynamic = rope.get("rope_type") == "dynamic"
         self._is_probed = probed
         self._boundaries = boundaries(config)  # that no probe has crossed
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The ids that a draft may have."""
+        return vocab_size_of(self.verifier.model)
 
     @property
     def may_pad(self) -> bool:

@@ -46,7 +46,7 @@ from ..refusals import (
     knows_one_row,
     why_unread,
 )
-from ..text_config import text_config
+from ..text_config import vocab_size_of
 from ..transformers_names import ends_and_padding, hidden_state_generator, prefix_constraint
 from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
@@ -145,7 +145,7 @@ class Request:
     @contextmanager
     def drafters(self) -> Iterator[list[Drafter]]:
         """The drafter of each row, for the time of the call."""
-        vocab_size = text_config(self.model).vocab_size
+        vocab_size = vocab_size_of(self.model)
         memo = memo_of(self.model)
         with ExitStack() as stack:
             drafter = self.drafter

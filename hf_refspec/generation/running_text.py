@@ -27,7 +27,7 @@ from ..drafting.contract import Drafter
 from ..drafting.stats import DraftStats
 from ..drafting.token_ids import common_length
 from ..refusals import why_plain
-from ..text_config import text_config
+from ..text_config import vocab_size_of
 from ..transformers_names import cache_name
 from ..verification.caches import KeysAndValues, find_cache, has_padding, new_cache
 from ..verification.entries import InPlaceEntries
@@ -115,7 +115,7 @@ def prepare_text(
             "each by itself"
         )
     if request.drafter is not None:
-        request.drafter.check(text_config(model).vocab_size, logits_processor)
+        request.drafter.check(vocab_size_of(model), logits_processor)
     verifier, joins = _verifier(request)
     generator = None
     if generation_config.do_sample:

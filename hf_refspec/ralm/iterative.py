@@ -40,7 +40,13 @@ from ..messages import check_count
 from ..refusals import FURTHER_OUTPUTS
 from ..retrieval.knowledge_base import KnowledgeBase
 from ..retrieval.retriever import Retrieved, Retriever
-from ..text_config import context_length, length_dependent_rope, text_config, text_tokenizer
+from ..text_config import (
+    context_length,
+    length_dependent_rope,
+    text_config,
+    text_tokenizer,
+    vocab_size_of,
+)
 from ..transformers_names import (
     CACHE_NAME,
     CACHE_NAMES,
@@ -129,7 +135,7 @@ def iterative_ralm(  # noqa: D417
     if drafter is None or not drafts:  # the kernels are being compiled in the background
         drafter = Drafter()
     drafter = as_drafter(drafter, "`drafter`")
-    vocab_size = text_config(model).vocab_size
+    vocab_size = vocab_size_of(model)
     base = getattr(retriever, "knowledge_base", None)
     if isinstance(base, KnowledgeBase):
         base.check(vocab_size)
@@ -314,7 +320,7 @@ class IterativeText(RowText):
         drafter = row.drafter
         if self._observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
-            drafter.begin(ids, text_config(self.model).vocab_size)
+            drafter.begin(ids, vocab_size_of(self.model))
         if self._loop is None:
             nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
             budget = make_budget(nodes, drafter, verifier)
@@ -333,7 +339,7 @@ class IterativeText(RowText):
             return self._passages[passage_id]
         tokens = np.asarray(call(self.retriever, "passage", passage_id))
         name = f"{type(self.retriever).__name__}.passage({passage_id})"
-        vocab_size = text_config(self.model).vocab_size
+        vocab_size = vocab_size_of(self.model)
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
             raise RalmError(
                 f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "

@@ -12,10 +12,18 @@ from torch.nn.functional import linear, silu
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import hf_refspec as rs
 from hf_refspec.transformers_names import CACHE_NAME
 from hf_refspec.verification.model_memo import memo_of_state
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, Call, assert_lossless, assert_same_entries
+from tests.helpers.calls import (
+    GREEDY,
+    PROMPT,
+    Call,
+    assert_lossless,
+    assert_same_entries,
+    padded_prompts,
+)
 from tests.helpers.drafters import Noise, Prophet
 from tests.helpers.own_forward import own_forward
 
@@ -79,6 +87,15 @@ def test_a_steering_hook_is_seen_and_its_removal_too(model):
     assert check(model) == 1.0  # no pass over several tokens is like single ones
     handle.remove()
     assert check(model) > 1.5
+
+
+@pytest.mark.parametrize("drafter", [0.9, "auto", rs.TokenRecycling()])
+def test_a_head_that_is_larger_than_configured_emits_ids_that_are_drafted(drafter):
+    model = small("llama")
+    model.config.vocab_size = 40
+    for _ in range(2):
+        assert_lossless(model, drafter, {"input_ids": PROMPT % 40})
+    assert_lossless(model, rs.TokenRecycling(), padded_prompts(3))
 
 
 @pytest.mark.parametrize("lost", [slice(0, 1), slice(1, 3), slice(3, None)])
