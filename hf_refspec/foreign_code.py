@@ -7,11 +7,13 @@ the model's own class is probed like the rest of the model.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from inspect import getattr_static
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,8 +22,9 @@ from transformers import PreTrainedModel
 
 from .transformers_names import attention_functions
 
-_TRUSTED = {"accelerate", "peft", "torch", "transformers", "trl", __name__.partition(".")[0]}
-_SDPA = "scaled_dot_product_attention"
+_TRUSTED = {"accelerate", "kernels", "peft", "torch", "transformers", "trl"}
+_TRUSTED.add(__name__.partition(".")[0])
+_OF_TORCH = ("linear", "scaled_dot_product_attention")
 
 
 def foreign_code(model: PreTrainedModel) -> str | None:
@@ -40,12 +43,18 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         yield "torch has the global forward pre-hook", code
     for code in torch_modules._global_forward_hooks.values():
         yield "torch has the global forward hook", code
-    yield "torch attends by the function", getattr(nn.functional, _SDPA)
+    for name in _OF_TORCH:
+        yield f"torch has in the place of its `{name}` the function", getattr(nn.functional, name)
     own_package = _package_of(type(model))
     known = _TRUSTED | {own_package}
     kinds = dict.fromkeys(map(type, model.modules()))
     sources = [sys.modules.get(kind.__module__) for kind in kinds if _package_of(kind) in known]
     imported = {id(value) for source in sources for value in vars(source).values()}
+    for kind in kinds:
+        yield f"`{kind.__name__}` is called by", getattr_static(kind, "__call__")
+    for source in dict.fromkeys(sources):
+        for name, code in _replaced_functions(source):
+            yield f"`{source.__name__}` has in the place of its `{name}` the function", code
     is_quantised = getattr(model, "hf_quantizer", None) is not None  # by transformers, in layers
     for name, module in model.named_modules():
         of_module = f"`{name}`" if name else "the model"
@@ -71,6 +80,25 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         hook = attributes.get("_hf_hook")
         for code in () if hook is None else getattr(hook, "hooks", [hook]):
             yield f"{of_module} has accelerate's hook", code
+
+
+def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    """Functions of others, by name, in the place of those that a module defines."""
+    own = _TRUSTED | {source.__name__.partition(".")[0]}
+    for name, value in vars(source).items():
+        is_foreign = type(value) is FunctionType and _package_of(value) not in own
+        if is_foreign and name in _defined_functions(source):
+            yield name, value
+
+
+@cache
+def _defined_functions(source: ModuleType) -> set[str]:
+    """The names of the functions that a module's own code defines, if its source is at hand."""
+    try:
+        body = ast.parse(inspect.getsource(source)).body
+    except (OSError, TypeError):  # a notebook
+        return set()
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 def _parts(code: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 
 import hf_refspec as rs
 from tests.helpers.calls import Call, assert_lossless
@@ -154,7 +155,36 @@ def test_another_function_in_the_place_of_torchs_attention(llama, monkeypatch):
     usual = nn.functional.scaled_dot_product_attention
     replaced = functools.wraps(usual)(lambda *args, **kwargs: usual(*args, **kwargs))
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", replaced)
-    assert "torch attends by the function" in assert_lossless(llama, 1.0).reason
+    named = "torch has in the place of its `scaled_dot_product_attention` the function"
+    assert named in assert_lossless(llama, 1.0).reason
+
+
+def halved_in_longer_passes(function):
+    """Calls a function, and halves what it returns where a pass has several tokens."""
+
+    def halved(*args, **kwargs):
+        result = function(*args, **kwargs)
+        first = result[0] if isinstance(result, tuple) else result
+        many = first.shape[-2] > 1
+        return tuple(x / (1 + many) for x in result) if first is not result else first / (1 + many)
+
+    return halved
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (modeling_llama, "apply_rotary_pos_emb"),
+        (modeling_llama.LlamaDecoderLayer, "__call__"),
+        (nn.functional, "linear"),
+    ],
+)
+def test_functions_of_others_in_the_place_of_the_models_own(llama, monkeypatch, place, name):
+    assert assert_lossless(llama, 1.0).accepted > 0
+    monkeypatch.setattr(place, name, halved_in_longer_passes(getattr(place, name)))
+    assert (
+        "`halved_in_longer_passes.<locals>.halved` of tests" in assert_lossless(llama, 1.0).reason
+    )
 
 
 def test_reproducible_calls_refuse_it(fresh_llama):
