@@ -48,11 +48,12 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     own_package = _package_of(type(model))
     known = _TRUSTED | {own_package}
     kinds = dict.fromkeys(map(type, model.modules()))
-    sources = [sys.modules.get(kind.__module__) for kind in kinds if _package_of(kind) in known]
+    modules = dict.fromkeys(kind.__module__ for kind in kinds if _package_of(kind) in known)
+    sources = [sys.modules[name] for name in modules if name in sys.modules]
     imported = {id(value) for source in sources for value in vars(source).values()}
     for kind in kinds:
         yield f"`{kind.__name__}` is called by", getattr_static(kind, "__call__")
-    for source in dict.fromkeys(sources):
+    for source in sources:
         for name, code in _replaced_functions(source):
             yield f"`{source.__name__}` has in the place of its `{name}` the function", code
     is_quantised = getattr(model, "hf_quantizer", None) is not None  # by transformers, in layers

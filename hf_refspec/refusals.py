@@ -85,6 +85,13 @@ class Reason:
     text: str
 
 
+CHANGED = Reason(
+    "model",
+    "a logits processor, a criterion or the streamer changed the model in the middle of the call, "
+    "and nothing was drafted after that",
+)
+
+
 # --- refusals, before `generate` has prepared a call
 
 
@@ -365,6 +372,11 @@ def fits_single_rows(processor: Any, rows: int) -> bool:
 def knows_one_row(processor: Any) -> bool:
     """True if a logits processor says that a copy of it may be asked about one row of several."""
     return getattr(type(processor), "knows_one_row", False)
+
+
+def is_known(member: Any) -> bool:
+    """True if a processor, a criterion or a streamer is one of transformers' or of this package."""
+    return is_of_transformers(member) or type(member).__module__.startswith(f"{__package__}.")
 
 
 def is_of_transformers(member: Any) -> bool:

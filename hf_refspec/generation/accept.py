@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -77,8 +77,11 @@ class _Walk:
         path (`list[int]`): The nodes that it has accepted.
     """
 
-    def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
+    def __init__(
+        self, row: Row, tree: DraftTree, root: int, is_same_model: Callable[[], bool]
+    ) -> None:
         self.row = row
+        self._is_same_model = is_same_model
         self.tree = tree
         self.places = range(root, root + 1 + len(tree))
         self.place = root
@@ -86,16 +89,23 @@ class _Walk:
         self._children = tree.children()
 
     def goes_on(self, token: int) -> bool:
-        """Emits a token; True if it is a node of the draft, and the row has not ended."""
+        """Emits a token; True if it is a node of the draft, the row has not ended, and the model is
+        still the one that has verified what follows."""
         node = self._children.get((self.path[-1] if self.path else ROOT, token))
-        if self.row.append(token) or node is None:
+        ends = self.row.append(token)
+        if not self._is_same_model() or ends or node is None:
             return False
         self.path.append(node)
         self.place = self.places[1 + node]
         return True
 
 
-def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: PassResult) -> Accepted:
+def accept(
+    rows: Sequence[Row],
+    drafts: Sequence[DraftTree | None],
+    result: PassResult,
+    is_same_model: Callable[[], bool],
+) -> Accepted:
     """Each row takes the nodes of its draft that the target model chooses, and one token more.
 
     Every row walks down its own draft, and they choose together: where logits processors do not
@@ -109,7 +119,7 @@ def accept(rows: Sequence[Row], drafts: Sequence[DraftTree | None], result: Pass
     is_ready = drafting_kernels.compiled
     top = top_tokens(logits[None], k) if k > 0 and is_ready else None
     walks = {
-        i: _Walk(row, tree, root)
+        i: _Walk(row, tree, root, is_same_model)
         for i, (row, tree, root) in enumerate(zip(rows, drafts, result.roots, strict=True))
         if tree is not None
     }

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
 
 from ..drafting.stats import DraftStats
-from ..refusals import Reason, why_refused
+from ..refusals import CHANGED, Reason, why_refused
 from ..text_config import context_length, length_dependent_rope, text_config, vocab_size_of
+from ..verification.model_memo import Watch
 from ..verification.probe import ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
+from .row import Row
 
 # Names of numbers that limit attention, and names that count something else: max_window_layers,
 # moe_topk.
@@ -55,6 +57,7 @@ class DraftLimits:
         self.chains = chains or not verifier.kind.takes_trees
         self.ranks = Ranks() if ranks is None else ranks
         self.refused: Reason | None = None
+        self._watch: Watch | None = None
         config = text_config(verifier.model)
         self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
         self._stats = stats
@@ -95,6 +98,26 @@ class DraftLimits:
             if boundary is not None:
                 self._boundaries.remove(boundary)
         return self.refused is None
+
+    def watch(self, rows: Sequence[Row]) -> Callable[[], bool]:
+        """A function that is true until code of others that these rows call, such as a criterion
+        that switches an adapter, changes the model after the present pass. Drafts end then."""
+        if not any(row.calls_others for row in rows):
+            return lambda: True
+        if self._watch is None:
+            self._watch = Watch(self.verifier.model)
+        watch = self._watch
+        watch.mark()
+
+        def is_same_model() -> bool:
+            is_same = watch.is_unchanged()
+            if not is_same:
+                self.refused = CHANGED
+                if self._stats is not None:
+                    self._stats.explain(self.verifier.kind.name, CHANGED.text)
+            return is_same
+
+        return is_same_model
 
     def depth(self, index: int, length: int) -> int:
         """The greatest depth of a draft after the row with this index, whose text has this length;

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.generation import BaseStreamer
 
 from ..drafting.contract import Drafter, Noise, Sampling
+from ..refusals import is_known
 from ..verification.passes import TokenSequence, random_numbers
 
 # The size of the noise that is kept. A row that is much shorter than the others draws its columns
@@ -105,6 +106,7 @@ class Row:
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
         is_recorded (`bool`): True if it asks for scores or logits.
+        calls_others (`bool`): True if a processor, criterion or streamer is code of others.
         takes_argmax (`bool`): True if each token is the argmax of the raw logits, and nothing is
             recorded.
     """
@@ -138,6 +140,8 @@ class Row:
         self._ids = input_ids
         self._prompt_length = input_ids.shape[1]
         self._streamer = streamer
+        called = [*logits_processor, *stopping_criteria, *([] if streamer is None else [streamer])]
+        self.calls_others = not all(map(is_known, called))
         self._eos_ids: set[int] = set()
         self._other_criteria = StoppingCriteriaList()
         self._reminder: MaxLengthCriteria | None = None  # warns once past the model's positions

@@ -85,6 +85,40 @@ def memo_of_state(model: nn.Module) -> dict[Any, Any]:
     return states[0][1]
 
 
+class Watch:
+    """Notices that an attribute, a weight or a child of a module is set, a weight is written or a
+    hook comes or goes. It is cheap enough to be asked after each token, unlike a [`_State`]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [*model.modules()]
+        self._dicts = [
+            *(vars(module) for module in modules),
+            *(held for module in modules for held in (module._parameters, module._modules) if held),
+        ]
+        self._hooks = [
+            *(torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks),
+            *(module._forward_pre_hooks for module in modules),
+            *(module._forward_hooks for module in modules),
+        ]
+        self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
+        self.mark()
+
+    def mark(self) -> None:
+        """Compares with the present from now on."""
+        self._before = self._now()
+
+    def is_unchanged(self) -> bool:
+        """True if the model is as it was at the last mark."""
+        try:
+            return self._now() == self._before
+        except (RuntimeError, ValueError):  # of two tensors, or two arrays
+            return False
+
+    def _now(self) -> tuple[Any, ...]:
+        written = [(weight.data_ptr(), weight._version) for weight in self._weights]
+        return [*map(len, self._hooks)], written, [[*each.values()] for each in self._dicts]
+
+
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
     """A state that keys and values depend on: the weights, and whatever else changes logits."""
     versions = [

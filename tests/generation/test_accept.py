@@ -53,7 +53,8 @@ def accepted(rows, drafts, logits, began: float = 0.0) -> Accepted:
     """Of a pass that has these logits after each row and its nodes, one row after another."""
     sizes = [0 if draft is None else 1 + len(draft) for draft in drafts]
     roots = [sum(sizes[:i]) for i in range(len(sizes))]
-    return accept(rows, drafts, PassResult(logits, roots, sum(sizes), began=began))
+    result = PassResult(logits, roots, sum(sizes), began=began)
+    return accept(rows, drafts, result, is_same_model=lambda: True)
 
 
 def of_one(row: Row, *chosen: int) -> tuple[list[int] | None, list[int]]:

@@ -89,6 +89,81 @@ def test_a_steering_hook_is_seen_and_its_removal_too(model):
     assert check(model) > 1.5
 
 
+def negate(model):
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+
+
+def scale(model):
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 3
+
+
+def flip(model):
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0))
+
+
+def switch_adapter(model):
+    model.set_adapter("second")
+
+
+class ChangesTheModel:
+    """A logits processor, criterion or streamer that changes the model when asked this often."""
+
+    def __init__(self, change, model):
+        self.change, self.model, self.asked = change, model, 0
+
+    def __call__(self, input_ids, scores):
+        self.put(None)
+        return scores
+
+    def put(self, value):
+        self.asked += 1
+        if self.asked == 6:
+            self.change(self.model)
+
+    def end(self):
+        pass
+
+
+class Criterion(ChangesTheModel):
+    def __call__(self, input_ids, scores):
+        super().__call__(input_ids, scores)
+        return torch.tensor([False])
+
+
+MEMBERS = {
+    "logits_processor": lambda *arguments: [ChangesTheModel(*arguments)],
+    "stopping_criteria": lambda *arguments: [Criterion(*arguments)],
+    "streamer": ChangesTheModel,
+}
+
+
+@pytest.mark.parametrize("change", [steer_last_token, negate, scale, flip, switch_adapter])
+@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize("verification", ["auto", "chain"])
+def test_a_member_of_a_call_that_changes_the_model_ends_its_drafts(member, change, verification):
+    """The draft nodes of that pass were verified by what the model was before."""
+    model = small("llama")
+    if change is switch_adapter:
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        model = peft.get_peft_model(model, config, "first").eval()
+        model.add_adapter("second", config)
+    changed = copy.deepcopy(model)
+    plain = changed.generate(
+        input_ids=PROMPT, **GREEDY, **{member: MEMBERS[member](change, changed)}
+    )
+    drafter = Prophet(plain, 1.0)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 8, "verification": verification}
+    given = {member: MEMBERS[member](change, model)}
+    assert (
+        model.generate(input_ids=PROMPT, **GREEDY, **drafting, **given).tolist() == plain.tolist()
+    )
+    assert 0 < drafter.stats.accepted < 6
+    assert "changed the model in the middle of the call" in drafter.stats.reason
+
+
 @pytest.mark.parametrize("drafter", [0.9, "auto", rs.TokenRecycling()])
 def test_a_head_that_is_larger_than_configured_emits_ids_that_are_drafted(drafter):
     model = small("llama")
