@@ -274,7 +274,7 @@ class Block:
     def __init__(self, slots_per_row: int) -> None:
         self.slots_per_row = slots_per_row
         self.rows: list[CachedRow] = []
-        self.layers: KeysAndValues = []
+        self.layers: list[tuple[torch.Tensor, ...]] = []
 
     def add(self, row: CachedRow, contents: KeysAndValues, capacity: int) -> None:
         """Copies a row in, with the contents `(1, heads, n, head_dim)` of its first slots; where
@@ -344,7 +344,8 @@ class InPlaceLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._reached = self._entries.current
         assert self._reached is not None
-        return self._reached.write(self._index, key_states, value_states)
+        states = self._entries.in_one_type(self._index, (key_states, value_states))
+        return self._reached.write(self._index, *states)
 
     def get_seq_length(self) -> int:
         current = self._entries.current  # until the accepted tokens are kept
@@ -454,6 +455,20 @@ class InPlaceEntries(Entries):
                 at = row.at
                 self._add(row, row.first(row.length), room)
                 before.remove(at)
+
+    def in_one_type(self, layer: int, states: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """New keys and values in the wider of their type and the cache's, which takes it on, as
+        `torch.cat` does: a call under autocast may go on from the cache of another."""
+        kept = self.rows[0].block.layers[layer]
+        if all(new.dtype == old.dtype for new, old in zip(states, kept, strict=True)):
+            return states
+        both = zip(states, kept, strict=True)
+        types = [torch.promote_types(new.dtype, old.dtype) for new, old in both]
+        for block in self._blocks.values():
+            if block.rows:
+                pairs = zip(block.layers[layer], types, strict=True)
+                block.layers[layer] = tuple(tensor.to(dtype) for tensor, dtype in pairs)
+        return [new.to(dtype) for new, dtype in zip(states, types, strict=True)]
 
     def attend_by(self, write: Write, end: int, compares: bool = False) -> None:
         """Lets layers write by this function, up to a length, until accepted tokens are kept."""

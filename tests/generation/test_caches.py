@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -76,6 +77,35 @@ def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
             mask = first.mask(ids.shape[1])
         caches.append(cache)
     assert_same_entries(*caches, first.mask(texts[2].shape[1] - 1))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("model_type", "attention"), [("llama", "sdpa"), ("gemma2", "eager")])
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32])
+def test_a_cache_goes_on_in_a_wider_type(models_by_type, model_type, attention, rows, first):
+    """A call, or the next, runs under autocast, which leaves keys and values in bfloat16."""
+    model = copy.deepcopy(models_by_type(model_type))
+    model.set_attn_implementation(attention)
+    call = Call(model, rows)
+    caches, texts = [], []
+    for drafts in (False, True):
+        cache = new_cache(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=first == torch.bfloat16):
+            ids = call.generate(past_key_values=cache, max_new_tokens=1)
+        ids = torch.cat([ids, call.inputs["input_ids"][:, -3:]], dim=-1)
+        options = {"input_ids": ids, "attention_mask": call.mask(ids.shape[1])}
+        if drafts:
+            drafter = Prophets(options, texts[0], UNEQUAL)
+            options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+        with torch.autocast("cpu", torch.bfloat16, enabled=first != torch.bfloat16):
+            texts.append(call.generate(past_key_values=cache, **options))
+        caches.append(cache)
+    assert drafter.stats.accepted > 0
+    types = {layer.keys.dtype for cache in caches for layer in cache.layers}
+    assert types == {torch.float32}
+    if first == torch.bfloat16:  # near-ties may change places under autocast
+        assert texts[1].tolist() == texts[0].tolist()
+        assert_same_entries(*caches, call.mask(texts[0].shape[1] - 1))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
