@@ -1,4 +1,4 @@
-"""One rank of a model that is split over several processes, for `test_ranks.py`.
+"""One rank of a model that is split over several processes, for `verification/test_ranks.py`.
 
 `python rank.py RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: for each case, such as "tensor
 rows", the ids of plain decoding and those with drafts, or the exception.
