@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ import pytest
 from hf_refspec.store.files import DatastoreError
 
 from . import attacks, kills
+from .outcomes import Outcome, in_child
 from .stores import Kind
 
 
@@ -48,6 +50,32 @@ def test_a_reader_with_a_defect_is_found(tmp_path, name):
     kind = Kind("broken", build, {"read": use})
     (result,) = attacks.run_all([0], tmp_path, [kind], seconds=1)
     assert result.outcome.name == name.partition(":")[0]
+
+
+def compute(seconds: float, pause: float, count: float = math.inf) -> Outcome:
+    """Computes again and again, and waits between, as on a machine with other load."""
+    done = 0
+    while done < count:
+        done += 1
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            pass
+        time.sleep(pause)
+    return Outcome("equal")
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (lambda: compute(0.04, 0.2, 12), "equal"),
+        (lambda: compute(0.5, 0.0), "hang"),
+        (lambda: time.sleep(60), "hang"),
+    ],
+)
+def test_processor_time_tells_a_slow_child_from_one_that_hangs(tmp_path, work, name):
+    outcome = in_child(work, 1, tmp_path / "log")
+    assert outcome.name == name
+    assert ("defects.py" in outcome.detail) == (name == "hang")
 
 
 def test_killed_writers_lose_and_leave_nothing(tmp_path):

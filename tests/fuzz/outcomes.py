@@ -6,18 +6,25 @@ import faulthandler
 import hashlib
 import multiprocessing
 import os
+import signal
 import stat
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 from huggingface_hub import constants
 
 _FORK = multiprocessing.get_context("fork")
 _LARGEST_COMPARED = 1 << 24
+# The part of the time in which a process that computes is on a processor, however busy they are;
+# and the seconds in which one writes where it is.
+_WAITING, _TO_WRITE = 0.01, 0.5
 
 # Of a damaged folder, of a writer that was killed, and of calls of `generate`.
 SAME, OTHER, REFUSED, UNWRITABLE = "same results", "other results", "refused", "cannot be written"
@@ -66,16 +73,24 @@ def table(results: Sequence[Result]) -> str:
 
 
 def in_child(work: Callable[[], Outcome], seconds: float, log: Path) -> Outcome:
-    """Does work that may crash or hang in a child, whose last words are in the file `log`."""
+    """Does work that may crash or hang in a child, whose last words are in the file `log`.
+
+    It hangs if it takes more than these seconds of processor time, or hardly any of it in as many
+    seconds: other load on the machine decides nothing."""
     receiver, sender = _FORK.Pipe(duplex=False)
-    child = _FORK.Process(target=_do, args=(work, seconds, sender, log))
+    child = _FORK.Process(target=_do, args=(work, sender, log))
     child.start()
     sender.close()
     try:
-        if receiver.poll(seconds + 1):
-            outcome: Outcome = receiver.recv()
-            return outcome
-        return Outcome("hang", log.read_text("utf-8", "replace"))
+        used = 0.0
+        while not receiver.poll(seconds):
+            before, used = used, _processor_seconds(child.pid)
+            if used > seconds or used - before < _WAITING * seconds:
+                os.kill(child.pid, signal.SIGUSR1)  # it writes down where it is
+                time.sleep(_TO_WRITE)
+                return Outcome("hang", log.read_text("utf-8", "replace"))
+        outcome: Outcome = receiver.recv()
+        return outcome
     except EOFError:
         return Outcome("crash", log.read_text("utf-8", "replace"))
     finally:
@@ -84,14 +99,23 @@ def in_child(work: Callable[[], Outcome], seconds: float, log: Path) -> Outcome:
         child.join()
 
 
-def _do(work: Callable[[], Outcome], seconds: float, sender: Connection, log: Path) -> None:
+def _processor_seconds(pid: int) -> float:
+    """The processor time of a process and those that it has started."""
+    used = 0.0
+    with suppress(psutil.NoSuchProcess):
+        for process in (started := psutil.Process(pid), *started.children(recursive=True)):
+            used += sum(process.cpu_times()[:4])  # its own, and that of those that have ended
+    return used
+
+
+def _do(work: Callable[[], Outcome], sender: Connection, log: Path) -> None:
     """What the child does; it does not return."""
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         faulthandler.enable(descriptor)
-        faulthandler.dump_traceback_later(seconds, file=descriptor)
+        faulthandler.register(signal.SIGUSR1, descriptor)
         constants.HF_HUB_OFFLINE = True  # a config can name a tokenizer that is nowhere
         sender.send(work())
     except BaseException:
