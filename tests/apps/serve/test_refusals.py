@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -413,3 +414,19 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
     with pytest.raises(ApiError, match="is not a field") as refusal:
         parsed(ChatRequest, json.dumps({**CHAT, name: 1}).encode())
     assert len(refusal.value.detail) < 120 and "\n" not in refusal.value.detail
+
+
+HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
+
+
+def test_too_many_clients_get_503_until_others_leave(speller, tokenizer):
+    with serving(speller, tokenizer, connections=4) as server:
+        parts = urlsplit(server.url)
+        health = f"http://{parts.netloc}/health"
+        with ExitStack() as connections:
+            for _ in range(4):
+                connection = socket.create_connection((parts.hostname, parts.port), timeout=600)
+                connections.enter_context(connection).sendall(HALF)
+            assert requests.get(health, timeout=600).status_code == 503
+        while requests.get(health, timeout=600).status_code == 503:
+            pass
