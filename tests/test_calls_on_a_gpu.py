@@ -84,6 +84,14 @@ def test_sampled_rows_use_up_the_same_random_numbers(llama, rows, options):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_default_device_moves_no_tensor_that_belongs_on_the_host(llama, rows, do_sample):
+    given = inputs(rows)
+    with torch.device(DEVICE):
+        assert assert_same(llama, given, do_sample=do_sample, top_k=0).accepted > 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
 def test_processors_and_criteria_and_streamers_that_read_the_text(llama, rows):
     options = {"logits_processor": [Alternating()], "repetition_penalty": 1.2}
     options |= {"max_new_tokens": 40, "eos_token_id": [5, 6, 7, 8], "pad_token_id": 0}
