@@ -280,6 +280,8 @@ def forget_columns(generator: Any, count: int) -> None:
 
 def shared_layers(model: PreTrainedModel) -> dict[str, int]:
     """By their type the layers whose keys and values a model shares with others (Gemma 4)."""
-    config = model.config.get_text_config(decoder=True)
-    modes = enumerate(getattr(config, "kv_sharing_modes", ()))
-    return {config.layer_types[layer]: layer for layer, mode in modes if mode == "store"}
+    return {
+        module.layer_type: module.layer_idx
+        for module in model.modules()
+        if getattr(module, "store_full_length_kv", False)
+    }

@@ -18,7 +18,7 @@ from transformers.generation.candidate_generator import (
 
 import hf_refspec as rs
 from hf_refspec.drafting.hidden_state_drafts import HiddenStateDrafts
-from hf_refspec.transformers_names import hidden_state_generator
+from hf_refspec.transformers_names import CACHE_NAME, hidden_state_generator
 from tests.helpers.architectures import small
 from tests.helpers.calls import (
     GREEDY,
@@ -263,7 +263,7 @@ def test_processors_criteria_streamers_and_records_see_plain_decoding(with_layer
             output_scores=True,
             **further,
         )
-        ids, cached = output.sequences.tolist(), output.cache.get_seq_length()
+        ids, cached = output.sequences.tolist(), output[CACHE_NAME].get_seq_length()
         outputs.append((ids, cached, processor.seen, streamer.puts, streamer.ended))
         scores.append(torch.stack(output.scores))
     assert outputs[0] == outputs[1] and len(ids[0]) == PROMPT.shape[1] + 20
@@ -309,13 +309,12 @@ def test_a_given_cache_goes_on(with_layers):
     first = with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
     outputs = []
     for further in ({}, {"candidate_generator": "auto", "use_mtp": True, "max_draft_tokens": 12}):
-        cache = (
-            first.cache
-            if not further
-            else with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True).cache
-        )
+        given = first
+        if further:
+            given = with_layers.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
         ids = torch.cat((first.sequences, PROMPT), dim=1)
-        outputs.append(with_layers.generate(ids, **GREEDY, cache=cache, **further).tolist())
+        cache = {CACHE_NAME: given[CACHE_NAME]}
+        outputs.append(with_layers.generate(ids, **GREEDY, **cache, **further).tolist())
     assert outputs[0] == outputs[1]
 
 

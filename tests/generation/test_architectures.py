@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import LogitsProcessorList
 
 import hf_refspec as rs
@@ -37,7 +39,11 @@ def generate(model, generation: str, prompt=PROMPT, new_tokens: int = 24, **kwar
     return model.generate(prompt, max_new_tokens=new_tokens, **{**GENERATION[generation], **kwargs})
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, Architecture("bloom")], ids=str)
+# BLOOM of transformers 5.20 raises at the mask of a static cache.
+ALIBI = [Architecture("bloom")] if Version(transformers.__version__) >= Version("5.21") else []
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *ALIBI], ids=str)
 def test_ids_equal_plain_decoding(architecture, models_by_type, caplog):
     """Running states and models without position ids decode plainly with a static cache."""
     model = models_by_type(architecture.model_type)
