@@ -50,8 +50,8 @@ _TEXTS = 3
 # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4), or a library rounds each
 # product.
 _FLOAT32_ROUNDING = 5e-5
-# A verifier of a float32 model that is no further from its single steps agrees with them: the exact
-# types of transformers are at this at most, and no branch that leaked could hide in it.
+# Up to this distance a float32 verifier agrees with the model's single steps. Exact types of
+# transformers stay below it, and a branch that leaked would exceed it.
 _AGREEMENT = 1e-5
 # The most that a model may round in bfloat16, so that near-ties alone change places; half of the
 # tokens may be rounded more.
