@@ -111,7 +111,9 @@ class ChangesTheModel:
     """A logits processor, criterion or streamer that changes the model when asked this often."""
 
     def __init__(self, change, model):
-        self.change, self.model, self.asked = change, model, 0
+        self.change = change
+        self.model = model
+        self.asked = 0
 
     def __call__(self, input_ids, scores):
         self.put(None)
