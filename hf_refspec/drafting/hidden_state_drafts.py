@@ -9,7 +9,6 @@ A source names in `observed_outputs` what it needs. The call asks for it in ever
 from __future__ import annotations
 
 import copy
-import sys
 from time import perf_counter
 from typing import Any
 
@@ -103,15 +102,17 @@ class HiddenStateDrafts(ModelDrafts):
         if states is not None and self._first is None:  # a given cache may hold the first tokens
             self._first = self._read = max(len(self._ids) - 1 - len(states), 0)
         count = len(self._ids) - 1 - self._read  # the last token has not run
-        if states is None or not 0 <= count <= len(states):  # it cannot follow this text
-            self._unread = []
-            self._read = sys.maxsize
+        if states is None or not 0 <= count <= len(states):
+            self._forget_states()  # it begins anew in the middle, where a pass returns states again
         else:
             self._unread.append(states.last(count))
             self._read += count
 
     def _forget_call(self) -> None:
         super()._forget_call()
+        self._forget_states()
+
+    def _forget_states(self) -> None:
         self._first = self._running = None
         self._read = self._columns = self._again = 0
         self._unread = []

@@ -119,9 +119,7 @@ class Request:
         observing = self.reader if self.drafter is None else self.drafter
         observed = {} if observing is None else observing.observed_outputs
         if observed and (why := why_unread(self.model, self.input_ids, self.model_kwargs)):
-            if why not in (logged := memo_of(self.model).setdefault("unread", set())):
-                logger.warning("nothing is drafted from hidden states: %s.", why)
-            logged.add(why)
+            warn_unread(self.model, why)
             observed = {}
         kept = {
             name: value
@@ -165,6 +163,13 @@ class Request:
             if isinstance(self.candidate_generator, Drafter):  # which a blend may hold
                 self.candidate_generator.stats = drafter.stats
             yield drafters
+
+
+def warn_unread(model: PreTrainedModel, why: str) -> None:
+    """Warns once for a model and a reason that nothing is drafted from its hidden states."""
+    if why not in (logged := memo_of(model).setdefault("unread", set())):
+        logger.warning("nothing is drafted from hidden states: %s.", why)
+    logged.add(why)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from ..version import untested_transformers
 from .draft_limits import DraftLimits
 from .loop import Loop
 from .plan import make_budget
+from .request import warn_unread
 from .running_text import CachedText, Prefixes, RunningText, prepare_text
 
 # The length of a text by which the memory of a row is estimated.
@@ -228,13 +229,20 @@ class RunningBatch:
         if not text.joins:
             self._alone.append(text)
             return
-        if self._packed_loop is None:
+        loop = self._packed_loop
+        if loop is None or not self._packed:
+            # It goes on by its own verifier, which returns the hidden states that it asks for.
             verifier = text.verifier
-            budget = make_budget(self._max_draft_tokens, Drafter(), verifier)
+            if loop is None:
+                budget = make_budget(self._max_draft_tokens, Drafter(), verifier)
+            else:
+                budget = loop.budget
             limits = DraftLimits(verifier, self.stats, rows=2)
             self._packed_loop = Loop(verifier, budget, limits, self.stats)
         else:
-            self._packed_loop.verifier.join(text.verifier)
+            loop.verifier.join(text.verifier)
+            if text.row.drafter.observed_outputs:
+                warn_unread(self._model, "several texts are decoded together")
         self._packed.append(text)
 
     def _cached(self) -> list[tuple[RunningText, CachedText]]:
