@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -28,16 +30,23 @@ class Attachment:
 
     Attributes:
         options (`dict`): `max_draft_tokens` and `verification`.
+        reading (`dict`): The arguments by which calls also draft from hidden states.
         stats (`DraftStats`): The counts of all calls together.
     """
 
-    def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | CandidateGenerator | str,
+        reading: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
         from .drafting.calls import DrafterPool, as_drafter
         from .drafting.stats import DraftStats
         from .refusals import check_options
 
         check_options(**options)
         self.options = options
+        self.reading = reading
         self.stats = DraftStats()
         self._drafter = drafter
         self._pool = None if drafter == "auto" else DrafterPool(as_drafter(drafter))
@@ -85,6 +94,9 @@ def attach(
     *,
     max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",
+    use_mtp: bool = False,
+    assistant_model: PreTrainedModel | None = None,
+    speculation_type: str | None = None,
 ) -> Attachment:
     """Makes every later `generate` of a model use a drafter, also inside of a pipeline or an agent.
 
@@ -104,6 +116,10 @@ def attach(
             As `candidate_generator` of `generate`. Calls in several threads get forks of it.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As of `generate`.
         verification (`str`, *optional*, defaults to `"auto"`): As of `generate`.
+        use_mtp (`bool`, *optional*, defaults to `False`): As of `generate`, beside the drafter.
+        assistant_model ([`PreTrainedModel`], *optional*): One that reads the model's hidden states,
+            as of `generate`, beside the drafter.
+        speculation_type (`str`, *optional*): As of `generate`: `"dflash"` for a block drafter.
 
     Returns:
         [`Attachment`]: A context manager, with the `stats` of all calls. Without `with` it lasts
@@ -113,9 +129,18 @@ def attach(
         TypeError: If an option has the wrong type, or `model` has no `generate`.
         ValueError: If an option has a value that it cannot have.
     """
+    from .transformers_names import reading_arguments
+
     stacks = _stacks(model)
     options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
-    attachment = Attachment(drafter, **options)
+    reading = reading_arguments(assistant_model, use_mtp, speculation_type)
+    if assistant_model is not None and "assistant_model" not in reading:
+        raise ValueError(
+            f"`assistant_model` is a {type(assistant_model).__name__}, which reads no hidden "
+            "states: attach `drafter | rs.DraftModel(assistant)`, or pass "
+            '`speculation_type="dflash"` if it is a block drafter.'
+        )
+    attachment = Attachment(drafter, reading, **options)
     for stack in stacks:
         stack.append(attachment)
     return attachment

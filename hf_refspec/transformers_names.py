@@ -253,7 +253,12 @@ def hidden_state_generator(
 ) -> Any:
     """The greedy candidate generator for [`reading_arguments`], for texts of any length."""
     arguments = GenerationConfig(do_sample=False, max_length=sys.maxsize, **config)
-    generator = model._get_candidate_generator(arguments, None, None, None, {}, assistant_model)
+    try:
+        generator = model._get_candidate_generator(arguments, None, None, None, {}, assistant_model)
+    except (AttributeError, ValueError) as error:
+        named = "use_mtp=True" if assistant_model is None else "assistant_model"
+        name = type(model).__name__
+        raise ValueError(f"`{named}` does not fit a {name}; leave it out: {error}") from error
     if (layers := getattr(generator, "mtp_model", None)) is not None:
         # They share the model's, and run ahead: dynamic frequencies would change in the model too.
         layers.rotary_emb = copy.deepcopy(layers.rotary_emb)

@@ -20,7 +20,7 @@ from transformers import (
 
 import hf_refspec as rs
 from hf_refspec.attachment import attachment_of
-from tests.helpers.architectures import tiny_config
+from tests.helpers.architectures import small, tiny_config
 from tests.helpers.calls import GREEDY, PROMPT
 
 OPTIONS = GREEDY
@@ -197,6 +197,7 @@ def test_a_module_around_the_model_or_its_pipeline_will_do(byte_llama, tokenizer
         ({"max_draft_tokens": -1}, ValueError, "`max_draft_tokens` must be at least 0"),
         ({"max_draft_tokens": 1025}, ValueError, "`max_draft_tokens` must be at most 1024"),
         ({"verification": "x"}, ValueError, "`verification` must be one of"),
+        ({"assistant_model": small("llama")}, ValueError, "LlamaForCausalLM, which reads no"),
     ],
 )
 def test_bad_arguments_are_refused_and_nothing_is_attached(llama, arguments, error, message):

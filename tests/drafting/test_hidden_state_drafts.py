@@ -445,13 +445,55 @@ def test_an_attached_drafter_takes_the_layers_along(with_layers):
     assert attached.stats.sources[1].accepted > 10
 
 
-def test_texts_of_a_running_batch_are_drafted_by_the_others(fresh_llama):
-    batch = rs.RunningBatch(fresh_llama, max_draft_tokens=8)
-    seen, texts = [], []
-    for ids in (PROMPT, PROMPT.flip(1)):
-        plain = fresh_llama.generate(ids, **GREEDY)
-        blend = Prophet(plain, 0.9) | Recorder(seen)
-        texts.append((plain, batch.add(inputs=ids, candidate_generator=blend, **GREEDY)))
+def test_what_is_attached_may_read_the_states_of_every_call(assisted, with_layers):
+    for model, reading in (assisted, (with_layers, {"use_mtp": True})):
+        plain = model.generate(PROMPT, **GREEDY)
+        with rs.attach(model, max_draft_tokens=8, **reading) as attached:
+            assert model.generate(PROMPT, **GREEDY).tolist() == plain.tolist()
+        names = [source.name for source in attached.stats.sources if source.drafted]
+        assert "HiddenStateDrafts" in names
+
+
+def test_what_does_not_fit_the_model_is_refused_by_its_argument(fresh_llama):
+    options = {"candidate_generator": "auto", **GREEDY}
+    with pytest.raises(ValueError, match="`use_mtp=True` does not fit a LlamaForCausalLM; leave"):
+        fresh_llama.generate(PROMPT, use_mtp=True, **options)
+    with pytest.raises(ValueError, match="`assistant_model` does not fit a LlamaForCausalLM"):
+        fresh_llama.generate(
+            PROMPT, assistant_model=fresh_llama, speculation_type="dflash", **options
+        )
+
+
+def test_in_a_running_batch_it_reads_the_states_of_a_text_that_is_alone(fresh_llama, caplog):
+    """While another shares its passes the other sources draft, which a warning says once."""
+    caplog.set_level(logging.WARNING, logger="hf_refspec")
+    batch = rs.RunningBatch(fresh_llama, max_draft_tokens=3)
+
+    def added(ids, max_new_tokens):
+        options = {**GREEDY, "max_new_tokens": max_new_tokens}
+        plain = fresh_llama.generate(ids, **options)
+        seen = []
+        blend = Prophet(plain, 0.6) | Recorder(seen)
+        return plain, batch.add(inputs=ids, candidate_generator=blend, **options), seen
+
+    plain, text, seen = added(PROMPT, 60)
+    for _ in range(6):
+        batch.step()
+    other_plain, other_text, _ = added(PROMPT.flip(1), 12)
     while len(batch):
         batch.step()
-    assert all(text.sequences.tolist() == plain.tolist() for plain, text in texts)
+    assert text.sequences.tolist() == plain.tolist()
+    assert other_text.sequences.tolist() == other_plain.tolist()
+    expected = torch.stack(fresh_llama(plain, output_hidden_states=True).hidden_states)
+    end = 0
+    gaps = []
+    for ids, positions, states, _ in seen:
+        assert ids[0] == plain[0, positions[0]].tolist()
+        last = positions[0, -1].item()
+        gaps.append(last - states.shape[2] - end)
+        end = last
+        torch.testing.assert_close(
+            states, expected[:, :, end - states.shape[2] : end], rtol=1e-4, atol=1e-4
+        )
+    assert len([gap for gap in gaps if gap]) == 1 and min(gaps) == 0 and end > 60
+    assert caplog.text.count("nothing is drafted from hidden states: several texts") == 1
