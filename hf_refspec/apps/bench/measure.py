@@ -48,7 +48,7 @@ BY_NAME: dict[str, Callable[[], Drafter]] = {
 }
 # Names with the folder or Hub id of a datastore, a model or a recycling table.
 OF_A_NAME = ("DatastoreDrafts=STORE", "REST=STORE", "TokenRecycling=TABLE")
-OF_MODELS = ("use_mtp", "DraftModel=MODEL")
+OF_MODELS = ("use_mtp", "assistant_model=MODEL", "DraftModel=MODEL")
 New: TypeAlias = Callable[[Any], Drafter]  # creates a drafter for a target model, if one is loaded
 logger = logging.getLogger("hf_refspec")
 # The columns with prompts, and with recorded answers; the first that a row has counts.
@@ -69,7 +69,7 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> New:
     name, _, value = text.partition("=")
     if text == "use_mtp":
         return layers_of
-    if value and name == "DraftModel":
+    if value and name in ("assistant_model", "DraftModel"):
         return load_assistant(value)
     if value and name in ("DatastoreDrafts", "REST"):
         store = Datastore.from_pretrained(value, tokenizer=tokenizer)

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +123,7 @@ def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     help = "a text before the prompt: the model reads it, and drafts are copied from it"
     texts.add_argument("--context", type=Path, metavar="FILE", help=help)
     add_sources(texts)
-    add = parser.add_argument_group("models that draft").add_argument
-    help = (
-        "a smaller model of the same family, an assistant of Gemma 4, or a block drafter (DFlash)"
-    )
-    add("--assistant-model", metavar="MODEL", help=help)
-    help = "the model's own layers for multi-token prediction"
-    add("--use-mtp", action="store_true", help=help)
+    add_assistants(parser)
     add = parser.add_argument_group("sampling, as in transformers").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X", help="by default the model's own")
@@ -143,6 +138,17 @@ def add_sources(texts: _ArgumentGroup) -> None:
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     help = "a folder that keeps answers; this and later calls draft from them"
     add("--cache", type=Path, metavar="PATH", help=help)
+
+
+def add_assistants(parser: ArgumentParser) -> None:
+    """Adds the arguments of [`assistants`], which have the names that `generate` gives them."""
+    add = parser.add_argument_group("models that draft").add_argument
+    help = (
+        "a smaller model of the same family, an assistant of Gemma 4, or a block drafter (DFlash)"
+    )
+    add("--assistant-model", metavar="MODEL", help=help)
+    help = "the model's own layers for multi-token prediction"
+    add("--use-mtp", action="store_true", help=help)
 
 
 def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
@@ -167,14 +173,16 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
     return drafters
 
 
-def assistants(args: Namespace, model: PreTrainedModel) -> list[Drafter]:
-    """The drafters that run layers of the model or another model, as the arguments name them."""
+def assistants(args: Namespace) -> Callable[[PreTrainedModel], list[Drafter]]:
+    """A function that creates a target model's drafters that run its own layers or another model.
+
+    It loads the other model before the target, which may take longer."""
     from ..shared.loading import layers_of, load_assistant
 
-    drafters = [layers_of(model)] if args.use_mtp else []
+    new: list[Callable[[PreTrainedModel], Drafter]] = [layers_of] if args.use_mtp else []
     if args.assistant_model is not None:
-        drafters.append(load_assistant(args.assistant_model)(model))
-    return drafters
+        new.append(load_assistant(args.assistant_model))
+    return lambda model: [new_drafter(model) for new_drafter in new]
 
 
 def decoding_options(args: Namespace) -> dict[str, Any]:

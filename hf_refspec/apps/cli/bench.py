@@ -100,8 +100,9 @@ def compared(
 
 def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     names = args.drafters or ["ReferenceCopy", "ReferenceCopy | SessionDrafts"]
+    of_models = ("Recycling", "use_mtp", "assistant_model", "DraftModel")
     for name in names:
-        if name == "auto" or any(part in name for part in ("Recycling", "DraftModel", "use_mtp")):
+        if name == "auto" or any(part in name for part in of_models):
             raise ValueError(f"--drafters {name} needs a model; with --replay name look-up alone")
     budgets = args.max_draft_tokens or REPLAYED
     if "auto" in budgets:

@@ -47,8 +47,9 @@ def chat(args: Namespace) -> None:
     noun = "--system" if context is None else f"--context {args.context}"
     prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafters = sources(args, tokenizer)
+    of_model = assistants(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    drafter = LiveDrafts([*drafters, *assistants(args, model)])
+    drafter = LiveDrafts([*drafters, *of_model(model)])
     drafting_kernels.compile()
     TerminalChat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
 

@@ -16,7 +16,7 @@ from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import BUILT_IN_SCENES, Scene, scenes_of_file
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend, without_controls
-from .arguments import add_model, positive, read_text, waiting
+from .arguments import add_assistants, add_model, assistants, positive, read_text, waiting
 
 DRAFTED = "drafted"
 
@@ -26,6 +26,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code, for a question and an edit")
     add_model(parser, dtype=False)
+    add_assistants(parser)
     add("--max-new-tokens", type=positive, default=160, metavar="N", help="of each answer")
     add("--svg", type=Path, metavar="FILE", help="also write a picture of the output")
 
@@ -40,10 +41,12 @@ def demo(args: Namespace) -> int:
         scenes = BUILT_IN_SCENES
     else:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
+    of_model = assistants(args)
     model = load_model(args.model, args.device_map, torch.float32)
 
     def methods() -> Methods:
-        return {UNDRAFTED: {}, DRAFTED: {"candidate_generator": LiveDrafts(default_sources())}}
+        drafter = LiveDrafts([*default_sources(), *of_model(model)])
+        return {UNDRAFTED: {}, DRAFTED: {"candidate_generator": drafter}}
 
     comparison = Comparison(model, methods, max_new_tokens=args.max_new_tokens, do_sample=False)
     with waiting("warming up"):
@@ -54,7 +57,7 @@ def demo(args: Namespace) -> int:
     console.print(
         f"{name_for_people(args.model)}, {about}, on {model.device}. A small model knows little "
         "and makes mistakes. Drafts change none of its words, only the speed: coloured words were "
-        "drafted by look-up and accepted by the model.",
+        "drafted, and accepted by the model.",
         end="\n\n",
         markup=False,
     )

@@ -36,8 +36,9 @@ def generate(args: Namespace) -> None:
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
     max_new_tokens = prompts.tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
+    of_model = assistants(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    drafter = Blend([*drafters, *assistants(args, model)])
+    drafter = Blend([*drafters, *of_model(model)])
     model.generate(
         **inputs.to(model.device),
         **options,

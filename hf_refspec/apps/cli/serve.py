@@ -14,9 +14,11 @@ from ...kernels.compilation import drafting_kernels
 from ...messages import require
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .arguments import (
+    add_assistants,
     add_listening,
     add_model,
     add_sources,
+    assistants,
     listen,
     log_to_stderr,
     positive,
@@ -41,6 +43,7 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help=pages)
     texts = parser.add_argument_group("texts")
     add_sources(texts)
+    add_assistants(parser)
     isolated = "learn nothing from one request for the next: slower, but reveals no client's texts"
     add("--isolate", action="store_true", help=isolated)
     limit = partial(parser.add_argument_group("limits").add_argument, type=positive, metavar="N")
@@ -74,13 +77,14 @@ def serve(args: Namespace) -> int:
         drafters = sources(args, tokenizer)
         opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
         source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
+        of_model = assistants(args)
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
         annotates = bool(args.reference or args.datastore or args.cache)
         engine = RequestEngine(
             model,
             tokenizer,
-            drafters,
+            [*drafters, *of_model(model)],
             max_seconds=args.max_seconds,
             max_waiting=args.max_waiting,
             isolates=args.isolate,

@@ -25,6 +25,7 @@ from ...drafting.hidden_state_drafts import HiddenStateDrafts
 from ...smollm2 import default_model
 from ...store.names import HUB_ID, model_source, named_tokenizer
 from ...store.stored_tokenizer import public_name
+from ...text_config import text_config
 from ...transformers_names import (
     hidden_state_generator,
     is_block_drafter,
@@ -88,7 +89,15 @@ def load_assistant(name: str) -> Callable[[PreTrainedModel], Drafter]:
     else:
         model = load_model(name)
         reading = reading_arguments(model, use_mtp=None, speculation_type=None)
-    return partial(_reader, reading) if reading else lambda _: DraftModel(model)
+    if reading:
+        return partial(_reader, reading)
+
+    def draft_model(target: PreTrainedModel) -> Drafter:
+        drafter = DraftModel(model)
+        drafter.check(text_config(target).vocab_size)
+        return drafter
+
+    return draft_model
 
 
 def layers_of(model: PreTrainedModel) -> Drafter:

@@ -13,6 +13,7 @@ from hf_refspec.apps.cli.chat import TerminalChat
 from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 from hf_refspec.apps.shared.streams import AnswerStream, LiveDrafts, Terminal
+from tests.helpers.architectures import small
 from tests.helpers.texts import some_texts
 
 SHORT = ["--max-new-tokens", "12"]
@@ -60,6 +61,15 @@ def test_layers_and_assistants_of_the_model_draft_beside_look_up(
     text, nodes = answer(model=mtp_folder)
     drafted = answer("--use-mtp", model=mtp_folder)
     assert drafted[0] == text and drafted[1] != nodes
+
+
+@pytest.mark.parametrize("command", ["chat", "generate x", "demo", "serve --port 0"])
+def test_what_drafts_must_fit_the_model(refused, folder, tmp_path, command):
+    small("llama", vocab_size=9).save_pretrained(tmp_path)
+    command = [*command.split(), "--model", folder]
+    assert "`use_mtp=True` does not fit" in refused(*command, "--use-mtp")
+    assert "with a vocabulary of 9, but" in refused(*command, "--assistant-model", tmp_path)
+    assert "./none" in refused(*command, "--assistant-model", "./none")
 
 
 def test_the_prompt_is_an_argument_or_stdin(generate, stdin):

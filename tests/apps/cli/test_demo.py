@@ -70,8 +70,9 @@ def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
     file.write_text("def area(width, height):\n    return width * height\n", encoding="utf-8")
     picture = tmp_path / "demo.svg"
     arguments = ["--model", folder, "--file", str(file), "--max-new-tokens", "20"]
-    assert main(["demo", *arguments, "--svg", str(picture)]) == 0
+    assert main(["demo", *arguments, "--assistant-model", folder, "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
+    assert "DraftModel" in printed
     assert "An edit of area.py" in printed and printed.count("2 of 2") == 2
     assert "def area(width, height):" in printed  # the document is shown
     assert "\x1b[" not in printed  # not a terminal

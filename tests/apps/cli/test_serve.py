@@ -32,6 +32,7 @@ def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(folder, tmp_path, tokeniz
     monkeypatch.setenv("HF_REFSPEC_API_KEY", "k1\n")
     Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
     options = ["--datastore", tmp_path / "store", "--model", folder, "--max-new-tokens", 400]
+    options += ["--assistant-model", folder]
     with server_process(*options) as (child, address, log):
         assert "WARNING" not in "".join(log)
         body = {"model": "bytes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import openai
@@ -19,7 +20,9 @@ from transformers import (
 from hf_refspec import ReferenceCopy, TokenRecycling
 from hf_refspec.apps.serve.served_model import OutputPenalties
 from hf_refspec.apps.serve.served_row import StopStrings
+from hf_refspec.apps.shared.loading import layers_of
 from hf_refspec.apps.shared.streams import PART_OF_CHARACTER
+from tests.helpers.heads import with_mtp
 from tests.helpers.running_server import NAME, RunningServer, serving, streamed
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
@@ -271,6 +274,24 @@ def test_metrics_add_up(speller, tokenizer, plain):
     accepted = [metrics[f'accepted_draft_tokens_total{{source="{name}"}}'] for name in sources]
     assert accepted[0] == usages[0].completion_tokens_details.accepted_prediction_tokens
     assert sum(accepted) + passes == 92
+
+
+def test_the_models_own_layers_draft_while_a_request_is_alone(
+    speller, tokenizer, plain, tmp_path, caplog
+):
+    """Beside another one the other sources draft, which the log says once."""
+    caplog.set_level(logging.WARNING, logger="hf_refspec")
+    text = plain("one", max_new_tokens=60)
+    ids = tokenizer(f"user: one\nassistant: {text}", return_tensors="pt")["input_ids"]
+    model = with_mtp(speller, 1, tmp_path, ids)
+    sources = [ReferenceCopy(), layers_of(model)]
+    with serving(model, tokenizer, sources, max_rows=2, max_draft_tokens=8) as server:
+        assert server.chat("one", max_tokens=60).choices[0].message.content == text
+        accepted = server.metrics()['accepted_draft_tokens_total{source="HiddenStateDrafts"}']
+        assert accepted > 10 and "hidden states" not in caplog.text
+        answer = server.chat("one", max_tokens=60, n=2)
+        assert [choice.message.content for choice in answer.choices] == [text, text]
+    assert caplog.text.count("from hidden states: several texts are decoded together") == 1
 
 
 @pytest.mark.parametrize("isolates", [False, True])
