@@ -244,6 +244,17 @@ def _of_configuration(
         )
     if input_ids.numel() == 0:
         yield "`input_ids` with no token: pass a prompt"
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and positions.ndim < 2:
+        yield (
+            f"`position_ids` of shape {tuple(positions.shape)}: pass `(rows, length)`, or leave "
+            "them out"
+        )
+    if rows > 1 and config.eos_token_id is not None and (config.pad_token_id or 0) < 0:
+        yield (
+            f"`pad_token_id={config.pad_token_id}` and `input_ids` with {rows} rows: the model "
+            "would read it after rows that end early. Pass a token's id"
+        )
     if not config.use_cache:
         yield "`use_cache=False`: verification continues from the cache. Pass `use_cache=True`"
     outputs = (*FURTHER_OUTPUTS, "output_scores", "output_logits")

@@ -64,6 +64,14 @@ REFUSED = {
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
     "a loop of the Hub beside it": ({"custom_generate": "org/it"}, "`custom_generate='org/it'`"),
     "no row": ({"inputs": PROMPT[:0]}, "`input_ids` with no token"),
+    "positions without rows": (
+        {"position_ids": torch.arange(PROMPT.shape[1])},
+        r"`position_ids` of shape \(9,\): pass `\(rows, length\)`",
+    ),
+    "padding that is no token": (
+        {"inputs": PROMPT.repeat(2, 1), "pad_token_id": -1, "eos_token_id": 2},
+        "`pad_token_id=-1` and `input_ids` with 2 rows",
+    ),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
     "continuous batching": ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
     "hidden states": (
