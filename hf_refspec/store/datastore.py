@@ -101,6 +101,10 @@ class Datastore(StoredFolder[StoreConfig]):
                 "the compact form of %s was made of %s; compact() it again", self.path, counts
             )
 
+    def __ror__(self, other: Any) -> Any:
+        shown = f"{other!r} | rs.DatastoreDrafts(store)"
+        raise TypeError(f"`|` joins drafters, and a datastore is not one: write `{shown}`")
+
     def __repr__(self) -> str:
         entry = self.config.ngrams
         if self.form == "compact" and entry is not None:

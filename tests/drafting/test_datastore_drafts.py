@@ -109,6 +109,12 @@ def test_bad_arguments_are_named(store, arguments, error, message):
         DatastoreDrafts(store, **arguments)
 
 
+def test_a_store_beside_a_name_is_told_how_it_drafts(store):
+    with pytest.raises(TypeError, match=r"write `'auto' \| rs.DatastoreDrafts\(store\)`"):
+        "auto" | store
+    assert (ReferenceCopy() | store).sources[1].store is store
+
+
 def test_its_printed_form_names_the_store(store):
     assert repr(DatastoreDrafts(store)) == f"DatastoreDrafts({store!r})"
     assert repr(DatastoreDrafts(store, 4)) == f"DatastoreDrafts({store!r}, max_match=4)"
