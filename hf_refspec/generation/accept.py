@@ -14,6 +14,8 @@ from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import ROOT, DraftTree
 from ..kernels.compilation import drafting_kernels
 from ..verification.passes import PassResult
+from ..verification.ranks import Ranks
+from .plan import DraftLimits
 from .row import Row, checked_tokens, choose_tokens, drawn
 
 _BLIND_TO_IDS = (
@@ -78,7 +80,7 @@ class _Walk:
     """
 
     def __init__(
-        self, row: Row, tree: DraftTree, root: int, is_same_model: Callable[[], bool]
+        self, row: Row, tree: DraftTree, root: int, is_same_model: Callable[[], bool] | None
     ) -> None:
         self.row = row
         self._is_same_model = is_same_model
@@ -93,7 +95,8 @@ class _Walk:
         still the one that has verified what follows."""
         node = self._children.get((self.path[-1] if self.path else ROOT, token))
         ends = self.row.append(token)
-        if not self._is_same_model() or ends or node is None:
+        changed = self._is_same_model is not None and not self._is_same_model()
+        if changed or ends or node is None:
             return False
         self.path.append(node)
         self.place = self.places[1 + node]
@@ -104,9 +107,10 @@ def accept(
     rows: Sequence[Row],
     drafts: Sequence[DraftTree | None],
     result: PassResult,
-    is_same_model: Callable[[], bool],
+    limits: DraftLimits,
 ) -> Accepted:
-    """Each row takes the nodes of its draft that the target model chooses, and one token more.
+    """Each row takes the nodes of its draft that the target model chooses, and one token more; of
+    several ranks the first one's.
 
     Every row walks down its own draft, and they choose together: where logits processors do not
     look at the text (temperature, top-k, top-p), one call chooses the next tokens of all rows that
@@ -114,6 +118,7 @@ def accept(
     tokens on any device but a CPU. Otherwise the host waits once per accepted depth.
     """
     logits = result.logits  # (N, vocab_size)
+    is_same_model = limits.watch(rows)
     k = max(row.drafter.observed_top_k for row in rows)
     # No token waits for kernels.
     is_ready = drafting_kernels.compiled
@@ -137,7 +142,18 @@ def accept(
     seconds = perf_counter() - result.began
     if not is_ready and drafting_kernels.ready(in_call=logits.device.type == "cpu") and k > 0:
         top = top_tokens(logits[None], k)
+    if not limits.ranks.alone:
+        taken = _agreed(rows, taken, limits.ranks)
     return Accepted(taken, result.pass_tokens, seconds, top)
+
+
+def _agreed(rows: Sequence[Row], taken: list[Taken], ranks: Ranks) -> list[Taken]:
+    """The tokens that the first of several ranks has taken, in the rows of all of them."""
+    first, ends = ranks.agree((taken, [row.stopped_at for row in rows]))
+    for row, own, agreed, end in zip(rows, taken, first, ends, strict=True):
+        if row.stopped_at != end or not np.array_equal(own.tokens, agreed.tokens):
+            row.replace(len(own.tokens), agreed.tokens.tolist(), end)
+    return first
 
 
 def _known_tokens(

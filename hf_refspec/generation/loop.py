@@ -3,10 +3,9 @@ the target model, and emits the tokens that the target has chosen: the accepted 
 
     plan    sizes: the nodes and the depth of each row's draft             plan.py
     draft   a tree for each row, by its drafter                            plan.py, drafting/
-    trim    the nodes that pay                                             plan.py
-    probe   none where the model turns out not to verify them exactly      draft_limits.py
-    forward the logits after each row and each node; `plan.width` pads     verification/verifier.py
-            the pass where that costs less
+    trim    the nodes that pay, none where the model turns out not to      plan.py, budget.py
+            verify them exactly; and the width of the pass
+    forward the logits after each row and each node                        verification/verifier.py
     accept  tokens by the target's own logits, processors, criteria and    accept.py, row.py
             random numbers, in the order of plain decoding
     keep    the accepted nodes in the cache, nothing else                  verification/
@@ -19,10 +18,8 @@ is R = 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
-
-import numpy as np
 
 from ..drafting.contract import Observation
 from ..drafting.stats import DraftStats
@@ -30,8 +27,7 @@ from ..drafting.tree import DraftTree
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .draft_limits import DraftLimits
-from .plan import Budget, Drafts, draft, plan_step
+from .plan import Budget, DraftLimits, Drafts, draft, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -51,10 +47,8 @@ class Loop:
         plan = plan_step(rows, self.budget, self.limits, longest)
         drafts = draft(rows, plan)
         drafts = plan.trim(drafts)
-        drafts = plan.probe(drafts)
-        result = self.verifier.forward([row.seen for row in rows], drafts.trees, plan.width(drafts))
-        accepted = accept(rows, drafts.trees, result, self.limits.watch(rows))
-        taken = self._agreed(rows, accepted)
+        result = self.verifier.forward([row.seen for row in rows], drafts.trees, drafts.width)
+        taken = accept(rows, drafts.trees, result, self.limits)
         self.verifier.keep(taken.paths)
         self.learn(rows, drafts, result, taken)
         return taken
@@ -106,8 +100,7 @@ class Loop:
         began = perf_counter()
         trees: list[DraftTree | None] = [DraftTree.empty()] * len(rows)
         result = self.verifier.forward([row.seen for row in rows], trees)
-        accepted = accept(rows, trees, result, self.limits.watch(rows))
-        taken = self._agreed(rows, accepted)
+        taken = accept(rows, trees, result, self.limits)
         self.verifier.keep(taken.paths)
         self._observe(rows, trees, result, taken)
         self.stats.add(prefill_seconds=perf_counter() - began)
@@ -119,18 +112,6 @@ class Loop:
         self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
         self.verifier.keep([[]] * len(rows))
         self.stats.add(prefill_seconds=perf_counter() - began)
-
-    def _agreed(self, rows: Sequence[Row], taken: Accepted) -> Accepted:
-        """The tokens that the first of several ranks has taken, in the rows of all of them."""
-        ranks = self.limits.ranks
-        if ranks.alone:
-            return taken
-        ends = [row.stopped_at for row in rows]
-        first, first_ends = ranks.agree((taken.rows, ends))
-        for row, own, agreed, end in zip(rows, taken.rows, first, first_ends, strict=True):
-            if row.stopped_at != end or not np.array_equal(own.tokens, agreed.tokens):
-                row.replace(len(own.tokens), agreed.tokens.tolist(), end)
-        return replace(taken, rows=first)
 
     def _observe(
         self,

@@ -2,33 +2,44 @@
 how wide the pass is.
 
 No other file decides sizes: [`plan_step`] sets the most nodes of each row and their depth, within
-the limits of the call (`draft_limits.py`) and the room in the cache; [`Plan.trim`] keeps the
-drafted nodes that pay, and [`Plan.width`] pads their pass. A budget knows what pays: the best nodes
-of all rows together, up to the number that yields the most expected tokens per second. A pass over
-packed rows costs as much as their tokens; where rows run side by side, all get the same number of
-nodes. Estimates may be wrong, so a ledger books what each pass has really gained, and drafts that
-could cost a call more than a small part of its time are not verified.
+the [`DraftLimits`] of the call and the room in the cache; [`Plan.trim`] keeps the drafted nodes
+that pay, see `budget.py`, and may pad their pass.
+
+Until a probe allows it, no draft crosses a length at which attention may become another computation
+(a window, a chunk). The probe runs when a text that has reached this length has a draft to verify.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from transformers import DynamicCache, PreTrainedConfig
 
-from ..drafting.contract import Call, Drafter, Speed, checked_draft
-from ..drafting.tree import MOST_NODES, DraftTree
+from ..drafting.contract import Call, Speed, checked_draft
+from ..drafting.stats import DraftStats
+from ..drafting.tree import DraftTree
+from ..refusals import CHANGED, Reason, why_refused
+from ..text_config import context_length, length_dependent_rope, text_config, vocab_size_of
+from ..verification.model_memo import Watch
+from ..verification.probe import ProbedCall, known_finding
+from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
-from .accept import Accepted
-from .draft_limits import DraftLimits
-from .pass_costs import PASS_TOKENS, TOKENS, PassCosts, pass_costs
 from .row import Row
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from .accept import Accepted
+
+# Names of numbers that limit attention, and names that count something else: max_window_layers,
+# moe_topk.
+_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+_COUNTS = re.compile(r"layers|moe|router|expert")
+# Every probe's text is longer than this.
+_CROSSED = 8
 
 
 @dataclass(frozen=True)
@@ -40,16 +51,14 @@ class Drafts:
             `None` for a row that takes no part in the pass.
         drafted (`list[DraftTree | None]`): The drafts as they were made.
         seconds (`float`): The time that drafting has taken.
+        width (`int`, *optional*): The tokens to which the pass is padded; `None` for no more than
+            it needs.
     """
 
     trees: list[DraftTree | None]
     drafted: list[DraftTree | None]
     seconds: float
-
-    @property
-    def any(self) -> bool:
-        """True if anything is to be verified."""
-        return any(tree for tree in self.trees)
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,32 +78,26 @@ class Plan:
     depths: list[int | None]
 
     def trim(self, drafts: Drafts) -> Drafts:
-        """The nodes that pay. The first of several ranks decides."""
+        """The nodes that pay and the width of their pass; the first of several ranks decides. None
+        if a probe shows that the model does not verify them exactly: one runs before the first
+        draft of a call and at each length at which attention changes, see [`DraftLimits.probe`]."""
         began = perf_counter()
+        limits = self.limits
         trees = self.budget.trim(self.rows, drafts)
         seconds = drafts.seconds + perf_counter() - began
-        if not self.limits.ranks.alone:
-            trees = self.limits.ranks.agree(trees)
-        return replace(drafts, trees=trees, seconds=seconds)
-
-    def probe(self, drafts: Drafts) -> Drafts:
-        """The drafts, or none if a probe shows that the model does not verify them exactly. A probe
-        runs before the first draft of a call and at each length at which attention changes, see
-        [`DraftLimits.probe`]; most steps have none."""
-        rows = zip(self.rows, drafts.trees, strict=True)
-        lengths = [len(row.seen) for row, tree in rows if tree is not None]
-        if not drafts.any or self.limits.probe(max(lengths)):
-            return drafts
-        nothing = [None if tree is None else DraftTree.empty() for tree in drafts.trees]
-        return replace(drafts, trees=nothing)
-
-    def width(self, drafts: Drafts) -> int | None:
-        """The tokens to which the pass is padded; `None` for no more than it needs."""
-        if not (isinstance(self.budget, AutoBudget) and self.limits.may_pad):
-            return None  # a fixed budget measures no costs
-        rows = zip(self.rows, drafts.trees, self.limits.verifier.cached, strict=True)
-        sizes = [len(row.seen) - n + len(tree) for row, tree, n in rows if tree is not None]
-        return self.budget.width(sum(sizes))
+        if not limits.ranks.alone:
+            trees = limits.ranks.agree(trees)
+        if any(trees):
+            rows = zip(self.rows, trees, strict=True)
+            longest = max(len(row.seen) for row, tree in rows if tree is not None)
+            if not limits.probe(longest):
+                trees = [None if tree is None else DraftTree.empty() for tree in trees]
+        width = None
+        if limits.may_pad:
+            passes = zip(self.rows, trees, limits.verifier.cached, strict=True)
+            sizes = [len(row.seen) - n + len(tree) for row, tree, n in passes if tree is not None]
+            width = self.budget.width(sum(sizes))
+        return Drafts(trees, drafts.drafted, seconds, width)
 
 
 def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
@@ -136,43 +139,6 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
     return Drafts(trees, trees, perf_counter() - began)
 
 
-@dataclass(frozen=True)
-class BudgetConstants:
-    """Numbers of [`AutoBudget`]."""
-
-    # The part of the time that drafts may lose, with the advance of `PassCosts` about three plain
-    # steps of a call of 100 tokens. A call that ends early loses a larger part.
-    loss: float = 0.015
-    least_advance: float = 0.5  # a call that fails does not end drafting for good
-    # The most plain steps that earlier gains may pay for, twice the dearest pass. Without a limit,
-    # a running batch would pay for wrong drafts for as long as right ones came before.
-    most_affordable: float = 100.0
-    # A pass that takes more than this multiple of its usual time was disturbed by other load: it is
-    # booked at its usual time, or, if that is not yet known, at this multiple of the estimate.
-    disturbed: float = 2.1
-    # The part of the affordable loss that one pass may stake; the pass over the fewest nodes may
-    # stake all. More tries longer drafts, less leaves something for others where the first fail.
-    stake: float = 0.5
-    # After this number of drafts in a row that were not worth verifying, drafting takes this part
-    # of the time. Less patience saves time on text that repeats nothing, and misses the first
-    # repetition of others; more drafting notices sooner that drafts pay again.
-    patience: int = 8
-    drafting_fraction: float = 0.005
-    # The most that a draft is booked with, in plain steps: an assistant, which reads the prompt for
-    # its first draft, has a ledger of its own.
-    dearest_draft: float = 0.05
-    # A draft must promise this many times the speed of a plain step. More misses small gains, less
-    # verifies drafts whose estimates are a little too high.
-    margin: float = 1.05
-    # A row this far ahead of another is e times less likely to be the last of its call to end. Less
-    # leaves the rows that are ahead without drafts sooner.
-    lead: float = 4.0
-    horizon: float = 8.0  # passes to come in which a row is taken to gain as much as now
-
-
-BUDGET = BudgetConstants()
-
-
 class Budget:
     """A fixed number of draft nodes for each row, which the call names."""
 
@@ -189,204 +155,153 @@ class Budget:
         """The part of each row's draft that the next pass should verify."""
         return drafts.drafted
 
+    def width(self, tokens: int) -> int:
+        """The size to which a pass over this number of tokens of packed rows is padded."""
+        return tokens
+
     def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
         """Learns which drafts a pass accepted and how long it took; a fixed number learns
         nothing."""
 
 
-class AutoBudget(Budget):
-    """The draft nodes that yield the most expected tokens per second, if any. Passes are logged."""
+class DraftLimits:
+    """Limits of the drafts of a call: their depth, their ids, and whether they may branch.
+
+    A verifier that has not been `probed` is probed before its first draft.
+
+    Attributes:
+        verifier ([`Verifier`]): Runs the passes.
+        chains (`bool`): True if drafts must not branch.
+        vocab_size (`int`): The number of ids that a draft may have.
+        ranks ([`Ranks`]): The processes that decode one text together; the first one decides.
+        refused ([`Reason`], *optional*): Why drafts end at the next length, if they do.
+    """
 
     def __init__(
         self,
-        costs: PassCosts,
-        widths: tuple[int, ...] = (),  # that rows are padded to
-        packs: bool = False,  # true if rows may verify different numbers of nodes
-        waits: bool = False,  # true if one call waits for all rows, above all for the last
+        verifier: Verifier,
+        stats: DraftStats | None = None,
+        rows: int = 1,
+        chains: bool = False,
+        probed: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__((widths or PASS_TOKENS)[-1] - 1)
-        self._costs = costs
-        self._widths = widths
-        self._packs = packs
-        self._waits = waits
-        self._affordable = costs.allowance  # the ledger: plain steps that drafts may lose now
-        self._unpaid = 0  # drafts in a row that were not worth verifying
-        self._drafting_seconds = 0.0  # the last draft's
-        self._spared = 0.0  # seconds that drafting may have taken since then
-        # The present step:
-        self._drafts = False  # true if rows may draft
-        self._plain = 0.0  # seconds of a plain step
-        self._length = 0  # tokens of the longest text
-        self._rows = 1
-        self._active = 1  # rows that take part
+        """`rows` is 2 for any number of several; `stats` count the passes of probes."""
+        self.verifier = verifier
+        self.chains = chains or not verifier.kind.takes_trees
+        self.vocab_size = vocab_size_of(verifier.model)
+        self.ranks = Ranks() if ranks is None else ranks
+        self.refused: Reason | None = None
+        self._watch: Watch | None = None
+        config = text_config(verifier.model)
+        self._call = ProbedCall(verifier.kind, verifier.model, rows, verifier.model_kwargs)
+        self._stats = stats
+        self._table = context_length(config)
+        rope = length_dependent_rope(config)
+        # The length at which rotary frequencies change; and whether they do so at every step from
+        # there on, or once ("longrope").
+        originally = "original_max_position_embeddings"
+        unscaled = rope.get(originally) or getattr(config, originally, None) or self._table
+        self._unscaled = unscaled if rope else None
+        self._is_dynamic = rope.get("rope_type") == "dynamic"
+        self._is_probed = probed
+        self._boundaries = boundaries(config)  # that no probe has crossed
 
-    def nodes(self, rows: Sequence[Row], takes_part: Sequence[bool]) -> int:
-        """The most nodes that each row should draft. Returns 0 while a plain step is measured or
-        drafting is not affordable, and mostly 0 while drafts do not pay."""
-        self._rows = len(rows)
-        self._active = sum(takes_part)
-        self._length = max(len(row.seen) for row in compress(rows, takes_part))
-        _, [plain_tokens] = self._passes(0)
-        self._plain = self._seconds(plain_tokens)
-        paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
-        self._drafts = (
-            not paused
-            and self._affordable * self._plain >= self._drafting_seconds
-            and not self._costs.wants_plain_step(self._length)
-        )
-        return self.max_nodes if self._drafts else 0
+    @property
+    def may_pad(self) -> bool:
+        """True if passes of packed rows may be padded: one token then runs as one of several, which
+        must have been found exact. Each of several ranks has measured other costs."""
+        is_exact = self._is_probed and self.refused is None
+        return self.verifier.entries.packs and is_exact and self.ranks.alone
 
-    def speed(self, probs: np.ndarray, drafting_seconds: float) -> float:
-        """See [`Call`]; of a row, if all rows draft alike."""
-        best = np.sort(probs)[::-1][: self.max_nodes]
-        gains = _sums(np.repeat(best, self._active)) if self._packs else self._active * _sums(best)
-        _, speed = self._best_count(gains, self._active * drafting_seconds)
-        return speed
+    def probe(self, length: int) -> bool:
+        """True if drafts after texts of up to this length may be verified. Runs the probes that are
+        due: the verifier's own, and those that cross the lengths which the texts have reached."""
+        reached = [boundary for boundary in self._boundaries if boundary <= length]
+        due = reached if self._is_probed else [None, *reached]
+        for boundary in due if self.refused is None else ():
+            finding = known_finding(self._call._replace(boundary=boundary), self._stats)
+            if not finding.exact:
+                self.refused = why_refused(finding, boundary)
+                break
+            self._is_probed = True
+            if boundary is not None:
+                self._boundaries.remove(boundary)
+        return self.refused is None
 
-    def width(self, tokens: int) -> int:
-        """The size to which a pass over this number of tokens of packed rows is padded: the
-        cheapest one that is no smaller."""
-        return self._costs.cheapest(tokens)
+    def watch(self, rows: Sequence[Row]) -> Callable[[], bool] | None:
+        """A function that is true until code of others that these rows call, such as a criterion
+        that switches an adapter, changes the model after the present pass. Drafts end then. `None`
+        if they call none."""
+        if not any(row.calls_others for row in rows):
+            return None
+        if self._watch is None:
+            self._watch = Watch(self.verifier.model)
+        watch = self._watch
+        watch.mark()
 
-    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
-        """The nodes of each draft that pay."""
-        kept = drafts.drafted
-        if any(kept):
-            kept = self._trimmed(kept, self._gains(rows, kept))
-        if self._drafts:
-            self._unpaid = 0 if any(kept) else self._unpaid + 1
-            self._drafting_seconds = min(drafts.seconds, BUDGET.dearest_draft * self._plain)
-            self._spared = 0.0
-        return kept
+        def is_same_model() -> bool:
+            is_same = watch.is_unchanged()
+            if not is_same:
+                self.refused = CHANGED
+                if self._stats is not None:
+                    self._stats.explain(self.verifier.kind.name, CHANGED.text)
+            return is_same
 
-    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
-        for row, drafted, taken in zip(rows, drafts.drafted, accepted.rows, strict=True):
-            if drafted:
-                row.drafter.calibration.record(drafted, taken.tokens)
-        active = sum(taken.path is not None for taken in accepted.rows)
-        emitted = sum(len(taken.tokens) for taken in accepted.rows)
-        drafting_seconds = self._drafting_seconds if self._drafts else 0.0
-        seconds = accepted.seconds
-        pass_tokens = accepted.pass_tokens
-        logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
-        self._costs.record(pass_tokens, seconds, self._length, plain=not drafts.any)
-        gained = BUDGET.loss * seconds - drafting_seconds
-        if drafts.any:
-            # A pass that was disturbed is not the draft's fault.
-            usual = self._seconds(pass_tokens)
-            most = BUDGET.disturbed * usual
-            disturbed = seconds > most and self._costs.knows(pass_tokens)
-            booked = usual if disturbed else min(seconds, most)
-            gained += emitted / active * self._plain - booked
-        if self._plain > 0:
-            affordable = self._affordable + gained / self._plain
-            self._affordable = min(affordable, BUDGET.most_affordable)
-            self._costs.allow(max(self._affordable, BUDGET.least_advance))
-        self._spared += BUDGET.drafting_fraction * seconds
+        return is_same_model
 
-    def _trimmed(
-        self, drafts: Sequence[DraftTree | None], gains: Sequence[np.ndarray]
-    ) -> list[DraftTree | None]:
-        """The best nodes of all drafts together, or the same number of nodes of each."""
-        all_gains = np.concatenate(gains)
-        if self._packs:
-            ranks = _ranks(all_gains)
-        else:
-            ranks = np.concatenate([_ranks(row_gains) for row_gains in gains])
-        count, _ = self._best_count(_sums(np.bincount(ranks, weights=all_gains)))
-        ends = np.cumsum([len(row_gains) for row_gains in gains])
-        masks = np.split(ranks < count, ends[:-1])
-        return [
-            draft if draft is None or mask.all() else draft.part(mask)
-            for draft, mask in zip(drafts, masks, strict=True)
-        ]
+    def depth(self, index: int, length: int) -> int:
+        """The greatest depth of a draft after the row with this index, whose text has this length;
+        0 or less allows none.
 
-    def _best_count(self, gains: np.ndarray, drafting_seconds: float = 0.0) -> tuple[int, float]:
-        """The best number of nodes to verify, of all rows together if they are packed, else of
-        each; and the tokens per second that it is expected to yield.
+        A draft ends at the first of
 
-        Args:
-            gains: The tokens that the best 0, 1, 2, ... nodes are expected to gain, `(1 + n,)`.
-            drafting_seconds: The time that a pass without nodes would still save.
+        - the next length that is not probed, or at which drafts are refused;
+        - the end of the table of positions, unless the text is past it, as in plain decoding;
+        - the length at which rotary frequencies change: one pass has one set of them, so that a
+          longer draft would change those of the accepted tokens.
         """
-        counts, tokens = self._passes(len(gains) - 1)
-        speed = (self._active + gains[counts]) / (
-            self._costs.seconds(tokens, self._length) + drafting_seconds
-        )
-        speed[0] *= BUDGET.margin
-        stakes = np.full(len(counts) - 1, BUDGET.stake)
-        stakes[:1] = 1.0
-        lost = self._costs.dearest(tokens)[1:] - 1
-        speed[1:][lost > stakes * self._affordable] = 0.0  # not affordable
-        best = int(speed.argmax())
-        return int(counts[best]), float(speed[best])
-
-    def _passes(self, max_count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The passes to choose from: their numbers of nodes, 0, `max_count` and those between with
-        known costs; and their numbers of tokens, of all rows together."""
-        widths = np.array(self._widths or PASS_TOKENS)
-        known = np.array(TOKENS) - self._active if self._packs else widths - 1
-        counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
-        if self._packs:
-            return counts, self._active + counts
-        width = 1 + counts
-        if self._widths:
-            width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
-        return counts, self._rows * width
-
-    def _seconds(self, tokens: int) -> float:
-        """The likely cost of a pass over this number of tokens."""
-        return float(self._costs.seconds(np.array(tokens), self._length))
-
-    def _gains(self, rows: Sequence[Row], drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
-        """The expected gain of each node of each draft, in tokens of a row; none of a row that
-        takes no part.
-
-        Where a call waits for several rows, the last one to end costs a whole pass for each of its
-        tokens, and any other only what one more row adds to these passes. A short row that drafts
-        little is likely to be the last."""
-        estimates = [
-            np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
-            for row, draft in zip(rows, drafts, strict=True)
-        ]
-        takes_part = np.array([draft is not None for draft in drafts])
-        count = int(takes_part.sum())
-        worth = takes_part.astype(float)
-        if self._waits and count > 1:
-            lengths = np.array([len(row) for row in rows])
-            ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
-            lags = np.minimum(ahead[takes_part].min() - ahead, 0)
-            last = takes_part * np.exp(lags / BUDGET.lead)
-            fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
-            if self._packs:
-                fixed = min(self._seconds(1) / self._seconds(count), 1.0)
-            worth *= (1 - fixed) + fixed * count * last / last.sum()
-            worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
-        return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]
+        deepest = sys.maxsize
+        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
+        assert self.verifier.inputs is not None
+        for last in (self.verifier.inputs.last_position(index, length), length - 1):
+            if self._table is not None and last < self._table:
+                deepest = min(deepest, self._table - 1 - last)
+            if self._unscaled is not None and last <= self._unscaled:
+                # The step at the border is plain: some models begin a new cache there (Phi-3).
+                deepest = min(deepest, max(self._unscaled - 1 - last, 0))
+            elif self._is_dynamic:
+                deepest = min(deepest, 0)
+        refused = self.refused is not None
+        if refused and not self._is_probed:
+            return 0
+        ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
+        return min(deepest, ahead[0] - length) if ahead else deepest
 
 
-def make_budget(
-    max_draft_tokens: int | str, drafter: Drafter, verifier: Verifier, waits: bool = False
-) -> Budget:
-    """The budget that a call asks for, whose passes this verifier runs; whether one call `waits`
-    for all rows. `"auto"` does not cut the drafts of a drafter that sets its own length."""
-    if not isinstance(max_draft_tokens, str):
-        return Budget(max_draft_tokens)
-    if drafter.decides_length:
-        return Budget(MOST_NODES)
-    kind = verifier.kind
-    entries = verifier.entries
-    costs = pass_costs(verifier.model, f"{kind.name}, {entries.variant}")
-    return AutoBudget(costs, widths=kind.widths, packs=entries.packs, waits=waits)
+def boundaries(config: PreTrainedConfig) -> list[int]:
+    """The lengths, ascending, at which attention may become another computation: numbers that the
+    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
+
+    A false boundary costs one probe; a missed one can change ids.
+    """
+    named = [
+        value
+        for name, value in vars(config).items()
+        if _LENGTHS.search(name) and not _COUNTS.search(name)
+    ]
+    windows = [
+        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
+    ]
+    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
 
 
-def _ranks(gains: np.ndarray) -> np.ndarray:
-    """The rank of each node by its gain, from 0; parents come before equally probable children."""
-    ranks = np.empty(len(gains), dtype=np.int64)
-    ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
-    return ranks
-
-
-def _sums(gains: np.ndarray) -> np.ndarray:
-    """The gain of the first 0, 1, 2, ... of these, float64."""
-    return np.concatenate(([0.0], np.cumsum(gains, dtype=float)))
+def _numbers(values: Any) -> Iterator[int]:
+    """All integers in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _numbers(value)
+    elif isinstance(values, int) and not isinstance(values, bool):
+        yield values

@@ -26,9 +26,9 @@ from ..text_config import context_length, text_config
 from ..transformers_names import CACHE_NAMES
 from ..verification.ranks import Ranks
 from ..version import untested_transformers
-from .draft_limits import DraftLimits
+from .budget import make_budget
 from .loop import Loop
-from .plan import make_budget
+from .plan import DraftLimits
 from .request import warn_unread
 from .running_text import CachedText, Prefixes, RunningText, prepare_text
 

@@ -34,9 +34,9 @@ from ..verification.entries import InPlaceEntries
 from ..verification.model_memo import state_of
 from ..verification.probe import ProbedCall, known_finding, select_verifier
 from ..verification.verifier import PLAIN, TREE, Verifier
-from .draft_limits import DraftLimits
+from .budget import make_budget
 from .loop import Loop
-from .plan import make_budget
+from .plan import DraftLimits
 from .request import Request
 from .row import Row
 

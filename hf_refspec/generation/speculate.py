@@ -45,9 +45,9 @@ from ..verification.probe import Choice, select_verifier
 from ..verification.ranks import Ranks, kept_in_step
 from ..verification.verifier import REPRODUCIBLE, Verifier
 from .accept import is_blind
-from .draft_limits import DraftLimits
+from .budget import make_budget
 from .loop import Loop
-from .plan import make_budget
+from .plan import DraftLimits
 from .request import Request, rows_of
 from .row import ColumnNoise, longest_row, own_length, padded_ids
 
@@ -87,7 +87,7 @@ def speculate(  # noqa: D417
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding, 1,024 at most: from there on a
             pass takes time in proportion to its tokens on any device. `"auto"`, or `None`, verifies
-            those that pay for themselves, see [`~generation.plan.AutoBudget`]; a
+            those that pay for themselves, see [`~generation.budget.AutoBudget`]; a
             `CandidateGenerator` sets its own length.
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds

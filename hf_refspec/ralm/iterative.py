@@ -31,9 +31,9 @@ from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..drafting.calls import as_drafter, drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
-from ..generation.draft_limits import DraftLimits
+from ..generation.budget import make_budget
 from ..generation.loop import Loop
-from ..generation.plan import make_budget
+from ..generation.plan import DraftLimits
 from ..generation.row import Row, RowMark
 from ..kernels.compilation import drafting_kernels
 from ..messages import check_count

@@ -5,7 +5,7 @@ of the same tokens one after another. The finding is kept with the model for as 
 can change its logits has changed, see `model_memo.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
-Another probe crosses such a length once a text is there, see `generation/draft_limits.py`.
+Another probe crosses such a length once a text is there, see `generation/plan.py`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def select_verifier(
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Without
     `drafts` a single row without padding takes the steps of plain decoding, and is not probed. With
     `probes_later` the tree of a model that takes the usual steps is probed after the first token,
-    by [`~generation.draft_limits.DraftLimits`]. `stats` count the passes of probes.
+    by [`~generation.plan.DraftLimits`]. `stats` count the passes of probes.
 
     Raises:
         RefusedCallError: If there is none and the call has `named` the requested one; other calls

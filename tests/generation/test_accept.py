@@ -19,9 +19,13 @@ from transformers import (
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.generation.accept import Accepted, accept
+from hf_refspec.generation.plan import DraftLimits
 from hf_refspec.generation.row import ColumnNoise, Row
 from hf_refspec.kernels.compilation import drafting_kernels
+from hf_refspec.verification import verifier
 from hf_refspec.verification.passes import PassResult
+from tests.helpers.architectures import small
+from tests.helpers.calls import PROMPT, prepared
 from tests.helpers.pass_times import time_is
 
 VOCAB_SIZE = 8
@@ -31,6 +35,8 @@ TREE = DraftTree(
     np.array([1, 4, 2, 5, 3]), np.array([-1, -1, 0, 1, 2], dtype=np.int32), np.ones(5, np.float32)
 )
 NONE = DraftTree.empty()
+MODEL = small("llama")
+LIMITS = DraftLimits(verifier.Verifier(verifier.TREE, MODEL, *prepared(MODEL, PROMPT)))
 
 
 def row_of(end: int | None = None, processors=(), noise=None, **config) -> Row:
@@ -54,7 +60,7 @@ def accepted(rows, drafts, logits, began: float = 0.0) -> Accepted:
     sizes = [0 if draft is None else 1 + len(draft) for draft in drafts]
     roots = [sum(sizes[:i]) for i in range(len(sizes))]
     result = PassResult(logits, roots, sum(sizes), began=began)
-    return accept(rows, drafts, result, is_same_model=lambda: True)
+    return accept(rows, drafts, result, LIMITS)
 
 
 def of_one(row: Row, *chosen: int) -> tuple[list[int] | None, list[int]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from hf_refspec.generation.pass_costs import pass_costs
+from hf_refspec.generation.budget import pass_costs
 from tests.helpers.calls import GREEDY, PROMPT, assert_lossless
 from tests.helpers.drafters import Prophet
 from tests.helpers.pass_times import passes_take

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.generation import plan
-from hf_refspec.generation.pass_costs import PassCosts
+from hf_refspec.generation import budget
+from hf_refspec.generation.budget import PassCosts
 from tests.helpers.calls import Call, up_to_end
 from tests.helpers.drafters import Listening, Observed
 from tests.helpers.pass_times import passes_take
@@ -54,7 +54,7 @@ def costs():
     costs.record(1, 1.0, plain=True)
     with (
         passes_take(lambda tokens: 1 + 0.05 * tokens),
-        mock.patch.object(plan, "pass_costs", lambda model, kind_of_pass: costs),
+        mock.patch.object(budget, "pass_costs", lambda model, kind_of_pass: costs),
     ):
         yield
 

@@ -1,384 +1,289 @@
-"""How many nodes are verified: what pays at what passes cost."""
+"""Drafts stay where plain decoding of the accepted tokens is the same computation.
+
+They end before a length at which attention may change, and go on where a probe crosses it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain, combinations
+import sys
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+from transformers import AutoConfig, DynamicCache
+from transformers.generation import stopping_criteria
 
-from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.calibration import Calibration
-from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.generation.accept import Accepted, Taken
-from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
-from hf_refspec.generation.plan import AutoBudget, Budget, Drafts, make_budget
-from hf_refspec.generation.row import Row
+from hf_refspec.generation.plan import DraftLimits
+from hf_refspec.verification.caches import find_cache
+from hf_refspec.verification.verifier import TREE
+from tests.helpers.architectures import VOCAB_SIZE, WINDOW, small
+from tests.helpers.calls import GREEDY, PROMPT, ListStreamer, assert_lossless
+from tests.helpers.drafters import Noise, Prophet
+from tests.helpers.own_forward import own_forward
 
-MOST_NODES = PASS_TOKENS[-1] - 1
-
-
-class MadeUp(PassCosts):
-    """Costs by a formula, known from the first pass on."""
-
-    def __init__(self, formula):
-        super().__init__()
-        self.formula = formula
-
-    def record(self, tokens, seconds, length=0, plain=False):
-        pass
-
-    def wants_plain_step(self, length):
-        return False
-
-    def seconds(self, tokens, length):
-        return np.vectorize(self.formula, otypes=[float])(tokens)
-
-    def dearest(self, tokens):
-        return self.seconds(tokens, 0) / self.formula(int(tokens[0]))
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "factor": 4.0,
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 32,
+}
 
 
-class Copier(Drafter):
-    def draft(self, budget, call):
-        return DraftTree.empty()
+SCALED = {
+    "dynamic llama": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
+    "longrope llama": ("llama", {"rope_parameters": LONG, "max_position_embeddings": 128}),
+    "longrope phi3": (
+        "phi3",
+        {
+            "rope_parameters": LONG,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "longrope phi3 with a window": (
+        "phi3",
+        {
+            "rope_parameters": LONG,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "sliding_window": 16,
+        },
+    ),
+}
 
 
-CONFIG = GenerationConfig()
+def build(case: str):
+    """A new model for each text: the frequencies are state of the model."""
+    model_type, config = SCALED[case]
+    return small(model_type, **config)
 
 
-def row_of(drafter: Drafter, length: int = 10) -> Row:
-    """A text of this length."""
-    ids = torch.zeros((1, length), dtype=torch.int64)
-    row = Row(ids, LogitsProcessorList(), StoppingCriteriaList(), CONFIG)
-    row.drafter = drafter
-    return row
+def drafted_as_plain(case: str, ids: torch.Tensor, **options):
+    """Asserts it of two new models; returns the drafter's stats."""
+    options = {**GREEDY, **options}
+    plain = build(case).generate(ids, **options)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
+    drafted = build(case).generate(ids, **drafting, **options)
+    assert drafted.tolist() == plain.tolist()
+    return drafter.stats
 
 
-def rows_of(drafters: Iterable[Drafter]) -> list[Row]:
-    return [row_of(drafter) for drafter in drafters]
+@pytest.mark.parametrize("case", SCALED)
+def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case):
+    stats = drafted_as_plain(case, PROMPT, max_new_tokens=50)
+    assert stats.mat > 1.3 and not stats.reason
 
 
-def drafts_of(
-    drafted: Iterable[DraftTree | None],
-    trees: Iterable[DraftTree | None] | None = None,
-    seconds: float = 0.0,
-) -> Drafts:
-    """What rows have drafted, in these seconds, and the `trees` that are verified, by default all;
-    `None` for a row that takes no part."""
-    drafted = [*drafted]
-    return Drafts(drafted if trees is None else [*trees], drafted, seconds)
+@pytest.mark.parametrize("case", SCALED)
+def test_a_probe_keeps_the_frequencies_of_the_longest_text_so_far(case):
+    """Plain decoding goes on with them."""
+    texts = []
+    for drafter in (None, Noise()):
+        model = build(case)
+        long = torch.cat([PROMPT] * 5, dim=-1)
+        model.generate(long, **GREEDY)
+        texts.append(model.generate(long[:, :34], candidate_generator=drafter, **GREEDY).tolist())
+    assert texts[0] == texts[1]
 
 
-def emitted(drafts: Drafts, *tokens: Iterable[int] | None, seconds: float = 1.0) -> Accepted:
-    """As if the target had chosen these tokens for each row, a path of the draft and one more, in a
-    pass that took these seconds."""
-    rows = [
-        Taken(None, np.empty(0, dtype=np.int64), 0)
-        if tree is None or chosen is None
-        else Taken([*range(len(path := [*chosen]) - 1)], np.array(path), len(tree))
-        for tree, chosen in zip(drafts.trees, tokens, strict=True)
-    ]
-    pass_tokens = sum(1 + len(tree) for tree in drafts.trees if tree is not None)
-    return Accepted(rows, pass_tokens, seconds, None)
+@pytest.mark.parametrize("padding", [1, 3, 9])
+def test_a_cache_that_is_rebuilt_at_a_length_is_rebuilt_behind_padding_too(padding):
+    """Phi-3 counts the padding: its cache goes before its frequencies change."""
+    generator = torch.Generator().manual_seed(padding)
+    for _ in range(5):
+        ids = torch.randint(3, 97, (1, padding + 17), generator=generator)
+        ids[:, :padding] = 0
+        mask = (ids != 0).long()
+        drafted_as_plain("longrope phi3", ids, attention_mask=mask, max_new_tokens=40)
 
 
-def trimmed(budget: Budget, rows: list[Row], drafts: Drafts) -> list[DraftTree | None]:
-    budget.nodes(rows, [tree is not None for tree in drafts.drafted])
-    return budget.trim(rows, drafts)
+def test_drafts_stay_within_learned_positions(models_by_type):
+    """GPT-2 has 512 positions; a draft past them would index outside of the table."""
+    model = models_by_type("gpt2")
+    prompt = torch.randint(3, 97, (1, 490), generator=torch.Generator().manual_seed(0))
+    options = {"inputs": prompt, "max_new_tokens": None}
+    assert_lossless(model, 1.0, max_length=512, **options)
+    # An end of text keeps plain decoding within the table although max_length does not.
+    end = int(model.generate(prompt, **{**GREEDY, "max_new_tokens": 22})[0, 510])
+    assert_lossless(model, Noise(), max_length=600, eos_token_id=end, **options)
 
 
-def sizes(trees: Iterable[DraftTree | None]) -> list[int]:
-    return [0 if tree is None else len(tree) for tree in trees]
-
-
-def rich(costs: PassCosts, **options) -> AutoBudget:
-    """A budget of a call that has gained so much that it may try anything."""
-    costs.allowance = 1e6
-    return AutoBudget(costs, **options)
-
-
-class OneRow:
-    """A budget for one text."""
-
-    def __init__(self, costs: PassCosts, budget: AutoBudget | None = None):
-        self.costs, self.budget = costs, budget or AutoBudget(costs)
-        self.drafter = Copier()
-        self.drafted = DraftTree.empty()
-
-    @property
-    def nodes(self) -> int:
-        return self.budget.nodes([row_of(self.drafter)], [True])
-
-    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
-        drafts = drafts_of([draft], seconds=drafting_seconds)
-        [kept] = trimmed(self.budget, [row_of(self.drafter)], drafts)
-        self.drafted = draft
-        return kept
-
-    def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        drafts = drafts_of([self.drafted], [kept])
-        accepted = emitted(drafts, tokens, seconds=seconds)
-        self.budget.record([row_of(self.drafter)], drafts, accepted)
-
-
-def budget_at(formula) -> OneRow:
-    costs = MadeUp(formula)
-    return OneRow(costs, rich(costs))
-
-
-def same(tokens: int) -> float:
-    return 1.0
-
-
-def each(tokens: int) -> float:
-    return float(tokens)
-
-
-@st.composite
-def draft_trees(draw, most: int, least_prob: float = 0.0):
-    size = draw(st.integers(0, most))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-    probs = []
-    for parent in parents:
-        conditional = draw(st.floats(least_prob, 1.0, width=32))
-        probs.append(np.float32(conditional * (probs[parent] if parent >= 0 else 1.0)))
-    return DraftTree(
-        np.arange(size, dtype=np.int64),  # all different, so that a node is known by its token
-        np.array(parents, np.int32),
-        np.array(probs, np.float32),
-    )
-
-
-@given(draft_trees(most=MOST_NODES, least_prob=0.5))
-def test_all_nodes_are_kept_where_they_cost_nothing_and_none_where_each_costs_a_token(tree):
-    assert len(budget_at(each).trim(tree)) == 0
-    budget = budget_at(same)
-    # Not one node of a tree that promises hardly anything is verified.
-    promised = budget.drafter.calibration.calibrated(tree).probs.sum(dtype=float)
-    assume(promised == 0 or promised > 0.1)
-    assert len(budget.trim(tree)) == (len(tree) if promised else 0)
-
-
-@given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=13, max_size=13))
-def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
-    prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
-    budget = budget_at(prices.__getitem__)
-    kept = budget.trim(tree)
-    kept.checked(vocab_size=100)
-    positions = kept.tokens.tolist()
-    # Each node is kept with its ancestors, in the same order.
-    assert [positions.index(p) if p >= 0 else -1 for p in tree.parents[positions].tolist()] == (
-        kept.parents.tolist()
-    )
-    assert kept.probs.tolist() == tree.probs[positions].tolist()
-
-    believed = budget.drafter.calibration.calibrated(tree).probs
-
-    def speed(nodes) -> float:
-        cost = np.interp(1 + len(nodes), PASS_TOKENS, [prices[t] for t in PASS_TOKENS])
-        return (1 + believed[list(nodes)].sum(dtype=float)) / cost
-
-    every = range(len(tree))
-    counts = {0, len(tree), *(tokens - 1 for tokens in PASS_TOKENS if tokens <= len(tree))}
-    closed = (
-        nodes
-        for nodes in chain.from_iterable(combinations(every, count) for count in counts)
-        if all(tree.parents[node] in (-1, *nodes) for node in nodes)
-    )
-    best = max(map(speed, closed))
-    # A draft that promises next to nothing is not verified.
-    assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.05)
-
-
-def test_a_call_that_has_gained_nothing_stakes_little_and_more_once_drafts_are_right():
-    """A node costs half a plain step."""
-    budget = OneRow(costs := MadeUp(lambda tokens: 0.5 + 0.5 * tokens), AutoBudget(costs))
-    tree = DraftTree.chain(range(MOST_NODES), [1.0] * MOST_NODES)
-    staked = []
-    for _ in range(12):
-        kept = budget.trim(tree)
-        staked.append(len(kept))
-        budget.record(kept, range(1 + len(kept)), 1 + 0.5 * len(kept))
-    assert staked[0] == 1 and staked == sorted(staked) and staked[-1] == MOST_NODES
-
-
-def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right: int = 0) -> float:
-    """The plain steps that wrong drafts cost a call of this number of tokens more than a hundredth
-    of its time, behind a number of `right` ones. Passes take twice as long from some pass on."""
-    costs, seconds, plain = PassCosts(), 0.0, 0.0
-    budget = OneRow(costs)
-    tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
-    for number in range(-right, tokens):
-        budget.drafted = tree if budget.nodes else DraftTree.empty()
-        budget.drafter.calibration = Calibration()  # estimates that nothing corrects
-        [kept] = budget.budget.trim([row_of(budget.drafter)], drafts_of([budget.drafted]))
-        slower = 1.0 if number < 10 * doubles else 2.0
-        taken = slower * np.interp(1 + len(kept), [1, 2, 64], [1.0, dear, 3 * dear])
-        if number >= 0:
-            seconds, plain = seconds + taken, plain + slower
-        budget.record(kept, range(1 + len(kept)) if number < 0 else [99], taken)
-    return seconds - 1.015 * plain
-
-
-@given(
-    st.floats(1.05, 4.0),
-    st.floats(0.1, 1.0),
-    st.integers(1, 63),
-    st.integers(70, 200),
-    st.integers(0, 9),
-)
-def test_drafts_that_are_always_wrong_take_a_hundredth_of_the_time_and_little_more(
-    dear, prob, nodes, tokens, doubles
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize("new_tokens", [21, 30])
+def test_past_the_models_positions_the_user_sees_what_plain_decoding_shows(
+    model_type, new_tokens, monkeypatch
 ):
-    """And what was granted in advance, and what the first passes of two sizes cost more than they
-    were taken to; of passes that take twice as long, each in the time of the slow ones."""
-    assert lost(dear, prob, nodes, tokens, doubles) <= 2 * 1.5 + 3 * dear
+    model = small(model_type, max_position_embeddings=32)
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([[5, 6, 7, 8] * 3])
+    warnings: list[str] = []
+    monkeypatch.setattr(stopping_criteria.logger, "warning_once", warnings.append)
+
+    def seen(**options) -> tuple:
+        warnings.clear()
+        streamer, raised = ListStreamer(), None
+        try:
+            model.generate(
+                prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **options
+            )
+        except IndexError as error:  # gpt2 has no position to look up
+            raised = str(error)
+        return streamer.puts, raised, {*warnings}
+
+    plain = seen()
+    assert (plain[1] is not None) == (model_type == "gpt2" and new_tokens == 30)
+    assert bool(plain[2]) == (new_tokens == 30)
+    assert seen(candidate_generator=Noise(), max_draft_tokens=8) == plain
 
 
-def test_what_was_gained_long_ago_pays_for_few_wrong_drafts():
-    assert 50 < lost(1.5, 1.0, 63, tokens=200, doubles=99, right=300) <= 110
+@pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])
+def test_the_position_counts_and_not_the_length(models_by_type, case):
+    """GPT-2 has a table of 512 positions; an index past its end would fail."""
+    model = models_by_type("gpt2")
+    options = {**GREEDY, "max_new_tokens": 14}
+    long = torch.randint(3, 97, (1, 497), generator=torch.Generator().manual_seed(0))
+
+    def generate(**kwargs):
+        if case == "given cache":
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                model(long[:, :495], past_key_values=cache)
+            mask = torch.ones_like(long)
+            return model.generate(
+                long[:, 495:], past_key_values=cache, attention_mask=mask, **options, **kwargs
+            )
+        if case == "given positions":
+            positions = torch.arange(490, 490 + PROMPT.shape[1])[None]
+            return model.generate(PROMPT, position_ids=positions, **options, **kwargs)
+        padded = torch.cat([torch.zeros((1, 23), dtype=torch.long), long], dim=-1)
+        mask = (padded != 0).long()
+        return model.generate(padded, attention_mask=mask, **options, **kwargs)
+
+    plain = generate()
+    assert generate(candidate_generator=Noise()).tolist() == plain.tolist()
+    assert generate(candidate_generator=Prophet(plain, 1.0)).tolist() == plain.tolist()
 
 
-def test_drafts_that_are_not_verified_are_learned_from_too():
-    budget = budget_at(lambda tokens: 1.0 if tokens == 1 else 1.5)
-    tree = DraftTree.chain([4], [0.2])
-    for _ in range(30):
-        if len(budget.trim(tree)):
-            return
-        budget.record(DraftTree.empty(), [4], 1.0)
-    raise AssertionError("a node that is always right was never verified")
+@pytest.mark.parametrize(
+    ("rope", "position", "depth"),
+    [
+        (None, 50, 49),
+        (None, 100, sys.maxsize),  # past the table already
+        (DYNAMIC, 50, 49),
+        (DYNAMIC, 120, 0),
+        (LONG, 20, 11),
+        (LONG, 32, 0),
+        (LONG, 33, 66),
+    ],
+)
+def test_how_deep_a_draft_goes_behind_a_position(rope, position, depth):
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
+    config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
+    model = SimpleNamespace(config=config, get_output_embeddings=lambda: None)
+    verifier = SimpleNamespace(kind=TREE, model=model, model_kwargs={})
+    verifier.inputs = SimpleNamespace(last_position=lambda row, length: length - 1)
+    assert DraftLimits(verifier).depth(0, position + 1) == depth
 
 
-@pytest.mark.parametrize("drafted", [True, False])
-def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafted):
-    costs = PassCosts()
-    for _ in range(3):
-        costs.record(1, 1.0, plain=True)
-    budget = OneRow(costs)
-    tree = DraftTree.chain([4, 5], [0.9, 0.8])
-    wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()
-
-    def step(draft: DraftTree) -> bool:
-        """Whether it drafted."""
-        drafts = budget.nodes > 0
-        budget.drafted = draft if drafts else DraftTree.empty()
-        [kept] = budget.budget.trim(
-            [row_of(budget.drafter)], drafts_of([budget.drafted], seconds=0.05)
-        )
-        budget.record(kept, [4, 5, 6][: 1 + len(kept)], 1.0)
-        return drafts
-
-    steps = [number for number in range(60) if step(wrong)]
-    gaps = np.diff(steps)
-    patience = int((gaps == 1).sum()) + 1
-    assert 2 < patience < 20
-    assert (gaps[patience - 1 :] == gaps[-1]).all()
-    assert gaps[-1] >= 5  # at most 1 % of the time is for drafting
-    while not step(tree):
-        pass
-    assert all(step(tree) for _ in range(20))
+OPTIONS = {**GREEDY, "max_new_tokens": 40}
 
 
-def test_all_rows_side_by_side_get_the_number_that_pays_for_all_together():
-    """One row alone would verify its draft; beside three that draft nothing it does not pay."""
-    tree = DraftTree.chain([4, 5], [0.9, 0.8])
-    drafters = [Copier() for _ in range(4)]
-
-    def kept(drafts) -> list[int]:
-        rows = len(drafts)
-        costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > rows))
-        return sizes(trimmed(rich(costs), rows_of(drafters[:rows]), drafts_of(drafts)))
-
-    nothing = DraftTree.empty()
-    assert kept([tree]) == [2]
-    assert kept([tree, nothing, nothing, nothing]) == [0, 0, 0, 0]
-    assert kept([DraftTree.chain(range(8), [0.9] * 8), tree, nothing, tree]) == [8, 2, 0, 2]
+@pytest.fixture
+def mistral():
+    return small("mistral")
 
 
-def test_few_rows_get_the_nodes_that_the_others_gave_up():
-    """Passes over up to eight tokens cost the same, of however many rows these are."""
-    costs = MadeUp(lambda tokens: max(tokens, 8) ** 2)
-    draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
-    nodes = []
-    for count in (8, 4, 1):
-        rows = rows_of(Copier() for _ in range(count))
-        kept = trimmed(rich(costs, packs=True), rows, drafts_of([draft] * count))
-        nodes.append(max(sizes(kept)))
-    assert nodes[0] == 0
-    assert 0 < nodes[1] < nodes[2] == 7
+class Placed(Prophet):
+    """Records where in the text drafts were accepted."""
+
+    def begin(self, prompt_ids, vocab_size):
+        super().begin(prompt_ids, vocab_size)
+        self.accepted_at = []  # lengths of the text before an accepted token
+        self.passes_at = []
+
+    def observe(self, observation):
+        self.passes_at.append(self.position)
+        self.accepted_at += range(self.position, self.position + len(observation.tokens) - 1)
+        super().observe(observation)
 
 
-def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
-    """A pass over six tokens costs as much as one over three, and more do not pay."""
-    costs = MadeUp(lambda tokens: 1.0 if tokens <= 6 else 9.0)
-    draft = DraftTree.chain(np.arange(4), 0.9 ** np.arange(1, 5, dtype=np.float32))
-
-    def kept(waits: bool, *lengths: int) -> list[int]:
-        drafter = Copier()
-        rows = [row_of(drafter, length) for length in lengths]
-        drafts = drafts_of([draft] * len(rows))
-        return sizes(trimmed(rich(costs, packs=True, waits=waits), rows, drafts))
-
-    assert kept(True, 10, 60, 60) == [3, 0, 0]
-    assert kept(True, 60, 60, 10) == [0, 0, 3]
-    # Rows of one length, and those of a server, which others follow, are worth the same.
-    assert kept(True, 10, 10, 10) == kept(False, 10, 60, 60) == [1, 1, 1]
+def random_prompt(length: int) -> torch.Tensor:
+    return torch.randint(3, VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(1))
 
 
-def test_each_row_learns_from_its_own_text():
-    budget = AutoBudget(MadeUp(each))
-    drafters = [Copier() for _ in range(3)]
-    tree = DraftTree.chain([4], [0.5])
-    for _ in range(20):
-        rows, drafts = rows_of(drafters), drafts_of([tree, tree, None])
-        trimmed(budget, rows, drafts)
-        budget.record(rows, drafts, emitted(drafts, [4], [9], None))
-    right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
-    [never_drafted] = Copier().calibration.calibrated(tree).probs
-    assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
+def placed(model, prompt_length: int, accuracy: float = 0.9, plain=None) -> Placed:
+    prompt = random_prompt(prompt_length)
+    plain = model.generate(prompt, **OPTIONS) if plain is None else plain
+    drafter = Placed(plain, accuracy, branches=0)
+    drafted = model.generate(prompt, candidate_generator=drafter, max_draft_tokens=4, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+    return drafter
 
 
-# --- make_budget
+def test_drafts_end_before_a_window_past_which_they_are_inexact():
+    """Past Doge's window equal tokens tie, and what else is in a pass decides between them."""
+    model = small("doge")
+    drafter = placed(model, 5)
+    assert len(drafter.accepted_at) > 3
+    assert max(drafter.accepted_at) < WINDOW
+    assert placed(model, 20).accepted_at == []
 
 
-def test_a_given_number_of_nodes_never_changes():
-    tree = DraftTree.chain([4] * 20, [0.01] * 20)
-    theirs = CandidateChain(PromptLookupCandidateGenerator())
-    for drafter in (Copier(), theirs):
-        for nodes in (0, 1, 20):
-            budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
-            assert type(budget) is Budget and budget.speed is None
-            rows, drafts = [row_of(drafter)], drafts_of([tree], seconds=1.0)
-            assert budget.nodes(rows, [True]) == nodes
-            [kept] = budget.trim(rows, drafts)
-            assert kept is tree
-            budget.record(rows, drafts, emitted(drafts, [1]))
-            assert budget.nodes(rows, [True]) == nodes
+@pytest.mark.parametrize("branches", [0, 2])
+def test_drafts_see_a_window_that_several_tokens_of_the_model_see_past(branches):
+    """Moshi's own mask for several tokens shows them more than its window; a draft's does not."""
+    model = small("moshi")
+    plain = model.generate(random_prompt(5), **OPTIONS)
+    drafter = Placed(plain, 0.9, branches)
+    options = {**OPTIONS, "candidate_generator": drafter, "max_draft_tokens": 8}
+    assert model.generate(random_prompt(5), **options).tolist() == plain.tolist()
+    assert max(drafter.accepted_at) > 2 * WINDOW
 
 
-# --- what drafting may cost
+@pytest.mark.parametrize("prompt_length", [5, 20])
+def test_drafts_go_on_across_a_window_that_a_chain_crosses_exactly(mistral, prompt_length):
+    drafter = placed(mistral, prompt_length)
+    past = [place for place in drafter.passes_at if place >= WINDOW]
+    assert (45 - max(WINDOW, prompt_length)) / len(past) > 1.5
+    assert max(drafter.accepted_at) > 2 * WINDOW
+    if prompt_length < WINDOW:
+        assert min(drafter.accepted_at) < WINDOW - 2
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("packs", [False, True])
-def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
-    """A pass over more than two tokens a row takes twice as long as one over two."""
-    budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
-    budget.nodes(rows_of([Copier()] * rows), [True] * rows)
-    none = np.empty(0, dtype=np.float32)
-    assert budget.speed(none, 0.0) == pytest.approx(1.05)
-    assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
-    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
+def test_each_side_of_a_boundary_is_probed_once(mistral):
+    passes = []
+    own_forward(mistral, lambda usual, **kwargs: passes.append(1) or usual(**kwargs))
+
+    def probing_passes(prompt_length: int, new_tokens: int, nodes: int = 4) -> int:
+        passes.clear()
+        options = {**OPTIONS, "max_new_tokens": new_tokens, "candidate_generator": (n := Noise())}
+        mistral.generate(random_prompt(prompt_length), max_draft_tokens=nodes, **options)
+        return len(passes) - n.stats.forward_passes
+
+    assert probing_passes(5, 6, nodes=0) == 0
+    assert probing_passes(5, 6) > 0
+    assert probing_passes(5, 6) == 0
+    assert probing_passes(WINDOW, 6) > 0
+    assert probing_passes(5, 30) == 0
 
 
-def test_drafting_that_took_long_once_does_not_end_it():
-    budget = budget_at(same)
-    budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
-    budget.record(DraftTree.empty(), [1], seconds=1.0)
-    assert OneRow(budget.costs).nodes > 0
+def test_drafts_end_where_passes_differ_only_past_a_boundary(mistral):
+    """Exact on short texts: as if a mask for several tokens forgot the window."""
+    plain = mistral.generate(random_prompt(5), **OPTIONS)
+
+    def disturb(usual, **kwargs):
+        outputs = usual(**kwargs)
+        cache, tokens = find_cache(outputs), outputs.logits.shape[1]
+        length = 0 if cache is None else cache.get_seq_length()
+        if tokens > 1 and length > tokens and length > WINDOW:
+            outputs.logits += torch.linspace(0, 3, outputs.logits.shape[-1])
+        return outputs
+
+    own_forward(mistral, disturb)
+    drafter = placed(mistral, 5, accuracy=1.0, plain=plain)
+    assert len(drafter.accepted_at) > 3
+    assert max(drafter.accepted_at) < WINDOW

@@ -12,7 +12,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import hf_refspec as rs
-from hf_refspec.generation.plan import AutoBudget
+from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hf_refspec.generation import accept, loop, plan
-from hf_refspec.generation.pass_costs import PassCosts
+from hf_refspec.generation import accept, budget, loop, plan
+from hf_refspec.generation.budget import PassCosts
 from hf_refspec.verification import verifier
 from hf_refspec.verification.verifier import Verifier
 
@@ -54,5 +54,5 @@ def passes_take(seconds: Callable[[int], float]) -> Iterator[TimedPasses]:
 
     with time_is(lambda: now), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Verifier, "forward", timed)
-        patch.setattr(plan, "pass_costs", lambda model, kind_of_pass: costs)
+        patch.setattr(budget, "pass_costs", lambda model, kind_of_pass: costs)
         yield costs
