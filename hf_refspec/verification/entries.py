@@ -3,8 +3,8 @@
 | entries | a rejected branch is dropped |
 | --- | --- |
 | [`InPlaceEntries`] | by `keep`: accepted nodes move up to their row, whose length ends there |
-| [`CroppedEntries`] | by `keep`: the end of the cache is cropped |
-| [`RunningState`] | by `keep`: the state from before the pass is restored |
+| [`~in_order.CroppedEntries`] | by `keep`: the end of the cache is cropped |
+| [`~in_order.RunningState`] | by `keep`: the state from before the pass is restored |
 | [`~slots.SlottedEntries`] | by `keep`: its slots are free again |
 
 **In place**, each pass writes after the rows, where transformers' cache copies all that it holds in
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -145,64 +145,6 @@ class Entries:
         return go_back
 
 
-class CroppedEntries(Entries):
-    """One row in order: the rejected tokens are cropped from the end."""
-
-    def begin(self, prefill: Prefill) -> None:
-        # Not before: a sliding window that records through the prefill would keep all of it.
-        self.cache.activate_past_recording()
-
-    def replace(self, cache: Cache) -> None:
-        self.close([])
-        self.cache = cache
-        cache.activate_past_recording()
-
-    def before(self, pass_: Pass) -> None:
-        self._length = self.cache.get_seq_length()
-
-    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        [path] = paths
-        [draft] = pass_.drafts
-        if path is None:
-            self.undo()
-        else:
-            # Even if nothing is dropped: it shrinks a recording sliding window back to its size.
-            self.cache.crop(len(path) - len(draft))
-        return pass_.cached_after(paths)
-
-    def undo(self) -> None:
-        crop_layers(self.cache, self._length)
-
-    def close(self, cached: list[int]) -> None:
-        for layer in self.cache.layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
-
-
-class RunningState(Entries):
-    """A state that cannot be cropped (Mamba 2, linear attention). The one from before the draft is
-    restored, and the accepted tokens run again together with the next draft, so that a rejection
-    costs no pass of its own."""
-
-    reruns = True
-    variant = "running state"
-
-    def before(self, pass_: Pass) -> None:
-        self._before = snapshot(self.cache) if len(pass_.drafts[0]) else None
-
-    def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        [path] = paths
-        [draft] = pass_.drafts
-        if len(draft) == 0 or (path is not None and len(path) == len(draft)):
-            return super().keep(pass_, paths)
-        self.undo()
-        return pass_.cached
-
-    def undo(self) -> None:
-        if self._before is not None:
-            restore(self.cache, self._before)
-
-
 class CachedRow:
     """A row of a block: its first `length` slots are kept, and a pass writes after them. The first
     `skipped` of them hold padding, which no token sees."""
@@ -220,8 +162,15 @@ class CachedRow:
         self.block = block
         self.at = at
 
-    def keep(self, length: int) -> None:
-        """Keeps its first slots, up to this length: a rejected branch ends here."""
+    def keep(self, length: int, moved: torch.Tensor | None = None) -> None:
+        """Keeps its first slots, up to this length: a rejected branch ends here. The contents of
+        `moved` slots, int64 `(n,)`, come after what it had kept."""
+        if moved is not None:
+            for layer in self.block.layers:
+                slots = moved.to(layer[0].device, non_blocking=True)
+                for tensor in layer:
+                    row = tensor[self.at]
+                    row[:, self.length : self.length + len(slots)] = row.index_select(1, slots)
         self.length = length
 
     def first_slot(self, window: int | None) -> int:
@@ -251,15 +200,6 @@ class CachedRow:
             tokens[:, : before + count] &= distances < window
         mask[count:] = tokens[-1]
         return mask
-
-    def move(self, slots: torch.Tensor) -> None:
-        """Moves the contents of these slots, int64 `(n,)`, to the first ones after the row."""
-        behind = slice(self.length, self.length + len(slots))
-        for layer in self.block.layers:
-            slots = slots.to(layer[0].device, non_blocking=True)
-            for tensor in layer:
-                row = tensor[self.at]
-                row[:, behind] = row.index_select(1, slots)
 
     def first(self, length: int) -> KeysAndValues:
         """The contents of its first slots in each layer, `(1, heads, length, head_dim)`."""
@@ -316,16 +256,21 @@ class Block:
                 tensor[:count] = old[:count]
 
 
-# By a layer's index and its keys and values of the pass, those that it hands to attention.
-Write: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+class LayerWriter(Protocol):
+    """The pass that is running, as the layers of the cache see it.
 
+    Attributes:
+        end (`int`): The length of the longest row after the pass.
+        compares (`bool`): True if layers must attend to the very keys and values that they write.
+    """
 
-class CurrentPass(NamedTuple):
-    """The pass that is running, as the layers of the cache see it."""
+    end: int
+    compares: bool
 
-    write: Write
-    end: int  # the length of the longest row after the pass
-    compares: bool  # true if layers must attend to the very keys and values that they write
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes a layer's keys and values of the pass; returns those that attention is given."""
 
 
 class InPlaceLayer(DynamicLayer):
@@ -337,7 +282,7 @@ class InPlaceLayer(DynamicLayer):
         self._index = index
         self._window = entries.window_of_layer[index]
         self.is_sliding = self._window is not None
-        self._reached: CurrentPass | None = None  # the last pass that has written
+        self._reached: LayerWriter | None = None  # the last pass that has written
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -366,7 +311,7 @@ class InPlaceEntries(Entries):
         packs (`bool`): True if the rows of a pass follow one another, and are in any number of
             blocks; otherwise they are in one block, in their order.
         rows (`list[CachedRow]`): The rows.
-        current ([`CurrentPass`], *optional*): The pass whose accepted tokens are not yet kept.
+        current ([`LayerWriter`], *optional*): The pass whose accepted tokens are not yet kept.
         compared (`bool`): True once a packed pass has attended to what it wrote.
     """
 
@@ -393,7 +338,7 @@ class InPlaceEntries(Entries):
         self.joins = self.packs and is_usual and not belongs_to_caller(self.cache)
         self.variant = "packed" if self.packs else "side by side"
         self.rows: list[CachedRow] = []
-        self.current: CurrentPass | None = None
+        self.current: LayerWriter | None = None
         self.compared = False
         self._blocks: dict[int, Block] = {}
 
@@ -470,9 +415,9 @@ class InPlaceEntries(Entries):
                 block.layers[layer] = tuple(tensor.to(dtype) for tensor, dtype in pairs)
         return [new.to(dtype) for new, dtype in zip(states, types, strict=True)]
 
-    def attend_by(self, write: Write, end: int, compares: bool = False) -> None:
-        """Lets layers write by this function, up to a length, until accepted tokens are kept."""
-        self.current = CurrentPass(write, end, compares)
+    def write_by(self, writer: LayerWriter) -> None:
+        """Lets layers write by this pass until its accepted tokens are kept."""
+        self.current = writer
 
     def keep(self, pass_: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         kept = pass_.kept(paths)
@@ -481,14 +426,10 @@ class InPlaceEntries(Entries):
             for row, tokens in zip(self.rows, kept, strict=True)
             if tokens and tokens[-1] != len(tokens) - 1  # not in place: indices ascend
         }
-        if moved:
-            device = self.rows[0].block.layers[0][0].device
-            for row, slots in uploaded(moved, device).items():
-                row.move(slots)
+        slots = uploaded(moved, self.rows[0].block.layers[0][0].device) if moved else {}
         for row, tokens in zip(self.rows, kept, strict=True):
-            row.keep(row.length + len(tokens))
-        if self.current is not None and self.current.compares:
-            self.compared = True
+            row.keep(row.length + len(tokens), slots.get(row))
+        self.compared |= self.current is not None and self.current.compares
         self.current = None
         return [row.length - self.prior_length for row in self.rows]
 

@@ -12,8 +12,8 @@ accepted tokens and drops the others:
 | [`TREE`] | trees | any number | packed or side by side, `layouts.py` | `entries.py` |
 | [`STATIC`] | trees | any number | one of a few widths, `slots.py` | `slots.py` |
 | [`REPRODUCIBLE`] | chains | any number | one width | `slots.py` |
-| [`CHAIN`] | chains | one | in order, `layouts.py` | cropped, `entries.py` |
-| [`RECURRENT`] | chains | one | the same | running state, `entries.py` |
+| [`CHAIN`] | chains | one | in order, `in_order.py` | cropped, `in_order.py` |
+| [`RECURRENT`] | chains | one | the same | running state, `in_order.py` |
 | [`PLAIN`] | none | one | the same | any |
 
 The model itself decides which kinds are exact, see `probe.py`.
@@ -42,8 +42,9 @@ from .caches import (
     keeps_text,
     may_hold_state,
 )
-from .entries import CroppedEntries, Entries, InPlaceEntries, RunningState
-from .layouts import OrderedInputs, causal_pass, tree_pass
+from .entries import Entries, InPlaceEntries
+from .in_order import CroppedEntries, OrderedInputs, RunningState, causal_pass
+from .layouts import tree_pass
 from .passes import (
     FixedTokens,
     Inputs,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.verification.attention import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.entries import Block, CachedRow, block_size
+from hf_refspec.verification.layouts import AttentionProxy, PackedAttention, UnpackableError
 from hf_refspec.verification.passes import FixedTokens, Pass
 
 CPU = torch.device("cpu")
