@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,6 +61,16 @@ def _pooling(sampling: Sampling | None) -> Pooling:
     return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
 
 
+@dataclass(frozen=True)
+class _Origin:
+    """Where a table comes from that was built or loaded; nothing is known of others."""
+
+    model: Any = None  # its public name
+    tokenizer: Any = None
+    source: dict[str, Any] = field(default_factory=dict)  # the corpus and its license
+    path: Path | None = None  # the folder
+
+
 class TokenRecycling(LookUp):
     """Drafts from the target's own expectations after the same last tokens, earlier on.
 
@@ -93,15 +104,15 @@ class TokenRecycling(LookUp):
     def __init__(self, top_k: int = 8, context: int = 3, max_contexts: int = 1 << 18) -> None:
         self._use(NextTokens(top_k, context, max_contexts))
 
-    def _use(self, table: NextTokens, **origin: Any) -> None:
+    def _use(self, table: NextTokens, origin: _Origin = _Origin()) -> None:
         self._table = table
-        self._origin = origin  # the name of the model, the tokenizer, the corpus, and the folder
+        self._origin = origin
         self.top_k = self.observed_top_k = table.top_k
         self.context, self.max_contexts = table.context, table.max_contexts
 
     def learns_into(self, other: TokenRecycling) -> None:
         """Shares another's table from now on, as a fork of it does."""
-        self._use(other._table, **other._origin)
+        self._use(other._table, other._origin)
 
     def __len__(self) -> int:
         """The number of contexts that are kept now."""
@@ -116,7 +127,6 @@ class TokenRecycling(LookUp):
         """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
         the table was loaded) if that is less than k, or the table's model has another size."""
         table = self._table
-        path = self._origin.get("path")
         if table.top_k > vocab_size:
             raise ValueError(
                 f"top_k is {table.top_k}, but the target model's vocabulary has only {vocab_size} "
@@ -127,11 +137,11 @@ class TokenRecycling(LookUp):
                 f"is from a model with a vocabulary of {table.vocab_size} tokens, but the target "
                 f"model's has {vocab_size}; make another one for it"
             )
-            if path is None:
+            if self._origin.path is None:
                 raise ValueError(f"this TokenRecycling's table {message}")
             from ..store.files import DatastoreError
 
-            raise DatastoreError(f"{path} {message}")
+            raise DatastoreError(f"{self._origin.path} {message}")
         table.vocab_size = vocab_size
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
@@ -232,13 +242,9 @@ class TokenRecycling(LookUp):
                     break
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
-        drafter._table.keep()
-        drafter._use(
-            drafter._table,
-            model=public_name(model),
-            tokenizer=tokenizer,
-            source={"corpus": corpus_name or source.name, "license": license or source.license},
-        )
+        drafter._table.keep_for_pickles()
+        texts_of = {"corpus": corpus_name or source.name, "license": license or source.license}
+        drafter._use(drafter._table, _Origin(public_name(model), tokenizer, texts_of))
         return drafter
 
     @classmethod
@@ -272,9 +278,7 @@ class TokenRecycling(LookUp):
         config = stored.config
         table = stored.table(max_contexts)
         drafter = cls(1, 1, 1)
-        drafter._use(
-            table, tokenizer=tokenizer, model=config.model, source=config.source, path=stored.path
-        )
+        drafter._use(table, _Origin(config.model, tokenizer, config.source, stored.path))
         return drafter
 
     def save_pretrained(
@@ -299,24 +303,22 @@ class TokenRecycling(LookUp):
         from ..store.recycling_table import RecyclingTable
         from ..store.stored_tokenizer import public_name
 
-        known = dict(self._origin)
+        origin = self._origin
         if tokenizer is not None:
-            known["tokenizer"] = tokenizer
+            origin = replace(origin, tokenizer=tokenizer)
         if model is not None:
             self._take_vocabulary(text_config(model).vocab_size)
-            known["model"] = public_name(model)
+            origin = replace(origin, model=public_name(model))
         for name in ("tokenizer", "model"):
-            if known.get(name) is None:
+            if getattr(origin, name) is None:
                 raise ValueError(
                     f"{name} is not known, as this TokenRecycling was neither built nor loaded; "
                     f"give the target model's {name}="
                 )
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
-        self._table.keep()
-        RecyclingTable.write(
-            path, self._table, known["tokenizer"], known["model"], known.get("source", {})
-        )
+        self._table.keep_for_pickles()
+        RecyclingTable.write(path, self._table, origin.tokenizer, origin.model, origin.source)
 
     def push_to_hub(
         self,
@@ -343,6 +345,6 @@ class TokenRecycling(LookUp):
 
         with TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder, "table"), tokenizer, model)
-            made_for = tokenizer or self._origin["tokenizer"]
+            made_for = tokenizer or self._origin.tokenizer
             stored = RecyclingTable(Path(folder, "table"), made_for)
             return stored.push_to_hub(repo_id, **options)

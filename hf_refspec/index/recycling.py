@@ -429,14 +429,20 @@ class NextTokens:
         self.context = context
         self.max_contexts = max_contexts
         self.vocab_size: int | None = None
-        self._content: TableContent | None = None  # of pickles
+        self._pickled = content
         self._table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
         self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
         self._lock = threading.RLock()  # kernels run without Python's own
         if content is not None:
-            self.enter(content)
+            self.vocab_size = content.vocab_size
+            self._replace_entries(content, max_contexts)
+            total = max(float(content.counts.sum()), 1.0)
+            self._counts = content.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
+            self._counted += float(self._counts.sum())
+            commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
+            self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
 
     def __len__(self) -> int:
         return int(self._table.state[COUNT])
@@ -467,7 +473,7 @@ class NextTokens:
                 )
                 if entered == contexts:
                     return
-                self._enter(self.entries(), self.max_contexts * 7 // 8)
+                self._replace_entries(self.entries(), self.max_contexts * 7 // 8)
 
     def learn_text(
         self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
@@ -516,41 +522,31 @@ class NextTokens:
             contexts, tokens, probs = (each[order] for each in table[:3])
             return TableContent(contexts, tokens, probs, self._counts.copy(), self.vocab_size)
 
-    def keep(self) -> None:
+    def keep_for_pickles(self) -> None:
         """Lets pickles begin with what it holds now."""
-        self._content = self.entries()
+        self._pickled = self.entries()
 
-    def _enter(self, entries: TableContent, count: int) -> None:
+    def _replace_entries(self, content: TableContent, count: int) -> None:
         """Replaces all entries by the newest `count` of others."""
-        newest = slice(max(len(entries) - count, 0), None)
-        enter(
-            self._table,
-            np.ascontiguousarray(entries.contexts[newest]),
-            np.ascontiguousarray(entries.tokens[newest]),
-            np.ascontiguousarray(entries.probs[newest]),
-        )
-
-    def enter(self, content: TableContent) -> None:
-        """Begins with what another table held, its newest `max_contexts`."""
-        self._content = content
-        self.vocab_size = content.vocab_size
-        self._enter(content, self.max_contexts)
-        total = max(float(content.counts.sum()), 1.0)
-        self._counts = content.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
-        self._counted = 1.0 + float(self._counts.sum())
-        commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
-        self._commonest[:] = -1
-        self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
+        newest = slice(max(len(content) - count, 0), None)
+        arrays = (content.contexts, content.tokens, content.probs)
+        enter(self._table, *(np.ascontiguousarray(array[newest]) for array in arrays))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NextTokens, (self.top_k, self.context, self.max_contexts, self._content)
+        return NextTokens, (self.top_k, self.context, self.max_contexts, self._pickled)
 
     def __deepcopy__(self, _: Any) -> NextTokens:
         twin = NextTokens(self.top_k, self.context, self.max_contexts)
         with self._lock:
-            content = self.entries()
-            twin._enter(content, self.max_contexts)
-            twin._counts, twin._counted = content.counts, self._counted
-            twin._commonest = self._commonest.copy()
-        twin.vocab_size, twin._content = content.vocab_size, self._content
+            twin._copy_from(self)
         return twin
+
+    def _copy_from(self, other: NextTokens) -> None:
+        """Takes over all that another table of this size holds."""
+        content = other.entries()
+        self._replace_entries(content, self.max_contexts)
+        self._counts = content.counts
+        self._counted = other._counted
+        self._commonest = other._commonest.copy()
+        self.vocab_size = content.vocab_size
+        self._pickled = other._pickled

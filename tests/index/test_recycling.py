@@ -243,7 +243,7 @@ def longest_search(table: NextTokens) -> int:
 
 
 def test_contexts_that_collide_in_one_table_do_not_in_another():
-    one, other = NextTokens(1, 3, 1 << 14), NextTokens(1, 3, 1 << 14)
+    one = NextTokens(1, 3, 1 << 14)
     chance = np.random.default_rng(0)
     contexts = chance.integers(0, 2**31 - 1, (1 << 20, 3), dtype=np.int32)
     contexts = contexts[homes(one, contexts) < 32]
@@ -251,8 +251,8 @@ def test_contexts_that_collide_in_one_table_do_not_in_another():
     nothing = np.zeros((len(contexts), 1), np.float32)
     nobody = np.zeros(1, np.float32)
     entries = TableContent(contexts, nothing.astype(np.int32), nothing, nobody, None)
-    one.enter(entries)
-    other.enter(entries)
+    one._replace_entries(entries, len(entries))
+    other = NextTokens(1, 3, 1 << 14, entries)
     assert longest_search(one) > 500
     assert longest_search(other) < 50
     np.testing.assert_array_equal(one.entries().contexts, other.entries().contexts)
