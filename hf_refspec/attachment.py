@@ -40,7 +40,8 @@ class Attachment:
         reading: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> None:
-        from .drafting.calls import DrafterPool, as_drafter
+        from .drafting.blend import as_drafter
+        from .drafting.calls import DrafterPool
         from .drafting.stats import DraftStats
         from .refusals import check_options
 

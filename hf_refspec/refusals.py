@@ -103,7 +103,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
         raise RefusedCallError(text)
     generator = kwargs.get("candidate_generator")
     if generator != "auto":  # the default has no datastore
-        from .drafting.calls import check_datastores  # loaded only where something drafts
+        from .drafting.auto import check_datastores  # loaded only where something drafts
 
         check_datastores(generator, model, kwargs.get("tokenizer"), memo_of(model))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from .auto import sources_of
 from .calibration import PRIOR_EXPONENT, Calibration
-from .contract import NO_PATH, Call, Drafter, Observation, PathDrafter, checked_draft
+from .contract import NO_PATH, Call, Drafter, LookUp, Observation, PathDrafter, checked_draft
 from .stats import SourceStats
 from .tree import DraftTree, after_path, merged
 
@@ -45,6 +46,11 @@ class Blend(Drafter):
         ValueError: If there are none, or the same one twice.
         TypeError: If something else is among them.
     """
+
+    _of_a_call = (
+        *Drafter._of_a_call,
+        *("_vocab_size", "_drafts", "_costly", "_cheap", "_pruners"),
+    )
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         role = "a source of a blend"
@@ -80,19 +86,9 @@ class Blend(Drafter):
         return " | ".join(map(repr, self._sources))
 
     def fork(self) -> Blend:
-        fork = Blend([drafter.fork() for drafter in self._sources])
-        fork.calibration = self.calibration
-        fork._calibrations = self._calibrations
-        return fork
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._sources,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Blend:
-        twin = Blend(copy.deepcopy(self._sources, memo))
-        twin.calibration = copy.deepcopy(self.calibration, memo)
-        twin._calibrations = copy.deepcopy(self._calibrations, memo)
-        return twin
+        shared = {id(each): each for each in (self.calibration, self._calibrations)}
+        forks = {id(source): source.fork() for source in self._sources}
+        return copy.deepcopy(self, shared | forks)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -206,3 +202,29 @@ def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_CONTINUED_NODES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_CONTINUED_PROB].tolist()
     return best
+
+
+def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
+    """The drafter for a call's `candidate_generator`: itself if it is one, else of its
+    [`sources_of`]. Raises a TypeError for a drafter whose methods do not take the call."""
+    if isinstance(value, Drafter):
+        for source in value.sources:
+            _check_signatures(source)
+        return value
+    sources = sources_of(value, role)
+    return sources[0] if len(sources) == 1 else Blend(sources)
+
+
+def _check_signatures(drafter: Drafter) -> None:
+    """Refuses a drafter that was written before `draft` received the call."""
+    for contract, name in ((Drafter, "draft"), (PathDrafter, "continue_path"), (LookUp, "look_up")):
+        if isinstance(drafter, contract):
+            _, *arguments = inspect.signature(getattr(contract, name)).parameters
+            given = inspect.signature(getattr(drafter, name))
+            try:
+                given.bind(*arguments)
+            except TypeError:
+                raise TypeError(
+                    f"{type(drafter).__name__}.{name}{given} must be {name}"
+                    f"({', '.join(arguments)}): `call` has the options of the call"
+                ) from None

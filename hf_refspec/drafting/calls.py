@@ -1,53 +1,21 @@
-"""The drafters of one call: the drafter of each row, from `begin` to `end`."""
+"""The drafters of one call: each row's, from `begin` to `end`; and pools that lend each of several
+threads its own."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from ..kernels.compilation import drafting_kernels
-from ..text_config import text_tokenizer
-from .auto import sources_of
-from .blend import Blend
-from .contract import Call, Drafter, LookUp, Observation, PathDrafter, States
+from .blend import Blend, as_drafter
+from .contract import Call, Drafter, Observation, States
 from .stats import DraftStats, SourceStats
 from .token_recycling import TokenRecycling
 from .tree import DraftTree
-
-logger = logging.getLogger("hf_refspec")
-
-
-def as_drafter(value: Any, role: str = "`candidate_generator`") -> Drafter:
-    """The drafter for a call's `candidate_generator`: itself if it is one, else of its
-    [`sources_of`]. Raises a TypeError for a drafter whose methods do not take the call."""
-    if isinstance(value, Drafter):
-        for source in value.sources:
-            _check_signatures(source)
-        return value
-    sources = sources_of(value, role)
-    return sources[0] if len(sources) == 1 else Blend(sources)
-
-
-def _check_signatures(drafter: Drafter) -> None:
-    """Refuses a drafter that was written before `draft` received the call."""
-    for contract, name in ((Drafter, "draft"), (PathDrafter, "continue_path"), (LookUp, "look_up")):
-        if isinstance(drafter, contract):
-            _, *arguments = inspect.signature(getattr(contract, name)).parameters
-            given = inspect.signature(getattr(drafter, name))
-            try:
-                given.bind(*arguments)
-            except TypeError:
-                raise TypeError(
-                    f"{type(drafter).__name__}.{name}{given} must be {name}"
-                    f"({', '.join(arguments)}): `call` has the options of the call"
-                ) from None
 
 
 class DrafterPool:
@@ -201,38 +169,3 @@ def remember_outputs(
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):
         texts = [text for source in drafter.sources for text in source.source_texts()]
         stats.outputs.append((row, output, texts))
-
-
-def check_datastores(
-    generator: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
-) -> None:
-    """Warns, once for each, of datastores in a `candidate_generator` that were made with another
-    tokenizer than the call's; if the call has none, than the one that is stored with the model on
-    this machine, unless that has the same name. The model's `memo` keeps what was compared. No
-    datastore is refused: the text is the same, and the user may have extended the tokenizer."""
-    sources = generator.sources if isinstance(generator, Drafter) else [generator]
-    stores = [getattr(source, "store", source) for source in sources]
-    if all(store is None or isinstance(store, (Drafter, str)) for store in stores):
-        return
-    from ..store.datastore import Datastore
-    from ..store.files import DatastoreError
-    from ..store.names import local_tokenizer
-    from ..store.stored_tokenizer import public_name
-
-    known = text_tokenizer(tokenizer)
-    known = known if getattr(known, "is_fast", False) else None
-    for store in stores:
-        if not isinstance(store, Datastore):
-            continue
-        key = ("datastore", store.config.fingerprint, known is None)
-        if key in memo:
-            continue
-        memo[key] = True
-        compared = known
-        if known is None and store.config.tokenizer != public_name(model):
-            compared = local_tokenizer(getattr(model, "name_or_path", ""))
-        try:
-            if compared is not None:
-                store.check_tokenizer(compared)
-        except DatastoreError as error:
-            logger.warning("hardly any draft of this datastore will be accepted: %s", error)

@@ -223,9 +223,7 @@ class Drafter:
         By default a deep copy that shares `calibration`, so that the outcomes of each row's drafts
         correct the estimates of all. Override it to share large data, or data that all rows add to.
         """
-        fork = copy.deepcopy(self)
-        fork.calibration = self.calibration
-        return fork
+        return copy.deepcopy(self, {id(self.calibration): self.calibration})
 
     def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         """The texts that it copies from, for `stats.copied`: each source's name and its arrays,

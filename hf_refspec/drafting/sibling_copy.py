@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter
 from typing import Any
@@ -70,10 +71,7 @@ class SiblingCopy(LookUp):
             super().observe(observation)
 
     def fork(self) -> SiblingCopy:
-        fork = type(self)()
-        fork._groups = self._groups
-        fork.calibration = self.calibration
-        return fork
+        return copy.copy(self)
 
     def end(self) -> None:
         texts = self._texts

@@ -35,8 +35,8 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, CandidateGenerator
 
-from ..drafting.blend import Blend
-from ..drafting.calls import as_drafter, default_drafters, drafter_call
+from ..drafting.blend import Blend, as_drafter
+from ..drafting.calls import default_drafters, drafter_call
 from ..drafting.contract import Drafter
 from ..drafting.hidden_state_drafts import HiddenStateDrafts
 from ..refusals import (

@@ -29,7 +29,8 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
-from ..drafting.calls import as_drafter, drafter_call, remember_outputs
+from ..drafting.blend import as_drafter
+from ..drafting.calls import drafter_call, remember_outputs
 from ..drafting.contract import Drafter, Observation
 from ..generation.budget import make_budget
 from ..generation.loop import Loop

@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import hf_refspec as rs
 from hf_refspec import Blend
-from hf_refspec.drafting.calls import as_drafter
+from hf_refspec.drafting.blend import as_drafter
 from tests.helpers.architectures import small
 from tests.helpers.datastores import write_store
 
