@@ -19,6 +19,7 @@ from transformers import (
 
 import hf_refspec as rs
 from hf_refspec.generation import row as rows
+from hf_refspec.verification.caches import find_cache
 from tests.helpers.calls import (
     Alternating,
     Call,
@@ -28,7 +29,7 @@ from tests.helpers.calls import (
     assert_same_entries,
     up_to_end,
 )
-from tests.helpers.drafters import Noise, Prophets
+from tests.helpers.drafters import Listening, Noise, Prophets
 
 UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
 # The type, its attention, the rows and the options of a call.
@@ -362,6 +363,37 @@ def test_stop_strings_end_each_row_as_plain_generate_does(
     drafted = byte_llama.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
     assert drafted.tolist() == plain.tolist()
     assert rows > 1 or drafter.stats.mat > 1.5
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])  # packed, or in one rectangle
+def test_ended_rows_draft_nothing_and_leave_the_passes(fresh_llama, attention):
+    """The cache of a rectangle is as long as its longest row, however many nodes were rejected."""
+    fresh_llama.set_attn_implementation(attention)
+    call = Call(fresh_llama, rows=4)
+    end = int(call.plain[1, 15])
+    options = {"eos_token_id": end, "pad_token_id": 0}
+    plain = call.generate(**options)
+    passes, drafter = [], Listening(call.inputs, call.plain, 0.2)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 4}
+    call.generate(**options, **drafting)  # probes
+    drafter.drafts.clear()
+
+    def record(_, args, kwargs):
+        passes.append((*kwargs["input_ids"].shape, find_cache(kwargs).get_seq_length()))
+
+    record.only_reads = True  # so that findings about the model stay valid
+    with fresh_llama.register_forward_pre_hook(record, with_kwargs=True):
+        drafted = call.generate(**options, **drafting)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.drafts and all(text[-1] != end for text, _ in drafter.drafts)
+    assert drafter.stats.tokens == sum(len(up_to_end(row[12:], [end])) for row in plain)
+    passes = passes[-drafter.stats.forward_passes + 1 :]  # without the probe's and the prefill
+    assert max(width for _, _, width in passes) <= 12 + 32 - 1
+    if attention == "eager":
+        rows = [rows for rows, _, _ in passes]
+        assert rows == sorted(rows, reverse=True) and rows[0] == 4 > rows[-1]
+    else:
+        assert passes[0][1] > 3 * (1 + 4) >= passes[-1][1]  # the tokens of three rows at most
 
 
 # --- drafters

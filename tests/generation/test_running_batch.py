@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-import hf_refspec as rs
 from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
-from hf_refspec.generation.running_text import RunningText
 from hf_refspec.transformers_names import CACHE_NAME
-from tests.helpers.architectures import VOCAB_SIZE, small
+from tests.helpers.architectures import small
 from tests.helpers.calls import Alternating, ListStreamer, StopAtCall
 from tests.helpers.drafters import Prophet
+from tests.helpers.running_texts import add, finish, generated, ids
 
-GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 CACHE_NAMES = {"past_key_values", CACHE_NAME}
-
-
-def ids(length: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
-
-
-def add(batch: RunningBatch, prompt: torch.Tensor, new_tokens: int = 9, **options) -> RunningText:
-    """Lets a greedy text join."""
-    return batch.add(input_ids=prompt, max_new_tokens=new_tokens, **GREEDY, **options)
-
-
-def finish(batch: RunningBatch) -> None:
-    while len(batch):
-        batch.step()
-
-
-def generated(model, prompt: torch.Tensor, new_tokens: int = 9, **options) -> list[list[int]]:
-    """The ids of a call of its own."""
-    return model.generate(prompt, max_new_tokens=new_tokens, **GREEDY, **options).tolist()
 
 
 def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
@@ -140,23 +116,6 @@ def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, see
         run_schedule(models_by_type(model_type), seed)
 
 
-def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama):
-    """Wrong branches stand before the accepted nodes."""
-    plain = generated(llama, ids(20), 40)
-    batch = RunningBatch(llama, max_draft_tokens=7)
-    first = add(batch, ids(20), 40, candidate_generator=Prophet(plain, 1.0, branches=3))
-    for _ in range(4):
-        batch.step()
-        prompt = torch.cat([first.sequences, ids(3)], dim=-1)
-        second = add(batch, prompt, 2)
-        batch.step()
-        assert second.shared_tokens >= prompt.shape[1] - 4  # the last token is not cached yet
-        assert second.finished
-        assert second.sequences.tolist() == generated(llama, prompt, 2)
-    finish(batch)
-    assert first.sequences.tolist() == plain
-
-
 def test_rows_that_draft_well_take_fewer_steps(llama):
     batch = RunningBatch(llama, max_rows=3, max_draft_tokens=4)
     plain = generated(llama, ids(12), 30)
@@ -193,47 +152,6 @@ def test_texts_wait_in_order_where_there_is_no_room(llama):
         ended += batch.step()
         assert batch.running <= 2
     assert ended == texts
-
-
-@pytest.mark.parametrize("tokens", [0, 200])
-def test_a_prefix_is_read_once(llama, tokens):
-    batch = RunningBatch(llama, max_rows=4, prefix_tokens=tokens)
-    prompts = [torch.cat([ids(40), ids(5, n)], dim=-1) for n in range(1, 4)]
-    texts = [add(batch, prompt) for prompt in prompts]
-    finish(batch)
-    again = add(batch, prompts[0])
-    finish(batch)
-    assert [text.shared_tokens >= 40 for text in texts] == [False, tokens > 0, tokens > 0]
-    assert again.shared_tokens == (44 if tokens else 0)
-    assert again.sequences.tolist() == texts[0].sequences.tolist()
-
-
-def test_no_prefix_is_shared_after_the_model_has_changed(fresh_llama):
-    batch = RunningBatch(fresh_llama)
-
-    def shared_tokens() -> int:
-        text = add(batch, ids(30), 12)
-        finish(batch)
-        assert text.sequences.tolist() == generated(fresh_llama, ids(30), 12)
-        return text.shared_tokens
-
-    assert [shared_tokens(), shared_tokens()] == [0, 29]
-    with torch.no_grad():
-        fresh_llama.model.layers[0].self_attn.v_proj.weight += 0.2
-    assert [shared_tokens(), shared_tokens()] == [0, 29]
-    fresh_llama.model.layers[0].mlp.act_fn = torch.nn.ReLU()
-    assert [shared_tokens(), shared_tokens()] == [0, 29]
-
-
-def test_a_padded_prompt_is_the_text_without_its_padding_and_shares_nothing(llama):
-    batch = RunningBatch(llama, prefill_tokens=6)
-    text, mask = ids(40), torch.ones(1, 40, dtype=torch.int64)
-    text[:, :10] = mask[:, :10] = 0
-    texts = [add(batch, text, 12, attention_mask=each) for each in (mask, mask * 0 + 1)]
-    finish(batch)
-    for each, own in zip(texts, (mask, mask * 0 + 1), strict=True):
-        assert each.shared_tokens == 0
-        assert each.sequences.tolist() == generated(llama, text, 12, attention_mask=own)
 
 
 def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
@@ -294,17 +212,6 @@ def test_a_text_that_cannot_join_ends(llama, monkeypatch):
     assert all(text.finished for text in texts) and len(batch) == 0
 
 
-def test_a_text_without_a_seed_follows_torchs(llama):
-    def sampled() -> list[int]:
-        torch.manual_seed(3)
-        batch = RunningBatch(llama)
-        text = batch.add(input_ids=ids(4), do_sample=True, max_new_tokens=20, pad_token_id=0)
-        finish(batch)
-        return text.sequences[0].tolist()
-
-    assert sampled() == sampled()
-
-
 @pytest.mark.parametrize(
     ("option", "value", "error"),
     [
@@ -341,68 +248,6 @@ def test_eager_attention_is_not_packed_and_right():
     model = small("llama")
     model.set_attn_implementation("eager")
     run_schedule(model, 5)
-
-
-def test_prompts_at_other_positions_share_nothing(models_by_type):
-    model = models_by_type("gpt2")
-    batch = RunningBatch(model)
-    for positions in ({}, {"position_ids": torch.arange(40)[None] * 2 + 3}, {}):
-        text = add(batch, ids(40), **positions)
-        finish(batch)
-        assert text.sequences.tolist() == generated(model, ids(40), **positions)
-
-
-def test_ended_texts_keep_no_keys_and_values(llama):
-    def cached() -> int:
-        gc.collect()
-        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-        return sum(each.ndim == 4 and each.shape[2] >= 35 for each in tensors)
-
-    before, batch = cached(), RunningBatch(llama, prefix_tokens=0)
-    mask = torch.ones(1, 40, dtype=torch.int64)
-    mask[:, :5] = 0
-    texts = [add(batch, ids(40, n), 3, attention_mask=each) for n, each in enumerate((mask, None))]
-    batch.step()
-    assert cached() > before
-    finish(batch)
-    assert cached() == before and all(text.finished for text in texts)
-
-
-def test_a_drafter_is_freed_with_its_text_before_garbage_is_collected(llama):
-    """A server that isolates its clients has one for each request."""
-    batch = RunningBatch(llama, prefix_tokens=0)
-    gc.collect()
-    gc.disable()
-    try:
-        drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-        add(batch, ids(40), candidate_generator=drafter)
-        finish(batch)
-        batched, drafter = weakref.ref(drafter), rs.ReferenceCopy() | rs.TokenRecycling()
-        generated(llama, ids(40), candidate_generator=drafter)
-        called, drafter = weakref.ref(drafter), None
-        assert batched() is None and called() is None
-    finally:
-        gc.enable()
-
-
-def test_texts_that_are_dropped_end(llama):
-    batch, streamer = RunningBatch(llama), ListStreamer()
-    add(batch, ids(4), streamer=streamer)
-    batch.step()
-    assert not streamer.ended
-    del batch
-    gc.collect()
-    assert streamer.ended
-
-
-def test_a_long_text_does_not_take_the_place_of_kept_prefixes(llama):
-    batch = RunningBatch(llama, prefix_tokens=100)
-    shared = []
-    for prompt in (ids(40), ids(150, 1), ids(40)):
-        text = add(batch, prompt, 3)
-        finish(batch)
-        shared.append(text.shared_tokens)
-    assert shared == [0, 0, 39]
 
 
 @pytest.mark.parametrize("model_type", ["blt", "gemma4_text"])

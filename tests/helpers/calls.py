@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from transformers import Cache, CompileConfig, LogitsProcessor, StoppingCriteria
+from transformers import (
+    Cache,
+    CompileConfig,
+    DynamicCache,
+    LogitsProcessor,
+    StaticCache,
+    StoppingCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from tests.helpers.architectures import VOCAB_SIZE
@@ -118,6 +125,13 @@ def assert_same_entries(one: Cache, other: Cache, mask: torch.Tensor) -> None:
                 shown = mask[:, -entries[0].shape[1] :].bool()  # some keep the last tokens only
                 entries = [each[shown] for each in entries]
             torch.testing.assert_close(*entries, rtol=1e-4, atol=1e-5)
+
+
+def new_cache(model, room: int | None = None) -> DynamicCache | StaticCache:
+    """A static one with room for a number of tokens, or a dynamic one."""
+    if room is None:
+        return DynamicCache(config=model.config)
+    return StaticCache(config=model.config, max_cache_len=room)
 
 
 def compiled_anywhere(**options) -> CompileConfig:

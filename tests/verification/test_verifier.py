@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.verification.passes import FixedTokens
 from hf_refspec.verification.verifier import CHAIN, RECURRENT, TREE, Verifier
-from tests.helpers.calls import PROMPT, prepared
+from tests.helpers.calls import PROMPT, Call, assert_lossless, prepared
+from tests.helpers.drafters import Noise
 
 NO_DRAFT = DraftTree.empty()
 DRAFT = DraftTree.chain([3, 4, 5])
@@ -64,3 +66,33 @@ def test_a_row_without_a_path_keeps_nothing_of_a_pass(models_by_type, model_type
         verifier.keep([None])
         assert verifier.cached == cached
     assert_goes_on(verifier, text(7))
+
+
+# --- prompts that several rows have
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_of_one_prompt_with_positions_of_their_own_have_each_their_text(llama, step):
+    ids = torch.arange(5, 25)[None].repeat(2, 1)
+    positions = torch.stack([torch.arange(20), step * torch.arange(20) + 7])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": positions}
+    assert_lossless(llama, Noise(), inputs)
+
+
+@pytest.mark.parametrize(("pads", "prompts"), [(False, 2), (True, 3)])
+def test_a_prompt_that_several_rows_have_is_run_once(llama, pads, prompts):
+    """Rows of one prompt that are padded differently have two, for their positions differ."""
+    call = Call(llama, rows=4)
+    ids = call.inputs["input_ids"][[0, 1, 0, 0, 1]]
+    mask = torch.ones_like(ids)
+    mask[3, 0] = 1 - pads
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    widths = []
+    embeddings = call.model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape))
+    try:
+        # It learns from prompts.
+        assert_lossless(call.model, rs.TokenRecycling(), inputs, verification="tree")
+    finally:
+        hook.remove()
+    assert (prompts, ids.shape[1]) in widths

@@ -1,14 +1,16 @@
-"""Calls that decode plainly, and what happens where a probe or a pass raises."""
+"""Calls that decode plainly and say why, and what happens where a probe or a pass raises."""
 
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StaticCache, TemperatureLogitsWarper
+from transformers import DynamicCache, LogitsProcessor, StaticCache
 
 import hf_refspec as rs
+from hf_refspec.kernels.compilation import drafting_kernels
 from hf_refspec.verification.caches import find_cache
 from tests.helpers.architectures import small
 from tests.helpers.calls import Alternating, Call, ListStreamer, StopAtCall, assert_same_entries
@@ -185,50 +187,6 @@ def test_the_first_call_of_a_compiled_model_has_the_ids_of_plain_decoding(
     assert 0 < len(graphs) <= most
 
 
-class Biased(LogitsProcessor):
-    """Knows its rows by their number."""
-
-    def __init__(self, rows):
-        self.bias = 9 * torch.randn(rows, 500, generator=torch.Generator().manual_seed(0))
-
-    def __call__(self, input_ids, scores):
-        return scores + self.bias[:, : scores.shape[1]]
-
-
-class Warmer(TemperatureLogitsWarper):
-    """A subclass of a processor of transformers, which counts the rows that it has seen."""
-
-    def __init__(self, rows):
-        super().__init__(1.0)
-        self.rows = 0
-
-    def __call__(self, input_ids, scores):
-        self.rows += len(scores)
-        return scores.roll(self.rows, dims=-1)
-
-
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("kind", [Biased, Warmer])
-def test_processors_that_know_their_rows_see_all_of_them(llama, kind, attached):
-    call = Call(llama, rows=3)
-    plain = call.generate(logits_processor=[kind(3)])
-    drafter = Prophets(call.inputs, plain, 0.8)
-    if attached:
-        with rs.attach(llama, drafter) as attachment:
-            drafted = call.generate(logits_processor=[kind(3)])
-        stats = attachment.stats
-    else:
-        drafted = call.generate(logits_processor=[kind(3)], candidate_generator=drafter)
-        stats = drafter.stats
-    assert drafted.tolist() == plain.tolist()
-    assert stats.reason.startswith(f"a {kind.__name__} may know the 3 rows by their number")
-
-
-def test_scores_of_another_number_of_rows_are_refused(llama):
-    with pytest.raises(ValueError, match=r"\(Biased\) returned scores of shape \(3, .* one row"):
-        Call(llama, rows=1).generate(logits_processor=[Biased(3)], candidate_generator=Noise())
-
-
 REASONS = {
     "EncoderRepetitionPenalty": {"encoder_repetition_penalty": 1.5, "num_return_sequences": 2},
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
@@ -277,3 +235,61 @@ def test_a_window_of_right_padding_in_a_static_cache(own, rows):
     plain = model.generate(ids, **options)
     assert model.generate(ids, **options, candidate_generator=drafter).equal(plain)
     assert "padded on the right" in drafter.stats.reason
+
+
+# --- why nothing is drafted
+
+REPEATED = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 11, 12]])
+OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+class Silent(rs.Drafter):
+    """Drafts nothing."""
+
+    def draft(self, budget, call):
+        return rs.DraftTree.empty()
+
+
+def stats_of(model, drafter, rows=1, **options):
+    drafting_kernels.compile()
+    prompt = REPEATED.repeat(rows, 1)
+    model.generate(prompt, **OPTIONS, candidate_generator=drafter, **options)
+    assert drafter.stats.drafted == 0
+    return drafter.stats
+
+
+def test_drafts_leave_no_reason(llama):
+    drafting_kernels.compile()
+    drafter = Noise()
+    llama.generate(REPEATED, **OPTIONS, candidate_generator=drafter, max_draft_tokens=4)
+    assert drafter.stats.drafted and drafter.stats.reason is None
+    assert drafter.stats.verification == "tree"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "drafter", "nodes", "rows", "reason"),
+    [
+        ("llama", Silent(), 4, 1, "^the drafter found nothing to draft$"),
+        ("llama", Noise(), 0, 1, "^`max_draft_tokens=0`$"),
+        ("minimax", Noise(), 4, 1, "its cache"),
+        # Not that several tokens have other logits.
+        ("bloom", Noise(), 4, 2, "^its attention .* rows .*pass one prompt at a time$"),
+    ],
+)
+def test_the_reason_is_what_kept_the_call_from_drafting(
+    models_by_type, model_type, drafter, nodes, rows, reason
+):
+    stats = stats_of(models_by_type(model_type), drafter, rows, max_draft_tokens=nodes)
+    assert re.search(reason, stats.reason)
+    assert f"; nothing drafted: {stats.reason[:20]}" in str(stats)
+
+
+def test_an_inexact_probe_with_its_differences(caplog):
+    stats = stats_of(small("mamba"), Noise(), max_draft_tokens=4)
+    assert stats.verification == "none"
+    assert "several tokens in one pass have other logits than one after another" in stats.reason
+    assert "off those of single steps" in stats.reason
+    assert (
+        f"MambaForCausalLM decodes plainly, with the same text and no speed-up: {stats.reason}"
+        in (caplog.text)
+    )
