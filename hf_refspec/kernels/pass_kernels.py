@@ -1,12 +1,13 @@
-"""The kernels of a pass that is not compiled, where torch's own choice suits few tokens badly.
+"""The kernels of a pass that is not compiled, where torch's own choice is slow.
 
-On a CPU, calls of `torch.nn.functional.linear` whose products `narrow_product.py` computes faster
-go there: up to 32 tokens, weights in float32, bfloat16, or int8 with one scale for each row. Where
-a CPU has matrix units, a [`Race`] shows which products in bfloat16 these are. Other quantised
-weights and sharded ones are left to torch, and so is whatever another mode, a profiler or a
-transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain products.
-The model is not changed, and other threads and calls see nothing. Attention of as few tokens goes
-to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the kernels:
+On a CPU, calls of `torch.nn.functional.linear` go where their product is computed faster: those of
+up to 32 tokens to `narrow_product.py` (weights in float32, bfloat16, or int8 with one scale for
+each row), those of more tokens in float32 to `wide_product.py`. Where a CPU has matrix units, a
+[`Race`] shows which products in bfloat16 these are; prompts in bfloat16 keep plain decoding's bits.
+Other quantised weights and sharded ones are left to torch, and so is whatever another mode, a
+profiler or a transform (`torch.vmap`) must see; hooks and adapters run as ever, around their plain
+products. The model is not changed, and other threads and calls see nothing. Attention of few tokens
+goes to `narrow_attention.py` where a packed pass asks for it. torch's own threads run the kernels:
 torch's OpenMP library calls them.
 
 On a GPU, attention does without cuDNN's plans.
@@ -48,6 +49,7 @@ from . import narrow_attention as attention
 from . import narrow_product as kernel
 from .narrow_attention import narrow_attention
 from .narrow_product import narrow_product
+from .wide_product import wide_product
 
 MAX_TOKENS = 32
 DTYPES = [torch.float32, torch.bfloat16]
@@ -108,14 +110,16 @@ _LAYOUTS: dict[tuple[str, str], Callable[[Any], Int8Weight | None]] = {
 }
 
 
-def pass_kernels(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Around a forward pass after a prompt: narrow products on a CPU, attention without plans on a
-    GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
+def pass_kernels(model: PreTrainedModel, is_prefill: bool = False) -> AbstractContextManager[Any]:
+    """Around a forward pass: other products on a CPU, and after a prompt attention without plans on
+    a GPU. A compiled model, which decodes plainly in a running batch, is left alone."""
     if model._compiled_call_impl is not None:  # by `model.compile()`
         return nullcontext()
     if model.device.type != "cpu":
-        return _WITHOUT_PLANS
-    return NarrowProducts() if why_inactive() is None else nullcontext()
+        return nullcontext() if is_prefill else _WITHOUT_PLANS
+    if why_inactive() is not None:
+        return nullcontext()
+    return Products(DTYPES[:1] if is_prefill else DTYPES)
 
 
 def active_modes() -> list[type]:
@@ -214,12 +218,13 @@ class Race:
 _RACES = [Race() for _ in range(1 + MAX_TOKENS)]  # by the number of tokens
 
 
-class NarrowProducts(TorchFunctionMode):
-    """Sends narrow products to the kernel, and counts them."""
+class Products(TorchFunctionMode):
+    """Sends products of numbers of these types where they are computed faster, and counts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtypes: list[torch.dtype]) -> None:
         super().__init__()
         self.count = 0
+        self._dtypes = dtypes
         self._kernel = ctypes.c_void_p(narrow_product.address)
 
     def __torch_function__(
@@ -233,15 +238,14 @@ class NarrowProducts(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """`(x @ weight.T) * scale + bias` for few rows of `x` `(..., inner)`, a weight
-        `(outer, inner)` and a scale `(outer, 1)`, if the kernel computes it, and faster than
-        torch."""
+        """`(x @ weight.T) * scale + bias` of `x` `(..., inner)`, a weight `(outer, inner)` and a
+        scale `(outer, 1)`, if it is computed faster than by torch."""
         scale = None
         if (quantised := int8_weight(weight)) is not None:
             weight, scale = quantised
         numbers = [operand for operand in (x, scale, bias) if operand is not None]
         if scale is None:
-            is_plain = _are_plain([*numbers, weight], DTYPES)
+            is_plain = _are_plain([*numbers, weight], self._dtypes)
         else:
             is_plain = _are_plain(numbers, [torch.float32]) and _are_plain([weight], [torch.int8])
         if not is_plain or weight.ndim != 2:
@@ -250,16 +254,21 @@ class NarrowProducts(TorchFunctionMode):
         count = x.numel()
         # One token in bfloat16 has plain decoding's bits.
         least = 2 if x.dtype == torch.bfloat16 else 1
-        is_narrow = (
+        is_usual = (
             inner % kernel.INNER_MULTIPLE == 0
             and outer >= kernel.ROWS
             and x.shape[-1] == inner
-            and least * inner <= count <= MAX_TOKENS * inner
+            and least * inner <= count
             and (bias is None or bias.shape == (outer,))
             and all(map(Tensor.is_contiguous, (weight, *numbers)))
         )
-        if not is_narrow:
+        if not is_usual:
             return None
+        if count > MAX_TOKENS * inner:
+            is_wide = scale is None and x.dtype == torch.float32
+            product = wide_product(x, weight, bias) if is_wide else None
+            self.count += product is not None
+            return product
         by_kernel = partial(self._computed, x, weight, scale, bias)
         if not kernel.MATRIX_UNITS or x.dtype != torch.bfloat16:
             return by_kernel()

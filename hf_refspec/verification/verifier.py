@@ -22,6 +22,7 @@ The model itself decides which kinds are exact, see `probe.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.contract import States
 from ..drafting.tree import DraftTree
+from ..kernels.pass_kernels import pass_kernels
 from ..transformers_names import SHARED_KV, cache_name, prefill, shared_layers
 from .caches import (
     can_be_cropped,
@@ -296,7 +298,10 @@ class Verifier:
                 if (value := kwargs.get(name)) is not None and value.shape[-2] == count:
                     kwargs = {**kwargs, name: value.index_select(-2, first.to(value.device))}
             input_ids = input_ids[first.to(input_ids.device)]
-        outputs = prefill(self.model, input_ids, self.generation_config, kwargs)
+        # In a static cache it may be compiled, or must have plain decoding's bits.
+        is_own = bool(self.kind.widths)
+        with nullcontext() if is_own else pass_kernels(self.model, is_prefill=True):
+            outputs = prefill(self.model, input_ids, self.generation_config, kwargs)
         cache = find_cache(outputs)
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
