@@ -52,6 +52,7 @@ from .narrow_product import narrow_product
 from .wide_product import wide_product
 
 MAX_TOKENS = 32
+LEAST_SLOTS = 512  # of fewer, torch's attention takes less time than the kernel's call
 DTYPES = [torch.float32, torch.bfloat16]
 # Of attention, which nobody has compared with torch's on matrix units.
 ATTENDED = DTYPES[:1] if kernel.MATRIX_UNITS else DTYPES
@@ -336,13 +337,16 @@ def attend_narrowly(
     mask: Tensor | None,
     ends: np.ndarray,
     scale: float | None,
+    least_slots: int = LEAST_SLOTS,
 ) -> Tensor | None:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, if the
-    kernel computes it, and faster than torch. Tokens see the slots of the `mask`, bool
-    `(rows, S or 1, slots)`, by default all; their rows see none outside their `ends`, int64
-    `(rows, 2)`."""
+    kernel computes it, and some row sees at least so many slots. Tokens see the slots of the
+    `mask`, bool `(rows, S or 1, slots)`, by default all; their rows see none outside their `ends`,
+    int64 `(rows, 2)`."""
+    most_slots = int((ends[:, 1] - ends[:, 0]).max())
     is_narrow = (
         query.shape[2] <= MAX_TOKENS
+        and most_slots >= least_slots
         and _are_plain([query, keys, values], ATTENDED)
         and keys.stride(-1) == values.stride(-1) == 1
         and narrow_attention.address is not None
@@ -355,7 +359,7 @@ def attend_narrowly(
     key_heads, value_dim = keys.shape[1], values.shape[-1]
     used = heads // key_heads * size
     columns = -(-used // kernel.LANES) * kernel.LANES
-    pieces = -(-int((ends[:, 1] - ends[:, 0]).max()) // attention.PIECE)
+    pieces = -(-most_slots // attention.PIECE)
     scale = key_dim**-0.5 if scale is None else scale
     query = query.float().mul(scale * math.log2(math.e)).contiguous()  # for powers of two
     output = query.new_empty((rows, heads, size, value_dim))

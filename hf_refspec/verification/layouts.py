@@ -35,7 +35,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..kernels.pass_kernels import attend_narrowly
+from ..kernels.pass_kernels import LEAST_SLOTS, attend_narrowly
 from .entries import CachedRow, InPlaceEntries, block_size
 from .passes import (
     MaskedInputs,
@@ -297,7 +297,9 @@ class PackedAttention:
         if count > 1:
             query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ..)
         mask = self.tensors.get((number, window))
-        attended = attend_narrowly(query, keys, values, mask, group.ends[window], scale)
+        # A pass that compares, as a probe's do, also shows that the kernel suits the model.
+        least = 0 if self._compares else LEAST_SLOTS
+        attended = attend_narrowly(query, keys, values, mask, group.ends[window], scale, least)
         if attended is None:
             bias = self._bias(number, window, heads // keys.shape[1], query)
             attended = _attend_by_torch(query, keys, values, bias, scale)

@@ -1,20 +1,26 @@
 """Attention by the package's kernel, beside its twin in plain Python."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_refspec import ReferenceCopy
 from hf_refspec.kernels import narrow_product, pass_kernels
 from hf_refspec.kernels.narrow_attention import BLOCK, PIECE, narrow_attention
-from hf_refspec.kernels.pass_kernels import attend_narrowly
+from hf_refspec.verification import layouts as packed
 
 pytestmark = pytest.mark.skipif(
     not narrow_product.SUPPORTED or pass_kernels._parallel is None, reason="torch attends here"
 )
+
+# To short texts too, as in passes that compare.
+attend_narrowly = partial(pass_kernels.attend_narrowly, least_slots=0)
 
 # Rows, heads, heads of keys, tokens, slots, dimensions of keys and of values.
 SHAPES = [
@@ -198,3 +204,31 @@ def test_one_environment_variable_turns_it_off(monkeypatch):
 def test_until_the_kernel_is_compiled_torch_attends(monkeypatch):
     monkeypatch.setattr(narrow_attention, "_compiled", None)
     assert without_mask(*operands(SHAPES[0])[:3]) is None
+
+
+@pytest.mark.parametrize(("slots", "attends"), [(511, False), (512, True)])
+def test_short_texts_are_left_to_torch(slots, attends):
+    query, keys, values, _ = operands((1, 4, 2, 3, slots, 8, 8))
+    attended = pass_kernels.attend_narrowly(query, keys, values, None, whole(keys), None)
+    assert (attended is not None) == attends
+
+
+def test_the_first_pass_of_a_call_shows_that_it_suits_the_model(monkeypatch):
+    """So do those of its probe."""
+    found, real = [], packed.attend_narrowly
+
+    def attend(*operands):
+        attended = real(*operands)
+        found.append(attended is not None)
+        return attended
+
+    monkeypatch.setattr(packed, "attend_narrowly", attend)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=29, hidden_size=64, num_hidden_layers=1)).eval()
+    prompt = torch.tensor([[1, 2, 3] * 4])
+    options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    text = model.generate(prompt, **options)[0].tolist()
+    drafter = ReferenceCopy(references=[text])
+    model.generate(prompt, candidate_generator=drafter, max_draft_tokens=3, **options)
+    first = found.index(False)
+    assert first >= 2 and not any(found[first:])
