@@ -298,7 +298,7 @@ class PackedAttention:
             query = query.view(heads, count, group.size, -1).transpose(0, 1)  # (rows, heads, S, ..)
         mask = self.tensors.get((number, window))
         # A pass that compares, as a probe's do, also shows that the kernel suits the model.
-        least = 0 if self._compares else LEAST_SLOTS
+        least = 0 if self.compares else LEAST_SLOTS
         attended = attend_narrowly(query, keys, values, mask, group.ends[window], scale, least)
         if attended is None:
             bias = self._bias(number, window, heads // keys.shape[1], query)
