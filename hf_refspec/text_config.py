@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +19,13 @@ LOCAL_ATTENTION = (
     "attention_chunk_size",
     "index_topk",
 )
+
+# Names of numbers that limit attention, and names that count something else: max_window_layers,
+# moe_topk.
+_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+_COUNTS = re.compile(r"layers|moe|router|expert")
+# Every probe's text is longer than this.
+_CROSSED = 8
 
 
 def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
@@ -62,6 +71,36 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
     if any(isinstance(getattr(config, name, None), int) for name in others):
         return None
     return {"": window}
+
+
+def boundaries(config: PreTrainedConfig) -> list[int]:
+    """The lengths, ascending, at which attention may become another computation.
+
+    They are numbers that the configuration names like a window, a chunk or a selection of keys, and
+    the windows of the cache. A false boundary costs one probe; a missed one can change ids.
+    """
+    from transformers import DynamicCache
+
+    named = [
+        value
+        for name, value in vars(config).items()
+        if _LENGTHS.search(name) and not _COUNTS.search(name)
+    ]
+    windows = [
+        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
+    ]
+    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    """All integers in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _numbers(value)
+    elif isinstance(values, int) and not isinstance(values, bool):
+        yield values
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:

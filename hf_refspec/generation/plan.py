@@ -11,20 +11,23 @@ Until a probe allows it, no draft crosses a length at which attention may become
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-from transformers import DynamicCache, PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from ..drafting.contract import Call, Speed, checked_draft
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
 from ..refusals import CHANGED, Reason, why_refused
-from ..text_config import context_length, length_dependent_rope, text_config, vocab_size_of
+from ..text_config import (
+    boundaries,
+    context_length,
+    length_dependent_rope,
+    text_config,
+    vocab_size_of,
+)
 from ..verification.model_memo import Watch
 from ..verification.probe import ProbedCall, known_finding
 from ..verification.ranks import Ranks
@@ -33,13 +36,6 @@ from .row import Row
 
 if TYPE_CHECKING:
     from .accept import Accepted
-
-# Names of numbers that limit attention, and names that count something else: max_window_layers,
-# moe_topk.
-_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
-_COUNTS = re.compile(r"layers|moe|router|expert")
-# Every probe's text is longer than this.
-_CROSSED = 8
 
 
 @dataclass(frozen=True)
@@ -277,31 +273,3 @@ class DraftLimits:
             return 0
         ahead = [boundary for boundary in self._boundaries if refused or boundary > length]
         return min(deepest, ahead[0] - length) if ahead else deepest
-
-
-def boundaries(config: PreTrainedConfig) -> list[int]:
-    """The lengths, ascending, at which attention may become another computation: numbers that the
-    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
-
-    A false boundary costs one probe; a missed one can change ids.
-    """
-    named = [
-        value
-        for name, value in vars(config).items()
-        if _LENGTHS.search(name) and not _COUNTS.search(name)
-    ]
-    windows = [
-        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
-    ]
-    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
-
-
-def _numbers(values: Any) -> Iterator[int]:
-    """All integers in nested lists and dictionaries."""
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _numbers(value)
-    elif isinstance(values, int) and not isinstance(values, bool):
-        yield values

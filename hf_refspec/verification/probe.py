@@ -23,7 +23,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 from ..drafting.stats import DraftStats
 from ..drafting.tree import ROOT, DraftTree
 from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
-from ..text_config import attends_locally, text_config
+from ..text_config import attends_locally, boundaries, text_config
 from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
 from .model_memo import Finding, memo_of_state, probing
@@ -137,7 +137,10 @@ def select_verifier(
             return Choice(Verifier(kind, model, generation_config, model_kwargs), is_probed=False)
         finding = known_finding(call, stats)
         if finding.exact:
-            return Choice(Verifier(kind, model, generation_config, model_kwargs))
+            # Prompts keep plain decoding's bits where a later probe may still refuse drafts, or
+            # the prefill be compiled.
+            rounds = not kind.widths and not boundaries(text_config(model))
+            return Choice(Verifier(kind, model, generation_config, model_kwargs, rounds))
         findings[kind] = finding
     by_name = {kind.name: finding for kind, finding in findings.items()}
     reason = why_inexact(by_name, rows, find_cache(model_kwargs))

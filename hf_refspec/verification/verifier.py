@@ -140,6 +140,8 @@ class Verifier:
         kind ([`Kind`]): The layout of passes, and the way in which keys and values are kept.
         model_kwargs (`dict`): The keyword arguments that `generate` prepared for the prompt.
         entries ([`Entries`]): Keeps keys and values.
+        rounds_prompts (`bool`): True if the products of prompts may be rounded otherwise than in
+            the model's own calls.
         inputs ([`Inputs`], *optional*): The arguments of passes after the prefill.
         cached (`list[int]`): The tokens of each row that the cache holds; the others are pending
             and run in the next pass. Empty before the prefill.
@@ -151,8 +153,10 @@ class Verifier:
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
+        rounds_prompts: bool = False,
     ) -> None:
         self.kind = kind
+        self.rounds_prompts = rounds_prompts
         self.model = model
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
@@ -298,9 +302,8 @@ class Verifier:
                 if (value := kwargs.get(name)) is not None and value.shape[-2] == count:
                     kwargs = {**kwargs, name: value.index_select(-2, first.to(value.device))}
             input_ids = input_ids[first.to(input_ids.device)]
-        # In a static cache it may be compiled, or must have plain decoding's bits.
-        is_own = bool(self.kind.widths)
-        with nullcontext() if is_own else pass_kernels(self.model, is_prefill=True):
+        rounding = pass_kernels(self.model, is_prefill=True)
+        with rounding if self.rounds_prompts else nullcontext():
             outputs = prefill(self.model, input_ids, self.generation_config, kwargs)
         cache = find_cache(outputs)
         if cache is not None and cache is not self.entries.cache:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.kernels import wide_product as wide
@@ -78,23 +78,27 @@ def test_it_must_be_clearly_faster(monkeypatch, of_onednn, faster):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompts_in_float32_take_it_and_those_in_bfloat16_keep_their_bits(monkeypatch, dtype):
+@pytest.mark.parametrize("window", [None, 64])
+def test_prompts_in_float32_take_it_once_nothing_can_refuse_their_drafts(
+    monkeypatch, dtype, window
+):
+    """All others keep plain decoding's bits."""
     monkeypatch.setattr(wide, "is_faster", lambda: True)
     sent, real = [], wide.by_onednn
     monkeypatch.setattr(wide, "by_onednn", lambda *numbers: sent.append(1) or real(*numbers))
-    config = LlamaConfig(vocab_size=99, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to(dtype).eval()
+    model = MistralForCausalLM(MistralConfig(vocab_size=99, sliding_window=window, **sizes))
+    model = model.to(dtype).eval()
     prompt = torch.randint(1, 99, (1, 80))
-    options = {"max_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
-    plain = model.generate(prompt, do_sample=False, **options)
-    assert not sent
-    drafted = model.generate(
-        prompt, do_sample=False, candidate_generator=ReferenceCopy(), **options
-    )
-    assert bool(sent) == (dtype == torch.float32)
-    assert torch.equal(drafted.sequences, plain.sequences)
-    if dtype == torch.float32:
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(prompt, **options)
+    for call in (1, 2):  # the first finds out that drafts are exact after its prompt
+        drafter = ReferenceCopy(references=[plain.sequences[0].tolist()])
+        drafted = model.generate(prompt, candidate_generator=drafter, **options)
+        takes_it = dtype == torch.float32 and window is None and call == 2
+        assert bool(sent) == takes_it
+        assert torch.equal(drafted.sequences, plain.sequences)
         torch.testing.assert_close(drafted.logits[0], plain.logits[0], rtol=1e-5, atol=1e-5)
-    else:
-        assert torch.equal(drafted.logits[0], plain.logits[0])
+        assert takes_it or torch.equal(drafted.logits[0], plain.logits[0])
