@@ -95,15 +95,9 @@ class LiveDrafts(Blend):
 
     def observe(self, observation: Observation) -> None:
         self.verified = observation.verified
-        before = [source.first for source in self.stats.sources]
         super().observe(observation)
-        if self.listener is None:
-            return
-        owners: list[int | None] = []
-        for index, source in enumerate(self.stats.sources):
-            owners += [index] * (source.first - before[index])
-        owners += [None] * (len(observation.tokens) - len(owners))
-        self.listener(observation.tokens.tolist(), owners)
+        if self.listener is not None:
+            self.listener(observation.tokens.tolist(), self.owners)
 
 
 class AnswerStream:

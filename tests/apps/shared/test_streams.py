@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec import ReferenceCopy
+from hf_refspec import DraftTree, ReferenceCopy
 from hf_refspec.apps.shared.streams import AnswerStream, LiveDrafts, Terminal, TextStream, legend
+from hf_refspec.drafting.calls import drafter_call
+from hf_refspec.drafting.contract import Call, Observation, PathDrafter
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(
@@ -75,6 +78,27 @@ def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
     named = legend(drafter.stats).plain
     assert named.count("ReferenceCopy") == 2
     assert named.endswith(f"the model itself {len(heard) - sum(firsts)}")
+
+
+class After(PathDrafter):
+    """Drafts one token after a path of this length, and none elsewhere."""
+
+    def __init__(self, length, token, costly=False):
+        self.length, self.token, self.costly = length, token, costly
+
+    def continue_path(self, path, budget, call):
+        return DraftTree.chain([self.token] if len(path) == self.length else [], None)
+
+
+def test_each_token_has_the_source_of_its_place():
+    """The first source drafts what follows the second's token."""
+    heard = []
+    drafter = LiveDrafts([After(1, 5), After(0, 4, costly=True)])
+    drafter.listener = lambda tokens, owners: heard.append((tokens, owners))
+    with drafter_call(drafter, [np.array([1, 2, 3])], 10):
+        drafter.draft(8, Call())
+        drafter.observe(Observation(np.array([4, 5, 6])))
+    assert heard == [([4, 5, 6], [1, 0, None])]
 
 
 def pieces(tokenizer, ids) -> list[str]:
