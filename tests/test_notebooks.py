@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import sys
+from functools import reduce
+from html import unescape
+from operator import or_
+
+import pytest
 
 import hf_refspec as rs
 from hf_refspec.drafting.stats import SourceStats
@@ -18,6 +25,27 @@ def test_statistics_are_a_table_with_the_sources_in_their_colours():
     assert f'{COLORS[0]}">One</span>' in shown and f'{COLORS[1]}">Two</span>' in shown
     assert "8 drafted before merging, 3 accepted" in shown
     assert "12 drafted (of 17 before merging), 3 accepted" in str(stats)
+
+
+@pytest.mark.parametrize("further", [[], [rs.TokenRecycling()]], ids=["alone", "a blend"])
+def test_a_call_with_a_tokenizer_shows_its_text_in_the_colours_of_the_sources(
+    byte_llama, tokenizer, further
+):
+    inputs = tokenizer("a <b> cat", return_tensors="pt", return_token_type_ids=False)
+    options = {"max_new_tokens": 40, "do_sample": False, "max_draft_tokens": 8}
+    drafter = reduce(or_, further, rs.ReferenceCopy())
+    ids = byte_llama.generate(**inputs, **options, candidate_generator=drafter)
+    assert "<pre" not in drafter.stats._repr_html_()
+    byte_llama.generate(**inputs, **options, candidate_generator=drafter, tokenizer=tokenizer)
+    shown = drafter.stats._repr_html_().partition("<pre")[2].partition(">")[2]
+    text = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert unescape(re.sub(r"<[^>]*>", "", shown)) == text.rstrip("\ufffd")
+    assert shown.count("<span") > 1 and COLORS[0] in shown
+    owners = drafter.stats.owners
+    assert [owners.count(i) for i in (0, 1)][: len(drafter.sources)] == [
+        source.first for source in drafter.stats.sources
+    ]
+    assert "<pre" not in pickle.loads(pickle.dumps(drafter.stats))._repr_html_()
 
 
 def test_a_tree_is_indented_by_depth_and_each_path_stands_together():

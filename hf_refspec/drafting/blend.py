@@ -42,10 +42,6 @@ class Blend(Drafter):
             `DatastoreDrafts(store)`. A source that runs a model ([`DraftModel`]) drafts last: it
             continues where the others are no longer sure, and they continue what it drafted.
 
-    Attributes:
-        owners (`list[int | None]`): For each token that the last pass emitted the first source that
-            had drafted it; `None` for the target's own.
-
     Raises:
         ValueError: If there are none, or the same one twice.
         TypeError: If something else is among them.
@@ -55,8 +51,6 @@ class Blend(Drafter):
         *Drafter._of_a_call,
         *("_vocab_size", "_drafts", "_costly", "_cheap", "_pruners"),
     )
-
-    owners: list[int | None]
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         role = "a source of a blend"
@@ -125,7 +119,7 @@ class Blend(Drafter):
 
     def _record(self, tokens: np.ndarray) -> None:
         """Counts which emitted tokens each source had drafted, and corrects its estimates."""
-        self.owners = [None] * len(tokens)
+        owners: list[int | None] = [None] * len(tokens)
         for i, source in enumerate(self.stats.sources):
             foreseen: set[int] = set()
             drafted = 0
@@ -137,10 +131,11 @@ class Blend(Drafter):
                 if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
                     reached = self._calibrations[i].record(draft.tree, tokens[depth:])
                     foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
-            first = [place for place in foreseen if self.owners[place] is None]
+            first = [place for place in foreseen if owners[place] is None]
             source.record(drafted, len(foreseen), len(first))
             for place in first:
-                self.owners[place] = i
+                owners[place] = i
+        self.stats.owners += owners
         self._drafts = []
 
     def end(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ..messages import counted
-from ..notebooks import html_table
+from ..notebooks import colored_by, html_table, spans
 
 if TYPE_CHECKING:
     from .copied_spans import CopiedSpan
@@ -116,12 +116,17 @@ class DraftStats(Figures):
     reason: str | None = None
 
     def __post_init__(self) -> None:
+        # In a call with one row: the first source that drafted each new token, if any.
+        self.owners: list[int | None] = []
+        # The new tokens of a call with one row, and the tokenizer that the call was given.
+        self.text: tuple[Sequence[int], Any] = (), None
         self._copied: list[CopiedSpan] = []
         # Each row, its new tokens, and the sources' texts, until `copied` searches them.
         self.outputs: list[tuple[int, Sequence[int], list[Any]]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_copied": self.copied, "outputs": []}  # no text goes along
+        no_text = {"text": ((), None), "outputs": []}  # goes along
+        return {**vars(self), "_copied": self.copied, **no_text}
 
     @property
     def copied(self) -> list[CopiedSpan]:
@@ -159,6 +164,8 @@ class DraftStats(Figures):
             self.accepted += accepted
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
             self.accepted_lengths[accepted] += 1
+            if len(self.owners) < self.tokens:  # of a drafter alone: a blend has added its own
+                self.owners += [*[0] * accepted, None]
 
     def explain(self, verification: str, reason: str | None = None) -> None:
         """Says how drafts were verified, and why nothing was drafted."""
@@ -198,7 +205,22 @@ class DraftStats(Figures):
             ("time", shares(self._seconds_by_part())),
             ("verification", self.reason or self.verification),
         ]
-        return html_table(rows, ((source.name, source.counts) for source in self.sources))
+        table = html_table(rows, ((source.name, source.counts) for source in self.sources))
+        text = spans(self._pieces())
+        return table + (f'<pre style="white-space:pre-wrap">{text}</pre>' if text else "")
+
+    def _pieces(self) -> Iterator[tuple[str, str]]:
+        """The text of a call that was given a tokenizer, each piece with its source's colour."""
+        tokens, tokenizer = self.text
+        if tokenizer is None or len(tokens) != len(self.owners):
+            return
+        count = 0
+        shown = ""
+        for owner, group in groupby(self.owners):
+            count += len([*group])
+            text = tokenizer.decode(tokens[:count], skip_special_tokens=True).rstrip("\ufffd")
+            yield text[len(shown) :], colored_by(owner)
+            shown = text
 
     def __str__(self) -> str:
         has_rows = sum(self.accepted_lengths) > self.forward_passes

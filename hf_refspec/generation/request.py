@@ -71,6 +71,7 @@ class Request:
     adds_cache: bool = False  # true if plain decoding would have no cache
     # The arguments by which transformers would draft from hidden states.
     reading: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
 
     def __post_init__(self) -> None:
         _ = self.drafter  # raises a TypeError if it is not a drafter

@@ -68,6 +68,7 @@ def speculate(  # noqa: D417
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
     synced_gpus: bool | None = None,
+    tokenizer: Any = None,
     adds_cache: bool = False,
     reading: Mapping[str, Any] | None = None,
     **model_kwargs: Any,
@@ -95,6 +96,7 @@ def speculate(  # noqa: D417
             `"reproducible"` verifies chains by passes of one width in a static cache: ids, logits
             and scores are then the same bit by bit with any draft and without a
             `candidate_generator`, in bfloat16 and float16 too.
+        tokenizer (*optional*): Writes the text that `stats` shows in a notebook.
         adds_cache (`bool`, *optional*, defaults to `False`): True if plain decoding would have no
             cache, because the model is configured to use none.
 
@@ -123,6 +125,7 @@ def speculate(  # noqa: D417
         model_kwargs=model_kwargs,
         adds_cache=adds_cache,
         reading=reading or {},
+        tokenizer=tokenizer,
     )
     named = verification != "auto"
     if isinstance(request.drafter, CandidateChain) and verification == "auto":
@@ -221,7 +224,7 @@ def _decode(
         if noise is not None:
             noise.end(longest_row(rows) - prompt_length)
     outputs = [row.output[: own_length(row, pads) - prompt_length] for row in rows]
-    remember_outputs(stats, drafters, outputs)
+    remember_outputs(stats, drafters, outputs, request.tokenizer)
     if not stats.drafted:
         late = [isinstance(drafter, LateDrafter) and not drafter.begun for drafter in drafters]
         reason = loop.limits.refused or why_undrafted(

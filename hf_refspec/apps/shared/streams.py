@@ -97,7 +97,8 @@ class LiveDrafts(Blend):
         self.verified = observation.verified
         super().observe(observation)
         if self.listener is not None:
-            self.listener(observation.tokens.tolist(), self.owners)
+            tokens = observation.tokens.tolist()
+            self.listener(tokens, self.stats.owners[-len(tokens) :])
 
 
 class AnswerStream:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from html import escape
-from itertools import groupby
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import ROOT
 from ...messages import counted
+from ...notebooks import spans
 from .conversation import Conversation
 from .race import Lane, Race, RacePass
 
@@ -85,17 +85,17 @@ def _legend(race: Race) -> str:
 
 def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
     """The text, in spans of one source each, with the place that they were copied from."""
-    parts: list[str] = []
     places: dict[int, str] = {}
     for span in copied:
         place = f"{Path(span.source).name}, document {span.document}, from token {span.offset} on"
         places |= dict.fromkeys(range(span.start, span.end), f' title="{escape(place)}"')
-    pieces = [(text, owner, places.get(i, "")) for i, (text, owner) in enumerate(lane.pieces)]
-    for (owner, title), group in groupby(pieces, key=lambda piece: piece[1:]):
-        text = escape("".join(text for text, *_ in group))
-        attributes = ("" if owner is None else f' class="{source_class(owner)}"') + title
-        parts.append(f"<span{attributes}>{text}</span>" if attributes else text)
-    return "".join(parts)
+    classes = (
+        "" if owner is None else f' class="{source_class(owner)}"' for _, owner in lane.pieces
+    )
+    return spans(
+        (text, source + places.get(i, ""))
+        for i, ((text, _), source) in enumerate(zip(lane.pieces, classes, strict=True))
+    )
 
 
 def _is_over(race: Race) -> bool:
