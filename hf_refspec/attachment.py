@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -29,25 +27,16 @@ class Attachment:
     """The result of [`attach`]. As a context manager it is detached at the end of the body.
 
     Attributes:
-        options (`dict`): `max_draft_tokens` and `verification`.
-        reading (`dict`): The arguments by which calls also draft from hidden states.
+        options (`dict`): The arguments that [`attach`] adds to calls of `generate`.
         stats (`DraftStats`): The counts of all calls together.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter | CandidateGenerator | str,
-        reading: Mapping[str, Any] = MappingProxyType({}),
-        **options: Any,
-    ) -> None:
+    def __init__(self, drafter: Drafter | CandidateGenerator | str, **options: Any) -> None:
         from .drafting.blend import as_drafter
         from .drafting.calls import DrafterPool
         from .drafting.stats import DraftStats
-        from .refusals import check_options
 
-        check_options(**options)
         self.options = options
-        self.reading = reading
         self.stats = DraftStats()
         self._drafter = drafter
         self._pool = None if drafter == "auto" else DrafterPool(as_drafter(drafter))
@@ -55,7 +44,8 @@ class Attachment:
         self._logged: set[str] = set()
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        plain = ((n, value) for n, value in self.options.items() if isinstance(value, (int, str)))
+        options = "".join(f", {name}={value!r}" for name, value in plain)
         return f"Attachment({self._drafter!r}{options})"
 
     def __enter__(self) -> Attachment:
@@ -130,9 +120,11 @@ def attach(
         TypeError: If an option has the wrong type, or `model` has no `generate`.
         ValueError: If an option has a value that it cannot have.
     """
+    from .refusals import check_options
     from .transformers_names import reading_arguments
 
     stacks = _stacks(model)
+    check_options(max_draft_tokens, verification)
     options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
     reading = reading_arguments(assistant_model, use_mtp, speculation_type)
     if assistant_model is not None and "assistant_model" not in reading:
@@ -141,7 +133,7 @@ def attach(
             "states: attach `drafter | rs.DraftModel(assistant)`, or pass "
             '`speculation_type="dflash"` if it is a block drafter.'
         )
-    attachment = Attachment(drafter, reading, **options)
+    attachment = Attachment(drafter, **options, **reading)
     for stack in stacks:
         stack.append(attachment)
     return attachment

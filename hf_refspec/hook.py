@@ -227,8 +227,7 @@ def _attached(
 
     try:
         with attachment.drafter(model) as drafter:
-            options = {**attachment.options, **attachment.reading, **kwargs}
-            options["candidate_generator"] = drafter
+            options = {**attachment.options, **kwargs, "candidate_generator": drafter}
             output = generate(model, **_prepared(model, options))
             attachment.count(drafter.stats)
             return output

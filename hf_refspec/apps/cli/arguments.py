@@ -151,8 +151,12 @@ def add_assistants(parser: ArgumentParser) -> None:
     add("--use-mtp", action="store_true", help=help)
 
 
-def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
-    """The default drafters and those that the arguments name; refuses ids of other models."""
+def sources(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[PreTrainedModel], list[Drafter]]:
+    """A function that creates a target model's drafters: the default ones, and all that are named.
+
+    Refuses sources with ids of other models."""
     from ...drafting.auto import default_sources  # these load torch
     from ...drafting.datastore_drafts import DatastoreDrafts
     from ...drafting.session_drafts import SessionDrafts
@@ -170,7 +174,8 @@ def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter
     vocab_size = text_config(load_config(args.model)).vocab_size
     for drafter in drafters:
         drafter.check(vocab_size)
-    return drafters
+    of_model = assistants(args)
+    return lambda model: [*drafters, *of_model(model)]
 
 
 def assistants(args: Namespace) -> Callable[[PreTrainedModel], list[Drafter]]:

@@ -19,7 +19,7 @@ from ...messages import counted
 from ..shared import prompts
 from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend
-from .arguments import add_answering, assistants, decoding_options, read_text, sources
+from .arguments import add_answering, decoding_options, read_text, sources
 
 _HELP = """\
 /stats  how many tokens of this session were drafted, and by what
@@ -46,10 +46,9 @@ def chat(args: Namespace) -> None:
         raise ValueError(f"{error}; {hint}") from error
     noun = "--system" if context is None else f"--context {args.context}"
     prompts.tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
-    drafters = sources(args, tokenizer)
-    of_model = assistants(args)
+    new_drafters = sources(args, tokenizer)
     model = load_model(args.model, args.device_map, args.dtype)
-    drafter = LiveDrafts([*drafters, *of_model(model)])
+    drafter = LiveDrafts(new_drafters(model))
     drafting_kernels.compile()
     TerminalChat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
 

@@ -11,7 +11,7 @@ from transformers import TextStreamer
 from ...drafting.blend import Blend
 from ..shared import prompts
 from ..shared.loading import load_config, load_model, load_tokenizer
-from .arguments import add_answering, assistants, decoding_options, read_text, sources
+from .arguments import add_answering, decoding_options, read_text, sources
 
 
 def add_generate(parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def generate(args: Namespace) -> None:
     context = args.context and read_text(args.context, "--context")
     prompt = prompts.with_document(context, _prompt(args))
     tokenizer = load_tokenizer(args.model)
-    drafters = sources(args, tokenizer)
+    new_drafters = sources(args, tokenizer)
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
     if any(token in prompt for token in special):  # it is in a template already
@@ -36,9 +36,8 @@ def generate(args: Namespace) -> None:
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
     max_new_tokens = prompts.tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
-    of_model = assistants(args)
     model = load_model(args.model, args.device_map, args.dtype)
-    drafter = Blend([*drafters, *of_model(model)])
+    drafter = Blend(new_drafters(model))
     model.generate(
         **inputs.to(model.device),
         **options,

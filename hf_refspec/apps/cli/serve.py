@@ -18,7 +18,6 @@ from .arguments import (
     add_listening,
     add_model,
     add_sources,
-    assistants,
     listen,
     log_to_stderr,
     positive,
@@ -74,17 +73,17 @@ def serve(args: Namespace) -> int:
     with listen(args.host, args.port) as listening:
         load_config(args.model)  # refuses anything but a language model before it loads more
         tokenizer = load_tokenizer(args.model)
-        drafters = sources(args, tokenizer)
-        opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
-        source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
-        of_model = assistants(args)
+        new_drafters = sources(args, tokenizer)
         drafting_kernels.ready()  # or they are compiled while the model is loaded
         model = load_model(args.model, args.device_map, args.dtype)
+        drafters = new_drafters(model)
+        opened = [drafter.store for drafter in drafters if isinstance(drafter, DatastoreDrafts)]
+        source_names = {str(store.path): name_for_people(args.datastore) for store in opened}
         annotates = bool(args.reference or args.datastore or args.cache)
         engine = RequestEngine(
             model,
             tokenizer,
-            [*drafters, *of_model(model)],
+            drafters,
             max_seconds=args.max_seconds,
             max_waiting=args.max_waiting,
             isolates=args.isolate,
