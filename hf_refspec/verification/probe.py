@@ -246,9 +246,10 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     before = random_state(device)
     try:
         with probing(model):
-            texts = _Texts(call._replace(rows=1, boundary=None), device, 0, path=_LONG_PATH)
-            if _multiplies_integers(model):
-                texts.dtype = torch.bfloat16  # whose precision these products have
+            # Products of integers have the precision of bfloat16.
+            dtype = torch.bfloat16 if _multiplies_integers(model) else None
+            call = call._replace(rows=1, boundary=None)
+            texts = _Texts(call, device, 0, path=_LONG_PATH, dtype=dtype)
             rounding = texts.own_rounding()
     except Exception:  # the probe of a kind says why
         set_random_state(device, before)
@@ -278,7 +279,8 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
         finding = Finding(False, failure=str(error))
     except Exception as error:  # models raise anything at inputs that they cannot take
         lacked_memory = isinstance(error, torch.OutOfMemoryError)
-        failure = f"a probe of it raised {_error_line(error)}"
+        line, *_ = repr(error).split("\\n")  # compilers' have many
+        failure = f"a probe of it raised {line}"
         finding = Finding(False, failure=failure, lacked_memory=lacked_memory)
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in call.model.modules()):
@@ -288,11 +290,6 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
     if not finding.exact:  # an exact model draws no random numbers, but other threads may have
         set_random_state(device, before)
     return finding
-
-
-def _error_line(error: Exception) -> str:
-    """The first line of an exception; compilers' have many."""
-    return repr(error).split("\\n")[0]
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
@@ -316,15 +313,21 @@ class _Texts:
     """
 
     def __init__(
-        self, call: ProbedCall, device: torch.device, seed: int, path: int = _PATH
+        self,
+        call: ProbedCall,
+        device: torch.device,
+        seed: int,
+        path: int = _PATH,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        """The text's tokens are compared in this `dtype`, by default the model's own."""
         boundary = call.boundary
         self.model = call.model
         self.rows = min(call.rows, 2)
         self.model_kwargs = call.model_kwargs
         self.config = call.config or GenerationConfig(disable_compile=True)
         self.passes = 0  # that have run
-        self.dtype = computing_dtype(call.model, device)
+        self.dtype = dtype or computing_dtype(call.model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         # A prefill then runs a token like any step, with nothing that its end decides.
         self.is_usual = (
