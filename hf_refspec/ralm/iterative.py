@@ -54,11 +54,10 @@ from ..transformers_names import (
     belongs_to_caller,
     cache_name,
     decoder_output,
-    prefill,
 )
 from ..verification.caches import find_cache, fresh_kwargs
 from ..verification.model_memo import memo_of, state_of
-from ..verification.passes import FixedTokens
+from ..verification.passes import FixedTokens, run_prompts
 from ..verification.probe import select_verifier
 from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
@@ -250,6 +249,7 @@ class IterativeText(RowText):
     stride: int
     query_length: int
     _kind: Kind = field(init=False, default=PLAIN)  # of all contexts' verifiers
+    _rounds_prompts: bool = field(init=False, default=False)
     _loop: Loop | None = field(init=False, default=None)  # the first context's
     _contexts: OrderedDict[bytes, Context] = field(init=False, default_factory=OrderedDict)
     _passages: dict[int, np.ndarray] = field(init=False, default_factory=dict)  # by id
@@ -265,7 +265,8 @@ class IterativeText(RowText):
             verifier = select_verifier(
                 self.model, "auto", 1, self.generation_config, self.model_kwargs
             ).verifier
-            self._kind = PLAIN if verifier is None else verifier.kind
+            if verifier is not None:
+                self._kind, self._rounds_prompts = verifier.kind, verifier.rounds_prompts
 
     def query(self) -> Any:
         """The retriever's query for the last tokens of prompt and output."""
@@ -365,7 +366,9 @@ class IterativeText(RowText):
                 kwargs[cache_name(kwargs)] = self._read(prefix[:, :length])
                 # Its length shows that the ids include the cached ones.
                 kwargs["attention_mask"] = mask
-        verifier = Verifier(self._kind, self.model, self.generation_config, kwargs)
+        verifier = Verifier(
+            self._kind, self.model, self.generation_config, kwargs, self._rounds_prompts
+        )
         return Context(prefix, verifier, DraftLimits(verifier), self.row)
 
     def _read(self, ids: torch.Tensor) -> Cache:
@@ -374,7 +377,9 @@ class IterativeText(RowText):
         cache = self._entries.get(key)
         if cache is None:
             kwargs = fresh_kwargs(self.model, self.model_kwargs, torch.ones_like(ids))
-            outputs = prefill(self.model, ids, self.generation_config, kwargs)
+            outputs = run_prompts(
+                self.model, ids, self.generation_config, kwargs, self._rounds_prompts
+            )
             cache = find_cache({**kwargs, **outputs})  # some models return none
             assert cache is not None
             self._entries.add(key, cache)

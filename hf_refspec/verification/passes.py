@@ -8,18 +8,19 @@ row 2   p p p | r d                  d  draft nodes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..kernels.pass_kernels import pass_kernels
 from ..text_config import attention_windows, text_config
-from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
+from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name, prefill
 from .caches import find_cache, holds_running_state
 
 # Arrays of one copy begin at multiples of this number of bytes, as compiled kernels expect.
@@ -334,6 +335,19 @@ def prepared(
             f"`{prepare.__qualname__}` cuts the tokens of a pass, or adds others to them"
         )
     return model_inputs
+
+
+def run_prompts(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    rounds: bool,
+) -> Any:
+    """The outputs of the first pass, over prompts `(R, n)`, whose products have the bits of the
+    model's own calls unless it `rounds` otherwise."""
+    with pass_kernels(model, is_prefill=True) if rounds else nullcontext():
+        return prefill(model, input_ids, generation_config, model_kwargs)
 
 
 def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> Any:

@@ -22,7 +22,6 @@ The model itself decides which kinds are exact, see `probe.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,8 +33,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.contract import States
 from ..drafting.tree import DraftTree
-from ..kernels.pass_kernels import pass_kernels
-from ..transformers_names import SHARED_KV, cache_name, prefill, shared_layers
+from ..transformers_names import SHARED_KV, cache_name, shared_layers
 from .caches import (
     can_be_cropped,
     find_cache,
@@ -56,6 +54,7 @@ from .passes import (
     Prefill,
     TokenSequence,
     hidden_states_of,
+    run_prompts,
 )
 from .slots import WIDTHS, SlottedEntries, fixed_width_pass
 
@@ -302,9 +301,9 @@ class Verifier:
                 if (value := kwargs.get(name)) is not None and value.shape[-2] == count:
                     kwargs = {**kwargs, name: value.index_select(-2, first.to(value.device))}
             input_ids = input_ids[first.to(input_ids.device)]
-        rounding = pass_kernels(self.model, is_prefill=True)
-        with rounding if self.rounds_prompts else nullcontext():
-            outputs = prefill(self.model, input_ids, self.generation_config, kwargs)
+        outputs = run_prompts(
+            self.model, input_ids, self.generation_config, kwargs, self.rounds_prompts
+        )
         cache = find_cache(outputs)
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
