@@ -19,6 +19,7 @@ from hf_refspec.ralm.checked_search import RalmError
 from hf_refspec.ralm.iterative import PassageEntries
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.stats import RalmStats
+from hf_refspec.verification import passes
 from tests.helpers.architectures import VOCAB_SIZE
 from tests.helpers.bag_of_tokens import BagOfTokens
 from tests.helpers.drafters import Fixed
@@ -89,6 +90,18 @@ def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(
     assert stats[1].best_ids == stats[0].best_ids
     assert stats[0].steps == 11
     assert speculated.past_key_values is None
+
+
+def test_passages_are_read_by_the_kernels_that_read_prompts(monkeypatch, llama, retriever):
+    read, real = [], passes.pass_kernels
+
+    def kernels(model, is_prefill=False):
+        read.append(is_prefill)
+        return real(model, is_prefill)
+
+    monkeypatch.setattr(passes, "pass_kernels", kernels)
+    generate(llama, retriever, max_new_tokens=12, **GREEDY)
+    assert read.count(True) >= 2  # a passage, and the prompt after it
 
 
 @settings(max_examples=12)
