@@ -147,7 +147,8 @@ def measured(case: Case, kind: str) -> PerPass:
             drafter = new_drafter(kind, case, plain.cpu())
             drafting = {"max_draft_tokens": NODES, "verification": case.verification}
             drafting["candidate_generator"] = drafter
-            generate(case, new_tokens, **drafting)  # which probes the model
+            if not counts:
+                generate(case, new_tokens, **drafting)  # which probes the model
             with traffic() as seen:
                 ids = generate(case, new_tokens, **drafting)
             assert torch.equal(ids, plain)
