@@ -42,10 +42,9 @@ def printed_rows(capsys):
     return rows
 
 
-@pytest.fixture
-def data(tmp_path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
     (folder / "llma_rag.jsonl").write_text(lines(RAG), encoding="utf-8")
     (folder / "spec_bench_questions.jsonl").write_text(lines(QUESTIONS), encoding="utf-8")
     with gzip.open(folder / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
@@ -53,10 +52,17 @@ def data(tmp_path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory, tokenizer, byte_llama) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    byte_llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def model(tmp_path, tokenizer, byte_llama, monkeypatch) -> list[str]:
+def model(saved_model, tmp_path, monkeypatch) -> list[str]:
     """The arguments that name a model of bytes, in the test's own working folder."""
-    byte_llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model").symlink_to(saved_model)
     monkeypatch.chdir(tmp_path)
     return ["--model", "model", "--device", "cpu"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +24,19 @@ DENSE = ["--encoder", "letters-64"]
 SIZES = ["--vectors", "100", "--graph", "60"]
 
 
-@pytest.fixture
-def folder(model, data, monkeypatch) -> str:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, saved_model, data) -> Iterator[str]:
     """What `build` makes of a few files, with names looked up nowhere."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(retrieval, "load_encoder", load_letters)
-    monkeypatch.setattr(retrieval, "python_files", lambda: retrieval.python_stdlib()[:2])
-    monkeypatch.setattr(retrieval, "FILES", 1)
-    monkeypatch.setattr(retrieval, "ENTRIES", 40)
-    assert main(["build", "built", *model, *DENSE, "--data", str(data), "--vectors", "200"]) == 0
-    return "built"
+    path = str(tmp_path_factory.mktemp("retrieval") / "built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(retrieval, "load_encoder", load_letters)
+        patch.setattr(retrieval, "python_files", lambda: retrieval.python_stdlib()[:2])
+        patch.setattr(retrieval, "FILES", 1)
+        patch.setattr(retrieval, "ENTRIES", 40)
+        options = ["--model", str(saved_model), "--device", "cpu", "--data", str(data)]
+        assert main(["build", path, *options, *DENSE, "--vectors", "200"]) == 0
+        yield path
 
 
 @pytest.fixture
