@@ -123,8 +123,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             raise self._damaged(config.file, f"a value is not below {config.vocab_size}")
         if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
             raise self._damaged(config.file, "a squared length is not a number from 0 on")
-        self._index = index_type(self.index)(self.keys, norms, "l2")
-        self._index.threads = self._threads
+        self._index = index_type(self.index)(self.keys, norms, "l2", self._threads)
 
     @property
     def search_threads(self) -> int:

@@ -64,8 +64,7 @@ class DenseRetriever:
                 f"the embedding of passage {bad[0]} of {knowledge_base.path} is NaN or infinite; "
                 "its files are damaged, build it again"
             )
-        self._vectors = index_type(index)(vectors, lengths, "inner_product")
-        self._vectors.threads = threads
+        self._vectors = index_type(index)(vectors, lengths, "inner_product", threads)
         # An index makes what it needs in its first search, before text is generated.
         self._vectors.search(vectors[:1], 1)
 

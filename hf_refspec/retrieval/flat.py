@@ -41,7 +41,7 @@ _ROUNDINGS = 8  # of a score that is computed from a sum of integers, at most
 
 
 class FlatIndex(VectorIndex):
-    """Scans an int8 copy of the vectors in `threads` threads, then scores those that may be best.
+    """Scans an int8 copy of the vectors in several threads, then scores those that may be best.
 
     The first search makes the copy; it raises a FloatingPointError if vectors are not finite."""
 
@@ -51,7 +51,7 @@ class FlatIndex(VectorIndex):
 
     @property
     def search_threads(self) -> int:  # type: ignore[override]
-        return self.threads or torch.get_num_threads()
+        return self._threads or torch.get_num_threads()
 
     def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
         k = min(k, len(self.vectors))
@@ -100,8 +100,10 @@ class FaissFlatIndex(FlatIndex):
 
     search_threads = 1
 
-    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
-        super().__init__(vectors, lengths, metric)
+    def __init__(
+        self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric, threads: int | None = None
+    ) -> None:
+        super().__init__(vectors, lengths, metric, threads)
         faiss = import_faiss("FaissFlatIndex")
         by = faiss.IndexFlatL2 if metric == "l2" else faiss.IndexFlatIP
         index = by(vectors.shape[1])

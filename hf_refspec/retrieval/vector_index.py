@@ -75,14 +75,17 @@ class VectorIndex(ABC):
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
         metric (`"inner_product"` or `"l2"`): A score is the inner product, or minus the squared
             distance.
+        threads (`int`, *optional*): Threads of an exact search; torch's number by default.
     """
 
-    threads: int | None = None  # of an exact search
     search_threads = 1  # that a search keeps busy
 
-    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
+    def __init__(
+        self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric, threads: int | None = None
+    ) -> None:
         self.vectors = vectors
         self.metric = metric
+        self._threads = threads
         self._longest = (float(lengths.max()) + UNDERFLOW) ** 0.5
         score_rows.compile()
 
@@ -104,12 +107,14 @@ class HnswIndex(VectorIndex):
 
     The graph is built here with FAISS (extra `retrieval`), and holds a copy of the vectors."""
 
-    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
+    def __init__(
+        self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric, threads: int | None = None
+    ) -> None:
+        super().__init__(vectors, lengths, metric, threads)
         self._faiss = faiss = import_faiss('index="hnsw"')
         by = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
         self._graph = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, by)
         self._graph.add(vectors)
-        super().__init__(vectors, lengths, metric)
 
     def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
         count = min(max(k, ef_search), len(self.vectors))
