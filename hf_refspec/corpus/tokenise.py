@@ -24,9 +24,6 @@ LONGEST_PIECE = 1 << 20
 # The characters and the pieces that a thread tokenises at a time.
 _CHARACTERS, _PIECES = 1 << 18, 1 << 12
 
-# A tokenizer locks its cache of words, so that each thread needs its own.
-_of_thread = threading.local()
-
 
 class _Piece(NamedTuple):
     content: Document
@@ -73,11 +70,12 @@ def _encoded(
     pieces: Iterable[_Piece], content: str, dtype: np.dtype, threads: int
 ) -> Generator[_Encoded, None, None]:
     """Tokenises pieces in threads, with the tokenizer.json `content`; yields their ids in order."""
+    of_thread = threading.local()  # a tokenizer locks its cache of words: each thread has its own
     pool = ThreadPoolExecutor(threads)
     running: deque[Future[list[_Encoded]]] = deque()
     try:
         for batch in _batches(pieces):
-            running.append(pool.submit(_encode, batch, content, dtype))
+            running.append(pool.submit(_encode, batch, content, dtype, of_thread))
             if len(running) > 2 * threads:
                 yield from running.popleft().result()
         while running:
@@ -100,18 +98,18 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     yield batch
 
 
-def _encode(batch: list[_Piece], content: str, dtype: np.dtype) -> list[_Encoded]:
-    if getattr(_of_thread, "content", None) != content:
-        _of_thread.content = content
-        _of_thread.tokenizer = load_backend(content)
+def _encode(
+    batch: list[_Piece], content: str, dtype: np.dtype, of_thread: threading.local
+) -> list[_Encoded]:
+    if not hasattr(of_thread, "tokenizer"):
+        of_thread.tokenizer = load_backend(content)
+    tokenizer: Tokenizer = of_thread.tokenizer
     encoded = []
     for text, is_last in batch:
         ids: Any = text
         if isinstance(text, str):
             with naming_failures(f"the tokenizer fails on a text, {text[:60]!r}"):
-                [encoding] = _of_thread.tokenizer.encode_batch_fast(
-                    [text], add_special_tokens=False
-                )
+                (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
                 ids = encoding.ids
         encoded.append((np.array(ids, dtype), is_last))
     return encoded
