@@ -84,7 +84,7 @@ class RaLMSeq:
         """Generates until the text is finished and every step of it is verified."""
         while not self.text.finished:
             query = self._query()
-            [truth], _, _ = self._wait(self._begin([query], self.k))
+            [truth], _ = self._wait(self._begin([query], self.k))
             self._take(query, truth)
 
     def _query(self) -> _Query:
@@ -96,11 +96,11 @@ class RaLMSeq:
         self.stats.add(searches=1, retrievals=len(queries))
         return self.retriever.begin([query.value for query in queries], count)
 
-    def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float, float]:
-        """The result of each query, and the seconds of the search and of waiting for it."""
+    def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
+        """Waits for a search; returns the result of each query, and the search's seconds."""
         (truths, seconds), waited = self._timed(self.retriever.finish, search)
         self.stats.add(waiting_seconds=waited, search_seconds=seconds)
-        return truths, seconds, waited
+        return truths, seconds
 
     def _take(self, query: _Query, truth: Retrieved) -> Any:
         """Generates one step with what the retriever found."""
@@ -155,7 +155,7 @@ class _Verification:
     queries: list[_Query]
     steps: list[Any]
     overhead: float  # seconds that beginning it took
-    waited: float = 0.0  # seconds for which nothing but searches ran since it began
+    waited_before: float  # seconds for which nothing but searches ran before it began
 
     @property
     def waits(self) -> bool:
@@ -207,7 +207,7 @@ class RaLMSpec(RaLMSeq):
         if not (warm or self.text.finished):  # the initial retrieval fills the cache
             query = self._query()
             search = self._begin([query], max(self.k, self.speculation.prefetch))
-            truths, seconds, _ = self._wait(search)
+            truths, seconds = self._wait(search)
             self.scheduler.measured.record_search(1, seconds, 0.0)
             self._fill_cache(truths)
             self._take(query, truths[0])
@@ -244,7 +244,8 @@ class RaLMSpec(RaLMSeq):
         wide = self.speculation.prefetch_searches == "all"
         search = self._begin(queries, max(self.k, self.speculation.prefetch if wide else 1))
         self.stats.strides.append(len(queries))
-        self._running.append(_Verification(search, queries, steps, self.clock() - began))
+        overhead, waited = self.clock() - began, self.stats.waiting_seconds
+        self._running.append(_Verification(search, queries, steps, overhead, waited))
 
     def _speculate_while_searching(self) -> None:
         """Speculates the steps that pay during the oldest search, and may begin other searches."""
@@ -288,11 +289,10 @@ class RaLMSpec(RaLMSeq):
         `guess` is for the step that waits, if it was guessed."""
         verification = self._running[0]
         measured = self.scheduler.measured
-        busy_seconds = self.clock() - verification.search.began - verification.waited
-        found, seconds, waited = self._wait(verification.search)
+        waited = self.stats.waiting_seconds - verification.waited_before
+        busy_seconds = self.clock() - verification.search.began - waited
+        found, seconds = self._wait(verification.search)
         finished = self.clock()
-        for running in self._running:
-            running.waited += waited
         measured.record_search(len(verification.queries), seconds, busy_seconds)
         self._fill_cache(found)
         truths = [truth.first(self.k) for truth in found]

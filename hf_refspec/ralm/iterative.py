@@ -288,11 +288,10 @@ class IterativeText(RowText):
         self._contexts[passage.tobytes()] = context
         if len(self._contexts) > _PASSAGES:
             self._contexts.popitem(last=False)
-        step = IterativeStep(passage, end, before, earlier, restore)
-        self._unverified.append(step)
         row.go_on_in(context, end)
         self._generate(context, end)
-        step.end = len(row)
+        step = IterativeStep(passage, len(row), before, earlier, restore)
+        self._unverified.append(step)
         self._observed = (context, step.end)
         return step
 
