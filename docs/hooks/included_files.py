@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from posixpath import relpath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _INCLUDED = {
     "benchmarks/README.md": "benchmarks/README.md",
@@ -23,3 +27,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, name in {**_INCLUDED, **dict(zip(pictures, pictures, strict=True))}.items():
         files.append(File.generated(config, place, abs_src_path=str(project / name)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Turns links to them, which in the repository lead out of `docs`, into links to the pages."""
+    folder = Path(page.file.src_uri).parent
+    for place, name in _INCLUDED.items():
+        link = relpath(Path("..", name), folder)
+        markdown = re.sub(
+            rf"\]\({re.escape(link)}(?=[)#])", f"]({relpath(place, folder)}", markdown
+        )
+    return markdown

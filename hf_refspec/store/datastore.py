@@ -103,7 +103,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def __ror__(self, other: Any) -> Any:
         shown = f"{other!r} | rs.DatastoreDrafts(store)"
-        raise TypeError(f"`|` joins drafters, and a datastore is not one: write `{shown}`")
+        raise TypeError(f"`|` joins a datastore to a drafter, not to {other!r}: write `{shown}`")
 
     def __repr__(self) -> str:
         entry = self.config.ngrams

@@ -77,3 +77,9 @@ def test_the_faq_has_the_message_of_a_mistake(mistake, byte_llama):
     message = f"{raised.type.__name__}: {raised.value}".partition(" (note:")[0]
     page = ROOT / "docs" / "faq.md"
     assert masked(message) in masked(page.read_text(encoding="utf-8"))
+
+
+def test_every_link_of_the_pages_leads_to_a_file_of_the_repository():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([\w./-]+)[)#]", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"

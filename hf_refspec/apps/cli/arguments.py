@@ -106,8 +106,10 @@ def read_text(path: Path, option: str) -> str:
     """Reads a file of UTF-8 text; errors name the option."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path} cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{option} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {path} is not UTF-8 text: {error}") from error
     if not text.strip():
         raise ValueError(f"{option} {path} is empty; leave it out")
     return text

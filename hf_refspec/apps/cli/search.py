@@ -55,6 +55,9 @@ def search(args: Namespace) -> None:
         drafts = DatastoreDrafts(store)
         drafts.begin(ids, store.config.vocab_size)
         tree = drafts.draft(_SEARCH_NODES, Call())
+        if len(tree) == 0:
+            print("nothing to draft: the store has not enough to go by")
+            return
         nodes = counted(len(tree), "node")
         print(f"the draft tree, {nodes}, each with the probability that it is accepted:")
         show(ROOT, ids.tolist(), 1)

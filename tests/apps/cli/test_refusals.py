@@ -55,11 +55,11 @@ INDEX = "--package hf_refspec"  # no wheel is built
 SPACE = f"space {INDEX} --push owner/page"
 # Command lines, of which "--model model" is left out, and parts of the messages, in order.
 REFUSED = [
-    ("generate x --reference missing.md", "--reference missing.md cannot be read as UTF-8 text"),
+    ("generate x --reference missing.md", "--reference missing.md cannot be read: No such file"),
     ("generate --reference long.txt empty.md", "'empty.md' is a file: give '<' or"),
     ("generate x --context missing.md", "--context missing.md"),
-    ("generate x --context picture.png", "--context picture.png cannot be read as UTF-8 text"),
-    ("generate x --context .", "--context . cannot be read as UTF-8 text"),
+    ("generate x --context picture.png", "--context picture.png is not UTF-8 text"),
+    ("generate x --context .", "--context . cannot be read: Is a directory"),
     ("generate x --reference empty.md", "--reference empty.md is empty"),
     ("generate x --cache empty.md", "empty.md"),
     ("generate x --model missing/model/folder", "missing/model/folder"),
