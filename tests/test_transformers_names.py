@@ -24,6 +24,7 @@ FOREIGN = {
     *("_check_value", "_option_string_actions", "_subparsers"),
     *("_global_forward_hooks", "_global_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"),
     *("_torchdynamo_orig_callable", "_current_level", "_profiler_enabled", "_compiled_call_impl"),
+    "_linear_pointwise",
 }
 KINDS = (PreTrainedModel, GenerationMixin, PreTrainedConfig, GenerationConfig, Cache)
 CACHE_NAMES = {"past_key_values", "cache_params"}

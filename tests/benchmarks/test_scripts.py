@@ -43,14 +43,14 @@ def test_ablation_has_mat_of_both_forms_at_each_size(
     assert all(float(row[3]) > 1.2 for row in cells)
 
 
-def test_batches_have_speeds_by_category_and_a_table(model, data, capsys):
+def test_batches_have_speeds_by_category_and_a_table(model, tmp_path, capsys):
     questions = [
         {"question_id": i, "category": category, "turns": [f"{category} question {i}"]}
         for i, category in enumerate(["writing", "qa", "writing", "qa", "qa"])
     ]
     lines = "".join(f"{json.dumps(each)}\n" for each in questions)
-    (data / "spec_bench_questions.jsonl").write_text(lines)
-    options = ["--data", str(data), "--rows", "2", "--nodes", "auto", "3"]
+    (tmp_path / "spec_bench_questions.jsonl").write_text(lines)
+    options = ["--data", str(tmp_path), "--rows", "2", "--nodes", "auto", "3"]
     assert batches.main([*model, *options, "--max-new-tokens", "12"]) == 0
     printed = capsys.readouterr().out
     for category in ("writing", "qa"):
