@@ -42,6 +42,16 @@ def vocab_size_of(model: PreTrainedModel) -> int:
     return max(text_config(model).vocab_size, getattr(head, "out_features", 0))
 
 
+def special_ids(config: PreTrainedConfig) -> list[int]:
+    """The token ids that a configuration names, of padding, images and the like."""
+    return [
+        value
+        for holder in (config, text_config(config))
+        for name, value in vars(holder).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    ]
+
+
 def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
     """The number of tokens that a model can read; `None` if its configuration sets no limit."""
     config = text_config(model)

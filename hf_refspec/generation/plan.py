@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..drafting.contract import Call, Speed, checked_draft
 from ..drafting.stats import DraftStats
 from ..drafting.tree import DraftTree
@@ -29,13 +31,15 @@ from ..text_config import (
     vocab_size_of,
 )
 from ..verification.model_memo import Watch
-from ..verification.probe import ProbedCall, known_finding
+from ..verification.probe import PlainSteps, ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .row import Row
 
 if TYPE_CHECKING:
     from .accept import Accepted
+
+_REPLAYED = 3  # plain steps, as many as `budget.py` measures before the first draft
 
 
 @dataclass(frozen=True)
@@ -221,9 +225,21 @@ class DraftLimits:
                 self.refused = why_refused(finding, boundary)
                 break
             self._is_probed = True
+            self._call = self._call._replace(steps=None)
             if boundary is not None:
                 self._boundaries.remove(boundary)
         return self.refused is None
+
+    def remember(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        """Keeps the logits `(1, vocab_size)` of the prompt and of the first plain steps, which a
+        probe of the verifier replays."""
+        if self._is_probed:
+            return
+        text = rows[0].seen
+        steps = self._call.steps or PlainSteps(self.verifier, text, len(text), [])
+        if len(steps.logits) <= _REPLAYED:
+            steps.logits.append(logits[0])
+        self._call = self._call._replace(steps=steps)
 
     def watch(self, rows: Sequence[Row]) -> Callable[[], bool] | None:
         """A function that is true until code of others that these rows call, such as a criterion

@@ -356,6 +356,13 @@ def run_model(model: PreTrainedModel, model_inputs: dict[str, Any]) -> Any:
         return model(**model_inputs, return_dict=True)
 
 
+def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
+    """The type that a model computes in: its own, or `torch.autocast`'s."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return model.dtype
+
+
 def hidden_states_of(
     outputs: Mapping[str, Any], tokens: slice
 ) -> tuple[torch.Tensor | None, ...] | None:

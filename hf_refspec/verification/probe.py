@@ -1,8 +1,9 @@
 """Which verifier a call gets: the best one that a probe has found exact with the model itself.
 
 There is no list of model names: the probe verifies tiny drafts, and compares the logits with those
-of the same tokens one after another. The finding is kept with the model for as long as nothing that
-can change its logits has changed, see `model_memo.py`.
+of the same tokens one after another. A call that has begun with plain steps verifies these once
+more, as a draft; other calls have a text made up for them. The finding is kept with the model for
+as long as nothing that can change its logits has changed, see `model_memo.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `generation/plan.py`.
@@ -23,11 +24,19 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, StaticCache
 from ..drafting.stats import DraftStats
 from ..drafting.tree import ROOT, DraftTree
 from ..refusals import Reason, RefusedCallError, why_inexact, why_unverifiable
-from ..text_config import attends_locally, boundaries, text_config
+from ..text_config import attends_locally, boundaries, special_ids, text_config
 from ..transformers_names import USUAL_ARGUMENTS, next_kwargs, prefill, takes_usual_steps
 from .caches import call_device, find_cache, fresh_kwargs, has_padding
 from .model_memo import Finding, memo_of_state, probing
-from .passes import FixedTokens, UnverifiableError, prepared, random_state, set_random_state
+from .passes import (
+    FixedTokens,
+    TokenSequence,
+    UnverifiableError,
+    computing_dtype,
+    prepared,
+    random_state,
+    set_random_state,
+)
 from .ranks import Ranks
 from .verifier import CHAIN, RECURRENT, REPRODUCIBLE, STATIC, TREE, Kind, Verifier
 
@@ -63,6 +72,15 @@ _SAID = "said that products are rounded"
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
 
 
+class PlainSteps(NamedTuple):
+    """The beginning of a call with a single row: its prompt and k plain steps."""
+
+    verifier: Verifier  # has run them
+    text: TokenSequence
+    length: int  # of the prompt
+    logits: list[torch.Tensor]  # (vocab_size,) each, after the prompt and after each step
+
+
 class ProbedCall(NamedTuple):
     """A call that a finding is about."""
 
@@ -72,6 +90,7 @@ class ProbedCall(NamedTuple):
     model_kwargs: dict[str, Any]
     boundary: int | None = None  # a length that the text of the probe crosses
     config: GenerationConfig | None = None  # whose passes may be compiled
+    steps: PlainSteps | None = None  # with which it has begun
 
 
 @dataclass(frozen=True)
@@ -200,7 +219,8 @@ def _key(call: ProbedCall) -> tuple[Any, ...]:
 
 
 def probe(call: ProbedCall) -> Finding:
-    """Verifies drafts in texts until they show whether logits equal plain decoding's."""
+    """Verifies drafts in texts until they show whether logits equal plain decoding's. The steps of
+    the call itself can only show that they do."""
     kind = call.kind
     model = call.model
     device = call_device(model, call.model_kwargs)
@@ -210,6 +230,12 @@ def probe(call: ProbedCall) -> Finding:
         return own
     is_long = computing_dtype(model, device) == torch.float32
     exact, passes = 0, own.passes
+    if is_long and call.steps is not None and len(call.steps.logits) > 2:
+        replayed = _found(call, device)
+        logger.debug("%s on %s, replayed: %s", kind.name, type(model).__name__, replayed)
+        passes += replayed.passes
+        if replayed.exact:
+            return replace(replayed, passes=passes)
     for seed in range(_TEXTS):
         finding: Finding = ranks.agree(_found(call, device, seed))
         needed = 1 if is_long and not finding.rounds_products else 2
@@ -268,12 +294,13 @@ def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
     return found
 
 
-def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
+def _found(call: ProbedCall, device: torch.device, seed: int | None = None) -> Finding:
+    """The finding of one text, which the `seed` makes up, or the call's own steps."""
     before = random_state(device)
     texts: _Texts | None = None
     try:
         with probing(call.model):
-            texts = _Texts(call, device, seed)
+            texts = _Replay(call, device) if seed is None else _Texts(call, device, seed)
             finding = texts.finding(call.kind)
     except UnverifiableError as error:
         finding = Finding(False, failure=str(error))
@@ -290,13 +317,6 @@ def _found(call: ProbedCall, device: torch.device, seed: int) -> Finding:
     if not finding.exact:  # an exact model draws no random numbers, but other threads may have
         set_random_state(device, before)
     return finding
-
-
-def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
-    """The type that a model computes in: its own, or `torch.autocast`'s."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return model.dtype
 
 
 class _Texts:
@@ -460,17 +480,15 @@ class _Texts:
     def _verified(self, kind: Kind, distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over the rest: `(5 R + 1, vocab_size)`, with a second row 3 more."""
-        verifier = self._verifier(kind)
-        none = [DraftTree.empty()] * self.rows
-        verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
+        verifier = self._begun(kind)
         draft, path = self._draft(kind, distractors)
         first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
-        kept = [_PATH - 1, 1][: self.rows]
+        kept = [len(path) - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
         second = verifier.forward(self._rows(lengths), rest)
-        self.passes += 3
+        self.passes += 2
         nodes = (0, *(1 + node for node in path))
         verified = [root + node for root in first.roots for node in nodes]
         after = [
@@ -478,6 +496,14 @@ class _Texts:
             for root, draft in zip(second.roots, rest, strict=True)
         ]
         return torch.cat([first.logits[verified], *after])
+
+    def _begun(self, kind: Kind) -> Verifier:
+        """A verifier that has run the prompts but for their last tokens."""
+        verifier = self._verifier(kind)
+        none = [DraftTree.empty()] * self.rows
+        verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
+        self.passes += 1
+        return verifier
 
     def _verifier(self, kind: Kind) -> Verifier:
         """A verifier with its own cache of the call's length."""
@@ -527,6 +553,31 @@ class _Texts:
         return DraftTree(np.array(tokens), np.array(parents, dtype=np.int32), probs), path
 
 
+class _Replay(_Texts):
+    """The beginning of the call itself as text, its first tokens as path: their logits are known
+    from a prompt that the model has run by itself and from plain steps.
+
+    The draft is verified by a copy of the call's own cache, two passes in all, where a text that is
+    made up takes six.
+    """
+
+    def __init__(self, call: ProbedCall, device: torch.device) -> None:
+        super().__init__(call, device, seed=0)
+        assert call.steps is not None
+        self._verifier_of_call, text, self.prompt, self._logits = call.steps
+        self.text = text.ids[:, : self.prompt + len(self._logits) - 1]
+        self.path = self.text[0, self.prompt :].numpy(force=True)
+        self.distractors = np.setdiff1d(_ordinary_ids(call.model), self.path)[:_DISTRACTORS]
+
+    def finding(self, kind: Kind) -> Finding:
+        expected = torch.stack([*self._logits, self._logits[-1]])
+        error = self._difference(self._verified(kind, self.distractors), expected)
+        return Finding(error <= _AGREEMENT, error)
+
+    def _begun(self, kind: Kind) -> Verifier:
+        return self._verifier_of_call.copy(self.prompt - 1)
+
+
 def _multiplies_integers(model: PreTrainedModel) -> bool:
     """True if a library that transformers has loaded it with multiplies integers that stand for
     weights (bitsandbytes, HQQ, GPTQ). Those of GGUF files are ordinary numbers by then."""
@@ -544,12 +595,6 @@ def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
     config = text_config(model)
     if config.vocab_size < _LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary of {config.vocab_size} is too small to probe")
-    named = [
-        value
-        for holder in (model.config, config)
-        for name, value in vars(holder).items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-    ]
     ids = np.arange(min(_LOWEST_ID, config.vocab_size // 4), config.vocab_size)
-    ids = ids[~np.isin(ids, named)]
+    ids = ids[~np.isin(ids, special_ids(model.config))]
     return ids if len(ids) >= _LEAST_VOCABULARY else np.arange(config.vocab_size)

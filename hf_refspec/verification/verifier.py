@@ -35,6 +35,7 @@ from ..drafting.contract import States
 from ..drafting.tree import DraftTree
 from ..transformers_names import SHARED_KV, cache_name, shared_layers
 from .caches import (
+    call_device,
     can_be_cropped,
     find_cache,
     fresh_kwargs,
@@ -219,6 +220,20 @@ class Verifier:
         shared_kv = {name: layers[layer] for name, layer in shared.items()} or None
         return replace(states, hidden_states=hidden_states, shared_kv=shared_kv)
 
+    def copy(self, length: int) -> Verifier:
+        """Another verifier of this kind, which has run the first tokens of the only row: it has a
+        copy of their keys and values. The row has no padding and the cache all of its tokens."""
+        device = call_device(self.model, self.model_kwargs)
+        mask = torch.ones((1, length), dtype=torch.int64, device=device)
+        model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
+        cache = find_cache(model_kwargs)
+        assert cache is not None
+        for layer, states in enumerate(self.entries.keys_and_values(length)):
+            cache.update(*states, layer)
+        verifier = Verifier(self.kind, self.model, self.generation_config, model_kwargs)
+        verifier._begin(Prefill(self.model, model_kwargs, {}, length, [0]))
+        return verifier
+
     def mark(self) -> Callable[[], None]:
         """A function that goes back to the present, any number of times, as the rows have done."""
         entries = self.entries
@@ -308,11 +323,8 @@ class Verifier:
         if cache is not None and cache is not self.entries.cache:
             self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
             self.entries.cache = cache
-        self.cached = [length] * count
         prompts = of_row.tolist()
-        prefilled = Prefill(self.model, self.model_kwargs, outputs, length, prompts)
-        self.inputs = self.kind.inputs(prefilled)
-        self.entries.begin(prefilled)
+        self._begin(Prefill(self.model, self.model_kwargs, outputs, length, prompts))
         logits = outputs.logits[:, -1].clone()  # a view would keep the prompts'
         if shared is not None:
             logits = logits[of_row.to(logits.device)]
@@ -322,6 +334,12 @@ class Verifier:
             pass_tokens=input_ids.numel(),
             hidden_states=hidden_states_of(outputs, slice(None)),
         )
+
+    def _begin(self, prefill: Prefill) -> None:
+        """Prepares for passes after a prefill."""
+        self.cached = [prefill.prompt_length] * len(prefill.prompts)
+        self.inputs = self.kind.inputs(prefill)
+        self.entries.begin(prefill)
 
 
 def _shared_prompts(

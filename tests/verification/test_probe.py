@@ -8,13 +8,21 @@ import pytest
 import torch
 
 import hf_refspec as rs
+from hf_refspec import DraftTree
 from hf_refspec.verification import caches
 from hf_refspec.verification.entries import InPlaceEntries
+from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.verification.probe import ProbedCall, probe, select_verifier
 from hf_refspec.verification.verifier import CHAIN, TREE
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, assert_lossless, prepared
-from tests.helpers.drafters import Noise
+from tests.helpers.calls import (
+    GREEDY,
+    PROMPT,
+    assert_lossless,
+    assert_same_entries,
+    prepared,
+)
+from tests.helpers.drafters import Noise, Prophet
 from tests.helpers.own_forward import own_forward
 
 BATCH = {
@@ -159,6 +167,76 @@ def test_a_verifier_that_is_refused_on_one_text_is_tried_on_a_second(rows):
     model = small_llama()
     Disturbing(model, 100)
     assert verified_as(model, rows) == ("chain" if rows == 1 else "none")
+
+
+# --- plain steps of a call, replayed
+
+
+class Late(Prophet):
+    """Begins to draft after three plain steps, as a budget that measures them does."""
+
+    def draft(self, budget, call):
+        return super().draft(budget, call) if len(self.observed) > 3 else DraftTree.empty()
+
+
+def decoded_late(model, prompt=PROMPT, **options):
+    """The stats of a call that must return the ids and the cache of plain decoding."""
+    options = {**GREEDY, "return_dict_in_generate": True, **options}
+    torch.manual_seed(0)
+    plain = model.generate(prompt, **options)
+    drafter = Late(plain.sequences, 0.9)
+    torch.manual_seed(0)
+    drafted = model.generate(prompt, candidate_generator=drafter, max_draft_tokens=8, **options)
+    assert drafted.sequences.tolist() == plain.sequences.tolist()
+    cached = torch.ones_like(plain.sequences[:, :-1])
+    assert_same_entries(plain.past_key_values, drafted.past_key_values, cached)
+    return drafter.stats
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("length", [1, 2, PROMPT.shape[1]])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe", "gpt_neox"])
+def test_plain_steps_of_the_call_spare_a_text_that_is_made_up(model_type, length, do_sample):
+    model = small(model_type)
+    stats = decoded_late(model, PROMPT[:, :length], do_sample=do_sample)
+    assert stats.mat > 1.5 and stats.probe_passes == (2 if length > 1 else 6)
+    stats = decoded_late(model, do_sample=do_sample)
+    assert stats.mat > 1.5 and stats.probe_passes == 0
+
+
+def test_a_trained_model_replays_its_plain_steps(loaded):
+    model, tokenizer = loaded
+    memo_of(model).clear()  # other tests have probed it
+    prompt = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    stats = decoded_late(model, prompt, max_new_tokens=16, min_new_tokens=16)
+    assert stats.mat > 1.5 and stats.probe_passes == 2
+
+
+def keep_in_order(entries, done, paths):
+    """Keeps as many of the pass's first tokens as were accepted, whichever they are."""
+    counts = [done.pending[i] + len(path) for i, path in enumerate(paths)]
+    for row, count in zip(entries.rows, counts, strict=True):
+        row.keep(row.length + count)
+    entries.undo()
+    return [row.length - entries.prior_length for row in entries.rows]
+
+
+@pytest.mark.parametrize("fault", ["mask", "keep", "raises"])
+def test_steps_that_a_tree_does_not_repeat_are_left_to_another_text(fault, monkeypatch):
+    """The steps can show that trees are exact, and no more: the other text then refuses them."""
+    model = small_llama()
+
+    def refuse(usual, input_ids, **kwargs):
+        if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
+            raise NotImplementedError("one token at a time")
+        return usual(input_ids=input_ids, **kwargs)
+
+    if fault == "keep":
+        monkeypatch.setattr(InPlaceEntries, "keep", keep_in_order)
+    else:
+        own_forward(model, ignore_mask if fault == "mask" else refuse)
+    stats = decoded_late(model)
+    assert stats.mat == 1.0 and stats.probe_passes > 0 and stats.reason
 
 
 # --- findings
