@@ -304,9 +304,7 @@ class DraftedPath:
                 elif best < 0 or probs[-1] > probs[best]:
                     best = len(tokens) - 1
                     best_depth = depth
-        self.tree = DraftTree(
-            np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
-        )
+        self.tree = DraftTree(tokens, parents, probs)
         self.tokens = [*self.tokens[:best_depth], tokens[best]]
         self.nodes = [*self.nodes[:best_depth], best]
         self.unread = 1

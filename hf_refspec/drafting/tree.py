@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -43,7 +43,10 @@ class DraftTree:
             Estimates that the node will be accepted (all of its path with it). They do not
             increase from a parent to its child.
 
-    Lists of such numbers are converted.
+    Lists and arrays of other numbers are converted, where that loses nothing.
+
+    Raises:
+        ValueError: If one of them has another type or shape.
     """
 
     tokens: np.ndarray
@@ -53,11 +56,16 @@ class DraftTree:
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES:
             value = getattr(self, name)
-            if not isinstance(value, np.ndarray):
-                array = np.asarray(value)
-                if array.size == 0 or np.can_cast(array.dtype, dtype, "same_kind"):
-                    array = array.astype(dtype)
-                object.__setattr__(self, name, array)
+            array = np.asarray(value)
+            if array is value and array.dtype == dtype and array.ndim == 1 and array.flags.carray:
+                continue
+            kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
+            if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+                raise ValueError(
+                    f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the "
+                    f"shape {array.shape} and the dtype {array.dtype}"
+                )
+            object.__setattr__(self, name, np.require(array, dtype, ["C", "W"]))
 
     @staticmethod
     @cache
@@ -76,12 +84,8 @@ class DraftTree:
             probs (sequence of `float`, *optional*): Estimates that each token will be accepted; 1.0
                 if not given.
         """
-        length = len(tokens)
-        return cls(
-            tokens=np.asarray(tokens, dtype=np.int64),
-            parents=np.arange(-1, length - 1, dtype=np.int32),
-            probs=np.ones(length, np.float32) if probs is None else np.asarray(probs, np.float32),
-        )
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+        return cls(tokens, parents, np.ones(len(tokens), np.float32) if probs is None else probs)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -89,15 +93,18 @@ class DraftTree:
     def _repr_html_(self) -> str:
         """Each node's token and probability, indented by its depth, best first."""
         lines = ["root"]
-        depths = self.depths()
-        left = [*np.flatnonzero(self.parents == -1)[::-1]]
+        for node, depth in self.walk():
+            lines.append(f"{'  ' * depth}{self.tokens[node]} {100 * self.probs[node]:.0f} %")
+        return "<pre>{}</pre>".format("\n".join(lines))
+
+    def walk(self) -> Iterator[tuple[int, int]]:
+        """Each node with its depth, in the order of a depth-first search."""
+        depths = self.depths().tolist()
+        left = np.flatnonzero(self.parents == ROOT)[::-1].tolist()
         while left:
             node = left.pop()
-            indent = "  " * int(depths[node])
-            lines.append(f"{indent}{self.tokens[node]} {100 * self.probs[node]:.0f} %")
-            left += [*np.flatnonzero(self.parents == node)[::-1]]
-        text = "\n".join(lines)
-        return f"<pre>{text}</pre>"
+            yield node, depths[node]
+            left += np.flatnonzero(self.parents == node)[::-1].tolist()
 
     @property
     def is_chain(self) -> bool:
@@ -165,45 +172,29 @@ class DraftTree:
         return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])
 
     def checked(self, vocab_size: int) -> DraftTree:
-        """The tree of a custom drafter, converted and checked.
+        """This tree, which a custom drafter may have drafted.
 
         Args:
             vocab_size (`int`): The target model's; tokens are from 0 to `vocab_size` - 1.
 
-        Returns:
-            [`DraftTree`]: With arrays of the types above; other integers and lists are converted.
-
         Raises:
-            ValueError: if an array has the wrong type or shape, a token is outside of the
-                vocabulary, a parent does not come before its child, two siblings have the same
-                token, or a probability is not in [0, 1] or larger than the parent's.
+            ValueError: if an array has another length, a token is outside of the vocabulary, a
+                parent does not come before its child, two siblings have the same token, or a
+                probability is not in [0, 1] or larger than the parent's.
         """
-        arrays = []
-        for name, dtype in _DTYPES:
-            array = np.asarray(getattr(self, name))
-            if not (array.dtype == dtype and array.ndim == 1 and array.flags.carray):
-                kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
-                if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
-                    raise ValueError(
-                        f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the "
-                        f"shape {array.shape} and the dtype {array.dtype}"
-                    )
-                array = np.require(array, dtype, ["C", "W"])  # where that loses nothing
-            arrays.append(array)
-        tree = DraftTree(*arrays)
         for name in ("parents", "probs"):
-            count = len(getattr(tree, name))
-            if count != len(tree):
-                raise ValueError(f"DraftTree.{name} has {count} entries for {len(tree)} tokens")
-        fault = tree_fault(tree.tokens, tree.parents, tree.probs, vocab_size)
+            count = len(getattr(self, name))
+            if count != len(self):
+                raise ValueError(f"DraftTree.{name} has {count} entries for {len(self)} tokens")
+        fault = tree_fault(self.tokens, self.parents, self.probs, vocab_size)
         if fault == FOREIGN_TOKEN:
             raise ValueError(
-                f"DraftTree.tokens has ids from {tree.tokens.min()} to {tree.tokens.max()}, "
+                f"DraftTree.tokens has ids from {self.tokens.min()} to {self.tokens.max()}, "
                 f"outside of the target model's vocabulary of {vocab_size}"
             )
         if fault:
             raise ValueError(_FAULTS[fault])
-        return tree
+        return self
 
 
 def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:

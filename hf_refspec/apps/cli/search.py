@@ -26,19 +26,9 @@ def add_search(parser: ArgumentParser) -> None:
 def search(args: Namespace) -> None:
     from ...drafting.contract import Call
     from ...drafting.datastore_drafts import DatastoreDrafts  # loads torch
-    from ...drafting.tree import ROOT
 
     store = Datastore.from_pretrained(args.store)
     tokenizer = store.load_tokenizer()
-
-    def show(parent: int, path: list[int], depth: int) -> None:
-        """Prints what each node below a parent adds to the text `path`, and the nodes below it."""
-        known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
-        for node in np.flatnonzero(tree.parents == parent).tolist():
-            longer = [*path, int(tree.tokens[node])]
-            added = tokenizer.decode(longer)[len(known) :]
-            print(f"{tree.probs[node]:6.3f} {'  ' * depth}{added!r}")
-            show(node, longer, depth + 1)
 
     def tokens(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -60,7 +50,10 @@ def search(args: Namespace) -> None:
             return
         nodes = counted(len(tree), "node")
         print(f"the draft tree, {nodes}, each with the probability that it is accepted:")
-        show(ROOT, ids.tolist(), 1)
+        for node, depth in tree.walk():
+            text = np.concatenate((ids, tree.path(node)))
+            known = tokenizer.decode(text[:-1]).rstrip(PART_OF_CHARACTER)
+            print(f"{tree.probs[node]:6.3f} {'  ' * depth}{tokenizer.decode(text)[len(known) :]!r}")
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -218,9 +218,7 @@ class GrammarDrafts(PathDrafter):
                 if token != self._grammar.eos_id:
                     states.append((_after_token(state, token), len(nodes) - 1, choice_prob))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-        return DraftTree(
-            np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
-        )
+        return DraftTree(tokens, parents, probs)
 
     def _choices(self, matcher: LLMatcher) -> list[int]:
         """The tokens that may follow, if they are few, without the beginnings of others: tokenizers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 # JSON as `json.dumps` writes it: if white space could be anywhere, nothing would be forced.
@@ -15,9 +15,7 @@ VALUES = frozenset({"const", "default", "enum", "examples"})
 
 def call_schema(tools: Any) -> dict[str, Any]:
     """The schema of a call of one of the tools: `{"name": ..., "arguments": {...}}`."""
-    if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
-        raise TypeError(f"tools must be a list of tool definitions, but is {tools!r}")
-    if len(tools) == 0:
+    if not tools:
         raise ValueError("tools is empty; give at least one")
     definitions: dict[str, Any] = {}
     calls = [_call(i, tool, definitions) for i, tool in enumerate(tools)]
