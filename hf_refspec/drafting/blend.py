@@ -132,7 +132,7 @@ class Blend(Drafter):
                     reached = self._calibrations[i].record(draft.tree, tokens[depth:])
                     foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
             first = [place for place in foreseen if owners[place] is None]
-            source.record(drafted, len(foreseen), len(first))
+            source.add(drafted=drafted, accepted=len(foreseen), first=len(first))
             for place in first:
                 owners[place] = i
         self.stats.owners += owners

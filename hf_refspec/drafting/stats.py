@@ -32,7 +32,7 @@ class Figures:
 
 
 @dataclass(repr=False)
-class SourceStats:
+class SourceStats(Figures):
     """Counts of one source of a [`Blend`], or of a drafter alone.
 
     Attributes:
@@ -47,27 +47,12 @@ class SourceStats:
     accepted: int = 0
     first: int = 0
 
-    def record(self, drafted: int, accepted: int, first: int) -> None:
-        """Counts one pass."""
-        self.drafted += drafted
-        self.accepted += accepted
-        self.first += first
-
     @property
     def counts(self) -> str:
         return f"{self.drafted} drafted before merging, {self.accepted} accepted"
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.counts}"
-
-    def __add__(self, other: SourceStats) -> SourceStats:
-        """The counts of two calls of the same blend."""
-        return SourceStats(
-            self.name,
-            drafted=self.drafted + other.drafted,
-            accepted=self.accepted + other.accepted,
-            first=self.first + other.first,
-        )
 
 
 @dataclass(repr=False)
@@ -184,10 +169,9 @@ class DraftStats(Figures):
 
     def add_sources(self, others: Sequence[SourceStats]) -> None:
         """Adds the counts of the same sources in another row or call."""
-        sources = zip_longest(self.sources, others)
-        self.sources = [
-            ours + theirs if ours and theirs else ours or theirs for ours, theirs in sources
-        ]
+        self.sources += [SourceStats(source.name) for source in others[len(self.sources) :]]
+        for ours, theirs in zip(self.sources, others, strict=False):
+            ours.add(drafted=theirs.drafted, accepted=theirs.accepted, first=theirs.first)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, MAT included, as plain types that JSON can hold."""
