@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,16 +32,13 @@ if TYPE_CHECKING:
 # 3 tokens, of frequencies and of the last position, see `index.recycling`. Fitted to 1,900
 # positions of greedy texts of SmolLM2-135M-Instruct. Fits to samples there, at temperature 0.7 or
 # 1, differ from it by at most 0.12: one set serves all.
-_EXPONENTS = np.array(
-    [
-        [0.00, 0.00, 0.00, 0.60, 0.20],
-        [0.90, 0.00, 0.00, 0.35, 0.30],
-        [0.60, 0.85, 0.00, 0.20, 0.30],
-        [0.45, 0.35, 0.80, 0.25, 0.35],
-    ]
-)
-_MISSES = np.exp([4.2, 4.3, 4.3, 3.9])
-_GREEDY = Pooling(_EXPONENTS, _MISSES)
+_EXPONENTS = [
+    [0.00, 0.00, 0.00, 0.60, 0.20],
+    [0.90, 0.00, 0.00, 0.35, 0.30],
+    [0.60, 0.85, 0.00, 0.20, 0.30],
+    [0.45, 0.35, 0.80, 0.25, 0.35],
+]
+_GREEDY = Pooling(np.array(_EXPONENTS), misses=np.exp([4.2, 4.3, 4.3, 3.9]))
 # How much less sure sampled tokens are than the greedy choice, at temperature 1. Fitted to MAT at
 # temperatures 0.7 and 1, and 0.8 with top-p 0.8.
 _UNSURE = 0.5
@@ -193,14 +191,14 @@ class TokenRecycling(LookUp):
             documents: As of [`Datastore.build`].
             tokenizer (`PreTrainedTokenizerBase`): The target model's.
             model (`PreTrainedModel`): The target model.
-            top_k (`int`, *optional*, defaults to 8): As of the class.
-            context (`int`, *optional*, defaults to 3): As of the class.
-            max_contexts (`int`, *optional*, defaults to 2**18): As of the class.
+            top_k: As of the class.
+            context: As of the class.
+            max_contexts: As of the class.
             max_tokens (`int`, *optional*): Stop after about this number of tokens.
-            column (`str`, *optional*): As of [`Datastore.build`].
-            pattern (`str`, *optional*, defaults to `"*"`): As of [`Datastore.build`].
-            license (`str`, *optional*): As of [`Datastore.build`].
-            corpus_name (`str`, *optional*): As of [`Datastore.build`].
+            column: As of [`Datastore.build`].
+            pattern: As of [`Datastore.build`].
+            license: As of [`Datastore.build`].
+            corpus_name: As of [`Datastore.build`].
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
@@ -215,36 +213,36 @@ class TokenRecycling(LookUp):
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         drafter = cls(top_k, context, max_contexts)
+        table = drafter._table
         vocab_size = text_config(model).vocab_size
         drafter._take_vocabulary(vocab_size)
         source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
-        texts = (
-            tokenizer(document, verbose=False)["input_ids"]
-            if isinstance(document, str)
-            else document
-            for document in source.documents
-        )
+
+        def texts() -> Iterator[np.ndarray]:
+            for document in source.documents:
+                if isinstance(document, str):
+                    document = tokenizer(document, verbose=False)["input_ids"]
+                yield np.asarray(document, np.int64)
+
         longest = min(context_length(model) or _LONGEST, _LONGEST, _LOGITS // vocab_size)
         shown = {"unit": " tokens", "unit_scale": True, "disable": is_hidden(progress)}
-        read = 0
         with torch.no_grad(), tqdm(total=max_tokens, **shown) as bar:
-            arrays = (np.asarray(ids, np.int64) for ids in texts)
-            for window in windows(arrays, max(longest, 2), vocab_size):
+            read = 0
+            for window in windows(texts(), max(longest, 2), vocab_size):
                 ids = torch.from_numpy(window.ids)[None].to(model.device)
                 top = top_tokens(model(ids, use_cache=False).logits, top_k)
                 tokens = top.tokens[0, window.known - 1 :]
-                probs = top.probs[0, window.known - 1 :]
-                drafter._table.learn_text(window.ids, window.known, tokens, probs)
-                drafter._table.count(tokens[:, 0].astype(np.int64))
+                table.learn_text(window.ids, window.known, tokens, top.probs[0, window.known - 1 :])
+                table.count(tokens[:, 0].astype(np.int64))
                 bar.update(len(window.targets))
                 read += len(window.targets)
                 if max_tokens is not None and read >= max_tokens:
                     break
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
-        drafter._table.keep_for_pickles()
-        texts_of = {"corpus": corpus_name or source.name, "license": license or source.license}
-        drafter._use(drafter._table, _Origin(public_name(model), tokenizer, texts_of))
+        table.keep_for_pickles()
+        corpus = {"corpus": corpus_name or source.name, "license": license or source.license}
+        drafter._origin = _Origin(public_name(model), tokenizer, corpus)
         return drafter
 
     @classmethod
@@ -275,10 +273,9 @@ class TokenRecycling(LookUp):
 
         check_count("max_contexts", max_contexts)
         stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
-        config = stored.config
-        table = stored.table(max_contexts)
+        origin = _Origin(stored.config.model, tokenizer, stored.config.source, stored.path)
         drafter = cls(1, 1, 1)
-        drafter._use(table, _Origin(config.model, tokenizer, config.source, stored.path))
+        drafter._use(stored.table(max_contexts), origin)
         return drafter
 
     def save_pretrained(
@@ -303,14 +300,12 @@ class TokenRecycling(LookUp):
         from ..store.recycling_table import RecyclingTable
         from ..store.stored_tokenizer import public_name
 
-        origin = self._origin
-        if tokenizer is not None:
-            origin = replace(origin, tokenizer=tokenizer)
         if model is not None:
             self._take_vocabulary(text_config(model).vocab_size)
-            origin = replace(origin, model=public_name(model))
-        for name in ("tokenizer", "model"):
-            if getattr(origin, name) is None:
+        made_for = tokenizer or self._origin.tokenizer
+        made_by = self._origin.model if model is None else public_name(model)
+        for name, value in (("tokenizer", made_for), ("model", made_by)):
+            if value is None:
                 raise ValueError(
                     f"{name} is not known, as this TokenRecycling was neither built nor loaded; "
                     f"give the target model's {name}="
@@ -318,7 +313,7 @@ class TokenRecycling(LookUp):
         if len(self) == 0:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         self._table.keep_for_pickles()
-        RecyclingTable.write(path, self._table, origin.tokenizer, origin.model, origin.source)
+        RecyclingTable.write(path, self._table, made_for, made_by, self._origin.source)
 
     def push_to_hub(
         self,
@@ -344,7 +339,7 @@ class TokenRecycling(LookUp):
         from ..store.recycling_table import RecyclingTable
 
         with TemporaryDirectory() as folder:
-            self.save_pretrained(Path(folder, "table"), tokenizer, model)
-            made_for = tokenizer or self._origin.tokenizer
-            stored = RecyclingTable(Path(folder, "table"), made_for)
+            path = Path(folder, "table")
+            self.save_pretrained(path, tokenizer, model)
+            stored = RecyclingTable(path, tokenizer or self._origin.tokenizer)
             return stored.push_to_hub(repo_id, **options)
