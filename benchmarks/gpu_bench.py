@@ -38,7 +38,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import hf_refspec as rs
 from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS, taking_turns
-from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, rate
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.auto import default_sources
 
@@ -312,13 +312,14 @@ class Bench:
         if UNDRAFTED not in comparison.methods:
             return
         comparison.ask(inputs, **options)
-        last = (f"{name} {rate(calls[-1:]):.1f}" for name, calls in comparison.calls.items())
+        last = (f"{name} {calls[-1].rate:.1f}" for name, calls in comparison.calls.items())
         figure = f"{suite}, tokens/s: {', '.join(last)}"
         cells = []
         for (of, of_suite), each in self._comparisons.items():
             for name, calls in each.calls.items() if of == about and each.prompts else ():
-                faster = rate(calls) / rate(each.calls[UNDRAFTED])
-                figures = f"{rate(calls):.1f}", f"{faster:.2f}x", f"{each.mat(name) / rows:.2f}"
+                total = each.total(name)
+                faster = total.rate / each.total(UNDRAFTED).rate
+                figures = f"{total.rate:.1f}", f"{faster:.2f}x", f"{total.mat / rows:.2f}"
                 cells.append([of_suite, name, *figures, f"{each.equal(name)} of {len(calls)}"])
         self._report.write(f"recorded answers, {about}", table(COLUMNS, cells), figure)
 

@@ -78,7 +78,7 @@ def measure(model: Any, tokenizer: Any, name: str, args: argparse.Namespace) -> 
         [
             name,
             method,
-            f"{comparison.mat(method):.2f}",
+            f"{comparison.total(method).mat:.2f}",
             f"{comparison.gain(method).ratio:.2f}x",
             f"{comparison.equal(method)} of {len(calls)}",
         ]

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.measure import Chat, read_chats
-from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods, speedup
+from hf_refspec.apps.shared.comparison import UNDRAFTED, Comparison, Methods
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 from hf_refspec.drafting.auto import default_sources
@@ -230,9 +230,9 @@ def main() -> int:
                 comparison.ask(chat_inputs(tokenizer, [user(message)]))
             gain = comparison.gain("auto")
             pairs = zip(comparison.calls[UNDRAFTED], comparison.calls["auto"], strict=True)
-            worst = min(speedup([plain], [drafted]) for plain, drafted in pairs)
+            worst = min(drafted.rate / plain.rate for plain, drafted in pairs)
             spread = f"{gain.ratio:.2f}x ({gain.low:.2f}x to {gain.high:.2f}x)"
-            cells[name] += [f"{comparison.mat('auto'):.2f}", spread, f"{worst:.2f}x"]
+            cells[name] += [f"{comparison.total('auto').mat:.2f}", spread, f"{worst:.2f}x"]
             print(dtype, *cells[name], file=sys.stderr, flush=True)
             if dtype == torch.float32:
                 differing += len(messages) - comparison.equal("auto")

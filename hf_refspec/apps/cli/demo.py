@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.auto import default_sources
 from ..shared import prompts
-from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference, rate, speedup
+from ..shared.comparison import UNDRAFTED, Comparison, Methods, first_difference
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import BUILT_IN_SCENES, Scene, scenes_of_file
 from ..shared.streams import AnswerStream, LiveDrafts, Terminal, legend, without_controls
@@ -96,8 +96,8 @@ def show(
         verdict = "ids identical" if place is None else f"IDS DIFFER from position {place}"
         name = scene.name if len(scene.questions) == 1 else f"{scene.name} {number}"
         summary = (
-            f"{name}: plain {rate([plain]):.1f} tokens/s, drafted {rate([drafted]):.1f} "
-            f"tokens/s: {speedup([plain], [drafted]):.2f}x; MAT {drafter.stats.mat:.2f}; {verdict}"
+            f"{name}: plain {plain.rate:.1f} tokens/s, drafted {drafted.rate:.1f} tokens/s: "
+            f"{drafted.rate / plain.rate:.2f}x; MAT {drafter.stats.mat:.2f}; {verdict}"
         )
         console.print(Text(summary, "bold"), end="\n\n")
         messages.append(prompts.assistant(tokenizer.decode(drafted.ids, skip_special_tokens=True)))

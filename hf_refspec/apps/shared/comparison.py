@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
@@ -33,11 +33,27 @@ _WARM_UP_TOKENS = 40
 
 @dataclass(frozen=True)
 class Decoded:
-    """A call's new ids, row after row, the seconds it took, and the model's forward passes."""
+    """New ids, row after row, of one call or more, their seconds and the model's forward passes."""
 
     ids: list[int]
     seconds: float
     passes: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return len(self.ids) / self.seconds
+
+    @property
+    def mat(self) -> float:
+        """Tokens per forward pass."""
+        return len(self.ids) / self.passes
+
+
+def joined(calls: Sequence[Decoded]) -> Decoded:
+    """Several calls as one."""
+    ids = [token for call in calls for token in call.ids]
+    return Decoded(ids, sum(call.seconds for call in calls), sum(call.passes for call in calls))
 
 
 Show: TypeAlias = Callable[[str, Decoded], None]  # receives each method's call as it ends
@@ -79,17 +95,6 @@ def figure_table(names: str, *figures: object) -> Table:
     return table
 
 
-def rate(calls: Iterable[Decoded]) -> float:
-    """The tokens per second of several calls together."""
-    calls = list(calls)
-    return sum(len(call.ids) for call in calls) / sum(call.seconds for call in calls)
-
-
-def speedup(plain: Iterable[Decoded], other: Iterable[Decoded]) -> float:
-    """The speed of the `other` calls as a multiple of the plain ones'."""
-    return rate(other) / rate(plain)
-
-
 def first_difference(plain_ids: Sequence[int], other_ids: Sequence[int]) -> int | None:
     """The first position at which ids differ or one list ends; `None` where they are equal."""
     pairs = enumerate(zip_longest(plain_ids, other_ids))
@@ -118,7 +123,7 @@ class Gain:
             return tokens / seconds
 
         low, high = np.percentile(rates(other) / rates(plain), (5, 95))
-        return cls(prompts, speedup(plain, other), float(low), float(high))
+        return cls(prompts, joined(other).rate / joined(plain).rate, float(low), float(high))
 
     def __str__(self) -> str:
         """The verdict: it pays, it does not, or why that is undecided."""
@@ -131,10 +136,8 @@ class Gain:
             return f"pays: {self.spread}"
         if self.high < LEAST_GAIN:
             return f"does not pay: {self.spread}"
-        bound = 1 if self.low <= 1 else LEAST_GAIN
-        return (
-            f"is undecided: {self.spread}, an interval that spans {bound}; more prompts narrow it"
-        )
+        spans = f"spans {1 if self.low <= 1 else LEAST_GAIN}"
+        return f"is undecided: {self.spread}, an interval that {spans}; more prompts narrow it"
 
     @property
     def spread(self) -> str:
@@ -190,14 +193,9 @@ class Comparison:
         self.prompts.append(inputs["input_ids"].flatten().tolist())
         return found[self.first]
 
-    def mat(self, name: str) -> float:
-        """A method's new tokens per forward pass, over all prompts."""
-        calls = self.calls[name]
-        return sum(len(call.ids) for call in calls) / sum(call.passes for call in calls)
-
-    def _pass_seconds(self, name: str) -> float:
-        calls = self.calls[name]
-        return sum(call.seconds for call in calls) / sum(call.passes for call in calls)
+    def total(self, name: str) -> Decoded:
+        """A method's calls, over all prompts."""
+        return joined(self.calls[name])
 
     def equal(self, name: str) -> int:
         """The number of a method's texts that equal the first method's."""
@@ -208,17 +206,18 @@ class Comparison:
         """The speed-up of a method over another one, by default the first."""
         gain = Gain.of(self.calls[over or self.first], self.calls[name])
         drafts = "candidate_generator" in self.methods[name]
-        return replace(gain, drafts_help=not drafts or self.mat(name) >= _LEAST_MAT)
+        return replace(gain, drafts_help=not drafts or self.total(name).mat >= _LEAST_MAT)
 
     def table(self) -> Table:
         table = figure_table("method", "seconds", "tokens/s", "speed-up", "MAT", "equal texts")
         for name, calls in self.calls.items():
+            total = self.total(name)
             table.add_row(
                 name,
-                f"{sum(call.seconds for call in calls):.1f}",
-                f"{rate(calls):.1f}",
-                f"{speedup(self.calls[self.first], calls):.2f}x",
-                f"{self.mat(name):.2f}",
+                f"{total.seconds:.1f}",
+                f"{total.rate:.1f}",
+                f"{total.rate / self.total(self.first).rate:.2f}x",
+                f"{total.mat:.2f}",
                 f"{self.equal(name)} of {len(calls)}",
             )
         return table
@@ -228,10 +227,12 @@ class Comparison:
 
         Returns 1 if texts differ in float32."""
         console.print(self.table())
+        plain = self.total(self.first)
         for name in list(self.calls)[1:]:
             other = (over or {}).get(name, self.first)
-            cost = self._pass_seconds(name) / self._pass_seconds(self.first)
-            about = f"{self.mat(name):.2f} tokens a pass, which takes {cost:.2f} times as long"
+            total = self.total(name)
+            cost = total.seconds / total.passes * plain.passes / plain.seconds
+            about = f"{total.mat:.2f} tokens a pass, which takes {cost:.2f} times as long"
             gain = self.gain(name, other)
             console.print(f"{name} against {other} {gain}; {about}", soft_wrap=True)
         differing = [name for name, calls in self.calls.items() if self.equal(name) < len(calls)]

@@ -18,8 +18,7 @@ from hf_refspec.apps.shared.comparison import (
     Gain,
     decode,
     first_difference,
-    rate,
-    speedup,
+    joined,
 )
 from hf_refspec.apps.shared.streams import Terminal
 
@@ -32,9 +31,9 @@ def test_the_first_difference_is_an_id_or_an_end(plain, other, position):
     assert first_difference(plain, other) == position
 
 
-def test_rates_are_of_all_calls_together():
-    plain, drafted = [Decoded([1] * 10, 1), Decoded([1] * 30, 3)], [Decoded([1] * 40, 2)]
-    assert (rate(plain), rate(drafted), speedup(plain, drafted)) == (10, 20, 2)
+def test_rate_and_mat_are_of_all_calls_together():
+    call = joined([Decoded([1] * 10, 1, 10), Decoded([1] * 30, 1, 6)])
+    assert (call.rate, call.mat) == (20, 2.5)
 
 
 def calls(*seconds: float) -> list[Decoded]:
@@ -102,9 +101,8 @@ def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_
         compared.ask(one)
     first, second = compared.calls[UNDRAFTED]
     assert first.ids != second.ids  # another seed for each prompt
-    assert compared.equal("drafted") == 2 and compared.mat(UNDRAFTED) == 1 <= compared.mat(
-        "drafted"
-    )
+    assert compared.equal("drafted") == 2
+    assert compared.total(UNDRAFTED).mat == 1 <= compared.total("drafted").mat
     printed = io.StringIO()
     assert compared.report(Terminal(file=printed)) == 0
     assert (
