@@ -34,7 +34,7 @@ from ...messages import counted, did_you_mean
 from ...store.datastore import Datastore
 from ..shared.comparison import UNDRAFTED, Comparison, Decoded
 from ..shared.loading import layers_of, load_assistant
-from ..shared.prompts import Message, assistant, chat_inputs, system, text_inputs, tokens_left, user
+from ..shared.prompts import Message, chat_inputs, chat_messages, text_inputs, tokens_left
 
 LOOK_UP = "transformers' prompt look-up"
 LOOK_UP_TOKENS = 10
@@ -185,10 +185,7 @@ class Chat:
 
     def until(self, turn: int, answers: list[str]) -> list[Message]:
         """The messages up to a turn, with these answers to the earlier ones."""
-        messages = [system(self.system)] if self.system else []
-        for asked, answer in zip(self.turns[:turn], answers, strict=False):
-            messages += [user(asked), assistant(answer)]
-        return [*messages, user(self.turns[turn])]
+        return chat_messages(self.turns[: turn + 1], answers[:turn], self.system or None)
 
     def inputs(
         self, tokenizer: PreTrainedTokenizerBase, turn: int, answers: list[str]

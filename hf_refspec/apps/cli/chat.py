@@ -97,18 +97,15 @@ class TerminalChat:
 
     def _answer(self, question: str) -> None:
         """Streams an answer, which stays in the conversation even if Ctrl-C cuts it off."""
-        noun = "this message"
-        hint = "shorten it"
-        if self.messages:
-            noun = "this conversation"
-            hint = "/reset begins a new one"
-        else:
+        about = ("this conversation", "/reset begins a new one")
+        if not self.messages:
+            about = ("this message", "shorten it")
             question = prompts.with_document(self.document, question)
         messages = [*self.messages, prompts.user(question)]
         wanted = self.options["max_new_tokens"]
         try:
             inputs = prompts.chat_inputs(self.tokenizer, [*self.opening, *messages])
-            fitting = prompts.tokens_left(inputs, self.model.config, noun, hint, wanted)
+            fitting = prompts.tokens_left(inputs, self.model.config, *about, wanted)
         except ValueError as error:
             self.console.print(Text(str(error), "red"))
             return

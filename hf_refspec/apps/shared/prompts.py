@@ -26,6 +26,16 @@ user = partial(_message, "user")
 assistant = partial(_message, "assistant")
 
 
+def chat_messages(
+    questions: Sequence[str], answers: Sequence[str], opening: str | None = None
+) -> list[Message]:
+    """A chat up to the last question, with the answers to those before it."""
+    messages = [] if opening is None else [system(opening)]
+    for question, answer in zip(questions, answers, strict=False):
+        messages += [user(question), assistant(answer)]
+    return [*messages, user(questions[-1])]
+
+
 def with_document(document: str | None, question: str) -> str:
     """A question after the text that it is about, if there is one."""
     return f"{document.strip()}\n\n{question}" if document and document.strip() else question

@@ -12,7 +12,7 @@ from ...drafting.auto import default_sources
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
-from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
+from ..shared.prompts import chat_inputs, chat_messages, tokens_left, with_document
 from ..shared.streams import LiveDrafts
 from .race import Race
 
@@ -46,18 +46,14 @@ class Conversation:
         """Adds a message. Running the race decodes its answer."""
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
-        messages = []
-        for earlier, race in self.turns:
-            messages += [user(earlier), assistant(race.drafted.text)]
-        messages.append(user(message))
-        messages[0] = user(with_document(self.document, messages[0]["content"]))
+        questions = [*(earlier for earlier, _ in self.turns), message]
+        questions[0] = with_document(self.document, questions[0])
+        messages = chat_messages(questions, [race.drafted.text for _, race in self.turns])
         inputs = chat_inputs(host.tokenizer, messages)
-        noun = "the message with its document"
-        hint = "shorten them"
+        about = ("the message with its document", "shorten them")
         if self.turns:
-            noun = "the conversation"
-            hint = "begin a new one"
-        fitting = tokens_left(inputs, host.model.config, noun, hint, max_new_tokens)
+            about = ("the conversation", "begin a new one")
+        fitting = tokens_left(inputs, host.model.config, *about, max_new_tokens)
         self._drafter = self._drafter or host.drafter()
         race = Race(host.model, host.tokenizer, inputs, fitting, self._drafter)
         self.turns.append((message, race))
