@@ -21,7 +21,7 @@ from ...drafting.copied_spans import CopiedSpan
 from ...drafting.tree import DraftTree
 from ...generation.speculate import speculate
 from ..shared.comparison import first_difference
-from ..shared.streams import Listener, LiveDrafts, TextStream
+from ..shared.streams import LiveDrafts, TextStream
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Race:
             drafter.listener = self._record
             decode(custom_generate=speculate, candidate_generator=drafter)
 
-        self.plain = Lane(tokenizer, lambda: decode(streamer=_NewTokens(self.plain.put)))
+        self.plain = Lane(tokenizer, lambda: decode(streamer=self.plain))
         self.drafted = Lane(tokenizer, decode_drafted)
 
     def run(self) -> Iterator[None]:
@@ -97,11 +97,13 @@ class Race:
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         self.passes.append(RacePass([*tokens], [*owners], self.drafter.verified))
-        self.drafted.put(tokens, owners)
+        self.drafted.take(tokens, owners)
 
 
-class Lane:
-    """A call that computes only in its turns: `decode` calls `generate`, new tokens reach `put`."""
+class Lane(BaseStreamer):
+    """A call that computes only in its turns: `decode` calls `generate`.
+
+    New tokens reach `take`: from a drafter's listener, or from plain decoding as its streamer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
         self.ids: list[int] = []
@@ -147,7 +149,14 @@ class Lane:
             self._thread.join()
         self.finished = True
 
-    def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+    def put(self, value: torch.Tensor) -> None:
+        if value.ndim == 1:  # the prompt comes first, as a row
+            self.take(value.tolist(), [None] * len(value))
+
+    def end(self) -> None:
+        pass
+
+    def take(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         """Takes the tokens of a forward pass, and waits for the next turn."""
         self.passes += 1
         for token, owner in zip(tokens, owners, strict=True):
@@ -173,17 +182,3 @@ class Lane:
 
 class _Stopped(BaseException):
     """Ends a call of `generate` from inside; no `except Exception` catches it."""
-
-
-class _NewTokens(BaseStreamer):
-    """Hands each token of plain decoding to a listener."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def put(self, value: torch.Tensor) -> None:
-        if value.ndim == 1:  # the prompt comes first, as a row
-            self._listener(value.tolist(), [None] * len(value))
-
-    def end(self) -> None:
-        pass
