@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +25,7 @@ from ...smollm2 import default_model
 from ...store.names import HUB_ID, model_source, named_tokenizer
 from ...store.stored_tokenizer import public_name
 from ...text_config import text_config
-from ...transformers_names import (
-    hidden_state_generator,
-    is_block_drafter,
-    reading_arguments,
-)
+from ...transformers_names import hidden_state_generator, is_block_drafter, reading_arguments
 
 
 def name_for_people(name: str | None) -> str:
@@ -83,30 +78,23 @@ def load_assistant(name: str) -> Callable[[PreTrainedModel], Drafter]:
 
     It may be a smaller one of the same family, an assistant of Gemma 4, or a block drafter."""
     source = model_source(name)
-    if is_block_drafter(AutoConfig.from_pretrained(**source)):
-        model = AutoModel.from_pretrained(**source)
-        reading = reading_arguments(model, use_mtp=None, speculation_type="dflash")
-    else:
-        model = load_model(name)
-        reading = reading_arguments(model, use_mtp=None, speculation_type=None)
-    if reading:
-        return partial(_reader, reading)
+    kind = "dflash" if is_block_drafter(AutoConfig.from_pretrained(**source)) else None
+    model = load_model(name) if kind is None else AutoModel.from_pretrained(**source)
+    reading = reading_arguments(model, use_mtp=None, speculation_type=kind)
 
-    def draft_model(target: PreTrainedModel) -> Drafter:
+    def new_drafter(target: PreTrainedModel) -> Drafter:
+        if reading:
+            return HiddenStateDrafts(hidden_state_generator(target, **reading))
         drafter = DraftModel(model)
         drafter.check(text_config(target).vocab_size)
         return drafter
 
-    return draft_model
+    return new_drafter
 
 
 def layers_of(model: PreTrainedModel) -> Drafter:
     """The drafter of a model's own layers for multi-token prediction."""
-    return _reader({"use_mtp": True}, model)
-
-
-def _reader(reading: dict[str, Any], model: PreTrainedModel) -> Drafter:
-    return HiddenStateDrafts(hidden_state_generator(model, **reading))
+    return HiddenStateDrafts(hidden_state_generator(model, use_mtp=True))
 
 
 def _unreadable(name: str | None, error: Exception) -> ValueError:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ...drafting.blend import Blend
 from ...drafting.contract import Drafter, Observation
@@ -17,12 +18,8 @@ from ...drafting.tree import DraftTree
 
 PART_OF_CHARACTER = "\ufffd"
 
-# Byte-level tokenizers write a byte as its character in Latin-1 if that is printable, and number
-# the others from 0x100 on.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
+# The bytes that the characters of byte-level tokenizers stand for.
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int, text: str) -> bytes:
