@@ -99,9 +99,7 @@ class Answer:
         reader = self._choices[row].reader
         logprobs = piece.logprobs
         parts = [piece.text] if reader is None else reader.read(piece.text)
-        if not parts and logprobs:
-            parts = [""]  # the reader holds the text back
-        for part in parts:
+        for part in parts or ([""] if logprobs else []):  # where the reader holds the text back
             yield self._add(row, part, logprobs)
             logprobs = []
 

@@ -156,9 +156,9 @@ class RequestEngine:
             except Exception:  # of the model or a device: later requests may succeed
                 logger.exception("A forward pass failed.")
                 ended = [text for text in self._texts if text.finished]
-                for row in [self._texts[text] for text in ended if not text.complete]:
-                    if row.outcome is None:
-                        row.stop()
+                for text in ended:
+                    if not text.complete and self._texts[text].outcome is None:
+                        self._texts[text].stop()
             for text in ended:
                 self._finish(text)
 

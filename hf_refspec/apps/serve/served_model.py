@@ -60,18 +60,17 @@ class ServedModel:
         tools = [] if request.tool_choice == "none" else request.tools or []
         constrained = constraint(request)
         text = self._prompt(request, tools)
-        ids = self._ids(text, "messages", add_special_tokens=False)
-        prepared = replace(
-            self._prepared(request, ids, request.max_completion_tokens or request.max_tokens),
-            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            constraint=constrained,
-        )
+        options: dict[str, Any] = {"constraint": constrained}
+        if request.logprobs:
+            options["top_logprobs"] = request.top_logprobs or 0
         if tools:
             template = getattr(self.tokenizer, "response_template", None)
             common = constrained is not None or template is None
-            reader = partial(CallReader, self.tokenizer, text, tools, common)
-            prepared = replace(prepared, reader=reader, keeps_special_tokens=not common)
-        return [prepared]
+            options["reader"] = partial(CallReader, self.tokenizer, text, tools, common)
+            options["keeps_special_tokens"] = not common
+        ids = self._ids(text, "messages", add_special_tokens=False)
+        most = request.max_completion_tokens or request.max_tokens
+        return [self._prepared(request, ids, most, **options)]
 
     async def constrained(self, request: PreparedRequest) -> PreparedRequest:
         """Compiles the grammar that constrains a request, if there is one."""
@@ -110,21 +109,19 @@ class ServedModel:
             prompts = [prompts]
         if len(prompts) > MAX_ROWS:
             raise ApiError(400, f"prompt: a request has at most {MAX_ROWS} prompts", "prompt")
-        return [self._one_completion(request, prompt) for prompt in prompts]
-
-    def _one_completion(
-        self, request: CompletionRequest, prompt: str | list[int]
-    ) -> PreparedRequest:
-        if isinstance(prompt, str):
-            ids = self._ids(prompt, "prompt", add_special_tokens=True)
-        else:
-            ids = prompt
-            self._check_length(len(ids), "prompt")
-            self._check_ids(ids, "the prompt's ids", "prompt")
-        if not ids:
-            raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
-        prepared = self._prepared(request, ids, request.max_tokens)
-        return replace(prepared, top_logprobs=request.logprobs)
+        prepared = []
+        for ids in prompts:
+            if isinstance(ids, str):
+                ids = self._ids(ids, "prompt", add_special_tokens=True)
+            else:
+                self._check_length(len(ids), "prompt")
+                self._check_ids(ids, "prompt", "the prompt's ids")
+            if not ids:
+                why = "the prompt is empty; the model needs at least one token"
+                raise ApiError(400, why, "prompt")
+            options = {"top_logprobs": request.logprobs}
+            prepared.append(self._prepared(request, ids, request.max_tokens, **options))
+        return prepared
 
     def check_name(self, name: str | None) -> None:
         if name not in (None, *self.names):
@@ -140,7 +137,7 @@ class ServedModel:
         options = {"add_special_tokens": add_special_tokens, "verbose": False}
         ids: list[int] = self.tokenizer(text, **options)["input_ids"]
         self._check_length(len(ids), param)
-        self._check_ids(ids, f"the ids of {_NOUNS[param]}", param)
+        self._check_ids(ids, param, f"the ids of {_NOUNS[param]}")
         return ids
 
     def _check_length(
@@ -152,15 +149,15 @@ class ServedModel:
             message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
             raise ApiError(400, message, param, "context_length_exceeded")
 
-    def _check_ids(self, ids: Iterable[int], noun: str, param: str) -> None:
+    def _check_ids(self, ids: Iterable[int], param: str, noun: str) -> None:
         last = text_config(self.config).vocab_size - 1
         if not all(0 <= token <= last for token in ids):
             raise ApiError(400, f"{noun} must be from 0 to {last}", param)
 
     def _prepared(
-        self, request: TextRequest, ids: list[int], max_tokens: int | None
+        self, request: TextRequest, ids: list[int], max_tokens: int | None, **options: Any
     ) -> PreparedRequest:
-        self._check_ids(request.logit_bias or (), "logit_bias: the ids", "logit_bias")
+        self._check_ids(request.logit_bias or (), "logit_bias", "logit_bias: the ids")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
             fitting = min(fitting, longest - len(ids))
@@ -176,6 +173,7 @@ class ServedModel:
             seed=request.seed,
             stop_strings=[stop] if isinstance(stop, str) else stop,
             prediction=np.array(predicted) if predicted else None,
+            **options,
         )
 
 

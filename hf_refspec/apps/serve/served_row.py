@@ -233,11 +233,10 @@ class StopStrings:
         text = self._held + text
         places = [place for string in self._strings if (place := text.find(string)) >= 0]
         self.found = bool(places)
-        if places:
+        if self.found:
             return text[: min(places)]
-        for end in range(len(text) + 1):  # the rest may be the start of a stop string
-            if any(string.startswith(text[end:]) for string in self._strings):
-                break
+        starts = (i for i in range(len(text)) if any(s.startswith(text[i:]) for s in self._strings))
+        end = next(starts, len(text))  # the rest may be the start of a stop string
         self._held = text[end:]
         return text[:end]
 
