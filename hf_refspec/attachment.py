@@ -92,9 +92,8 @@ def attach(
     """Makes every later `generate` of a model use a drafter, also inside of a pipeline or an agent.
 
     The text stays the same. A call that cannot be speculated (beam search, an encoder-decoder
-    model) runs plainly, which is logged once; one with `candidate_generator=` or `custom_generate=`
-    is left alone, `candidate_generator=None` runs plainly. Nothing is saved with the model, and
-    copies of it have nothing attached.
+    model) runs plainly, which is logged once; one with `candidate_generator=` (also `None`) or
+    `custom_generate=` is left alone. Nothing is saved with the model or attached to its copies.
 
         with rs.attach(model):
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Hello")

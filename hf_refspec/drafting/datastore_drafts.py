@@ -31,13 +31,10 @@ class DatastoreDrafts(LookUp):
             smaller number.)
         published (`bool`, *optional*, defaults to `False`):
             `True` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
-            2311.08252, section 3), with the settings of its authors' code: it finds the longest
-            suffix of the text, of two tokens at least, that occurs in the datastore, and drafts the
-            most frequent nodes of the trie of the 10 tokens after its first 5000 places in each
-            shard, less the longest paths, see [`~index.rest_trie.cut_to_choices`]. By default
-            shorter, more frequent matches vote as well, since a long match that is rare makes a
-            poor tree, and a fair sample of about 1000 places is read, see
-            [`~index.rest_trie.mixed_tree`]. The compact form has the trees that it was made with.
+            2311.08252, section 3), with the settings of its authors' code: it drafts what followed
+            the first 5000 places of the longest match, of two tokens at least, in each shard. By
+            default a fair sample of about 1000 places is read, and shorter, more frequent matches
+            vote as well, since a long match that is rare makes a poor tree.
 
     Raises:
         DatastoreError: If the header of one of its files shows that the file is damaged.

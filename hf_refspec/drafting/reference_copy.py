@@ -37,16 +37,15 @@ class ReferenceCopy(LookUp):
         copy_length (`int`, *optional*):
             k, the longest path of a draft; by default the budget of draft nodes is the only limit.
         published (`bool`, *optional*, defaults to `False`):
-            By default it drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `True`
-            is LLMA, the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): it
-            finds the longest suffix of the output, from 5 tokens down to n, that occurs in the
-            references, and copies the k tokens after its first occurrence: from the prompt only
-            without references, never from the output. `max_draft_tokens="auto"` may copy fewer.
+            By default it drafts a tree from all matches. `True` is LLMA, the algorithm of
+            "Inference with Reference" (arXiv 2304.04487, section 2.2): the k tokens after the first
+            occurrence of the longest suffix of the output, from 5 tokens down to n, are copied from
+            the references, or without any from the prompt, never from the output.
+            `max_draft_tokens="auto"` may copy fewer.
 
     Raises:
         ValueError: If `references` is empty, or has an empty text, a negative id, or a string
-            without a `tokenizer`; if there is nothing to copy from; if n or k is less than 1, or n
-            too large. A
+            without a `tokenizer`; if there is nothing to copy from; if n or k is out of range. A
             call raises it for ids outside of the target's vocabulary.
     """
 

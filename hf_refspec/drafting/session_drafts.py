@@ -55,9 +55,8 @@ class SessionDrafts(LookUp):
     (A call that ends while a fresh installation compiles its kernels is not remembered.) It
     searches all sessions for the last tokens, and copies from the outputs of the `top_k` sessions
     whose prompts have most tokens in common with the present one, as LLMA does ("Inference with
-    Reference", arXiv 2304.04487, section 2.3).
-
-    It does not draft from the present call; `ReferenceCopy() | SessionDrafts()` drafts from both.
+    Reference", arXiv 2304.04487, section 2.3), but never from the present call:
+    `ReferenceCopy() | SessionDrafts()` drafts from both.
 
     A drafter serves one call at a time; `fork()` returns another one that shares the sessions, for
     another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is another
@@ -116,13 +115,10 @@ class SessionDrafts(LookUp):
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         path = self._memory.path
-        check_ids(
-            path or "the cache",
-            self._memory.view.largest_id,
-            vocab_size,
-            "was it made with another tokenizer?",
-            ValueError if path is None else DatastoreError,
-        )
+        error = ValueError if path is None else DatastoreError
+        remedy = "was it made with another tokenizer?"
+        largest_id = self._memory.view.largest_id
+        check_ids(path or "the cache", largest_id, vocab_size, remedy, error)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
@@ -132,8 +128,7 @@ class SessionDrafts(LookUp):
         # Sessions that are added during the call are not checked against the vocabulary.
         self._prompt = prompt_ids
         self._view = view
-        outputs = view.similar_outputs(prompt_ids, self.top_k) if self.top_k > 0 else []
-        if outputs:
+        if self.top_k > 0 and (outputs := view.similar_outputs(prompt_ids, self.top_k)):
             references = TokenBuffer()
             for output in outputs:
                 references.add_text(output)
@@ -249,7 +244,6 @@ class Memory:
 
     With a database they are its newest rows, and the sessions that could not be written there.
     Drafts may see a forgotten session until the text is rebuilt, once an eighth of it is forgotten.
-    A copy (or pickle) is another memory with the same sessions, without a database.
 
     Attributes:
         view ([`View`]): The present sessions; it is replaced, never changed.

@@ -32,13 +32,10 @@ def references_to_ids(
         texts = {f"references[{i}]": text for i, text in enumerate(references)}
     for name, text in texts.items():
         if isinstance(text, str) and (os.path.isfile(text) or _FILE_NAME.fullmatch(text)):
-            is_or_seems = "is" if os.path.isfile(text) else "looks like"
             logger.warning(
-                "%s %s the name of a file, and drafts are copied from the name itself; pass the "
-                "text: Path(%r).read_text()",
-                name,
-                is_or_seems,
-                text,
+                f"{name} {'is' if os.path.isfile(text) else 'looks like'} the name of a file, and "
+                "drafts are copied from the name itself; pass the text: "
+                f"Path({text!r}).read_text()"
             )
     return [to_ids(name, text, tokenizer) for name, text in texts.items()]
 
