@@ -304,7 +304,7 @@ class DraftedPath:
                 elif best < 0 or probs[-1] > probs[best]:
                     best = len(tokens) - 1
                     best_depth = depth
-        self.tree = DraftTree(tokens, parents, probs)
+        self.tree = DraftTree(np.array(tokens), np.array(parents), np.array(probs))
         self.tokens = [*self.tokens[:best_depth], tokens[best]]
         self.nodes = [*self.nodes[:best_depth], best]
         self.unread = 1

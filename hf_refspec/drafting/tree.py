@@ -85,7 +85,8 @@ class DraftTree:
                 if not given.
         """
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-        return cls(tokens, parents, np.ones(len(tokens), np.float32) if probs is None else probs)
+        estimates = np.ones(len(tokens), np.float32) if probs is None else np.asarray(probs)
+        return cls(np.asarray(tokens), parents, estimates)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -218,7 +218,7 @@ class GrammarDrafts(PathDrafter):
                 if token != self._grammar.eos_id:
                     states.append((_after_token(state, token), len(nodes) - 1, choice_prob))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-        return DraftTree(tokens, parents, probs)
+        return DraftTree(np.array(tokens), np.array(parents), np.array(probs))
 
     def _choices(self, matcher: LLMatcher) -> list[int]:
         """The tokens that may follow, if they are few, without the beginnings of others: tokenizers
