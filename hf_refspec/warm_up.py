@@ -80,8 +80,7 @@ class AllWidths(Drafter):
     def draft(self, budget: int, call: Call) -> DraftTree:
         nodes = min(next(self._left, 1) - 1, budget)
         self.drafted.append(nodes)
-        parents = np.full(nodes, ROOT, dtype=np.int32)
-        return DraftTree(np.arange(nodes), parents, np.ones(nodes, dtype=np.float32))
+        return DraftTree(np.arange(nodes), np.full(nodes, ROOT), np.ones(nodes))
 
     def all_have_run(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """A stopping criterion that ends the call once each width has been drafted."""

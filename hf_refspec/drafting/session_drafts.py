@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,8 @@ class SessionDrafts(LookUp):
     """
 
     longest_match = LONGEST_MATCH
-    _prompt: np.ndarray | None
-    _view: View | None
-    _references: LinkedText | None
-    _of_a_call = (*LookUp._of_a_call, "_prompt", "_view", "_references", "_output")
+    _call: _Call | None = None
+    _of_a_call = (*LookUp._of_a_call, "_call")
 
     def __init__(
         self,
@@ -105,7 +103,6 @@ class SessionDrafts(LookUp):
         self.top_k = top_k
         database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
         self._memory = Memory(max_tokens, database)
-        self._forget_call()
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -121,45 +118,41 @@ class SessionDrafts(LookUp):
         check_ids(path or "the cache", largest_id, vocab_size, remedy, error)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._forget_call()
+        self._call = None
         view = self._memory.refresh()
         self.check(vocab_size)
         super().begin(prompt_ids, vocab_size)
-        # Sessions that are added during the call are not checked against the vocabulary.
-        self._prompt = prompt_ids
-        self._view = view
-        if self.top_k > 0 and (outputs := view.similar_outputs(prompt_ids, self.top_k)):
-            references = TokenBuffer()
-            for output in outputs:
-                references.add_text(output)
-            self._references = references.text
+        similar = TokenBuffer()
+        for output in view.similar_outputs(prompt_ids, self.top_k) if self.top_k > 0 else ():
+            similar.add_text(output)
+        self._call = _Call(prompt_ids, view, similar.text)
 
     def look_up(self, context: np.ndarray, budget: int, behind_path: bool, call: Call) -> DraftTree:
-        if self._view is None:
+        if self._call is None:
             return DraftTree.empty()
         trees = []
-        for text, weight in ((self._view.text, _TRUST), (self._references, _TRUST_SIMILAR)):
-            if text is not None:
-                (tokens, parents, probs), _ = copy_tree(text, context, budget, 1, budget, False, -1)
-                trees.append(DraftTree(tokens, parents, probs * np.float32(weight)))
+        for text, weight in ((self._call.view.text, _TRUST), (self._call.similar, _TRUST_SIMILAR)):
+            (tokens, parents, probs), _ = copy_tree(text, context, budget, 1, budget, False, -1)
+            trees.append(DraftTree(tokens, parents, probs * np.float32(weight)))
         return merged(trees, budget)
 
     def observe(self, observation: Observation) -> None:
         super().observe(observation)
-        self._output.append(observation.tokens)
+        if self._call is not None:
+            self._call.output.append(observation.tokens)
 
     def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
-        if (view := self._view) is None:
+        if self._call is None:
             return []
+        view = self._call.view
         forgotten = int(view.ends[view.oldest - 1]) + 1 if view.oldest else 0
         return [("sessions", [view.text.tokens[forgotten:]])]
 
     def end(self) -> None:
-        prompt = self._prompt
-        output = self._output
-        self._forget_call()
-        if prompt is not None and output:
-            self._memory.add(prompt, np.concatenate(output))
+        call = self._call
+        self._call = None
+        if call is not None and call.output:
+            self._memory.add(call.prompt, np.concatenate(call.output))
 
     def add(self, prompt: Reference, output: Reference) -> None:
         """Remembers a call that was finished elsewhere, as a session.
@@ -184,14 +177,15 @@ class SessionDrafts(LookUp):
         """Another drafter with the same memory, for another thread or row of a batch."""
         return copy.copy(self)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_call()
 
-    def _forget_call(self) -> None:
-        self._prompt = self._view = self._references = None
-        self._output: list[np.ndarray] = []
-        self._context = LookUp._context
+@dataclass(frozen=True)
+class _Call:
+    """The present call."""
+
+    prompt: np.ndarray
+    view: View  # when it began: later sessions were not checked against its vocabulary
+    similar: LinkedText  # the outputs of similar sessions
+    output: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
