@@ -79,8 +79,13 @@ class Race:
             self.drafter.listener = None
 
     @property
-    def finished(self) -> bool:
+    def completed(self) -> bool:
         return self.plain.completed and self.drafted.completed
+
+    @property
+    def finished(self) -> bool:
+        """True if neither call computes any more: both are complete, or were stopped."""
+        return self.plain.finished and self.drafted.finished
 
     @property
     def speedup(self) -> float | None:
@@ -93,7 +98,7 @@ class Race:
         """The first position at which the ids differ so far, or `None`."""
         position = first_difference(self.plain.ids, self.drafted.ids)
         ended = position == min(len(self.plain.ids), len(self.drafted.ids))
-        return None if ended and not self.finished else position
+        return None if ended and not self.completed else position
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         self.passes.append(RacePass([*tokens], [*owners], self.drafter.verified))

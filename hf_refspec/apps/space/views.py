@@ -48,7 +48,7 @@ def conversation_html(conversation: Conversation, error: str = "") -> str:
             parts.append(f'<div class="lane drafted">{text}</div>{_verdict(race)}')
             continue
         lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
-        running = "" if _is_over(race) else " running"
+        running = "" if race.finished else " running"
         parts.append(f'<div class="lanes{running}">{lanes}</div>{_legend(race)}{_verdict(race)}')
     if error:
         parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
@@ -98,11 +98,6 @@ def _text(lane: Lane, copied: Iterable[CopiedSpan] = ()) -> str:
     )
 
 
-def _is_over(race: Race) -> bool:
-    """True if neither call computes any more: both are complete, or were stopped."""
-    return race.plain.finished and race.drafted.finished
-
-
 def _verdict(race: Race) -> str:
     """Says if the texts are the same, and how much faster the drafted one is."""
     position = race.first_difference()
@@ -110,17 +105,17 @@ def _verdict(race: Race) -> str:
     if position is not None:
         verdict = f"The texts differ from token {position + 1} on."
         kind = " differs"
-    elif race.finished:
+    elif race.completed:
         verdict = f"The same text: {counted(len(race.plain.ids), 'token')}, all equal."
         kind = " same"
-    elif _is_over(race):
+    elif race.finished:
         equal = min(len(race.plain.ids), len(race.drafted.ids))
         verdict = f"Stopped; equal so far: {counted(equal, 'token')}."
     else:
         verdict = "" if race.speedup else "Reading the prompt …"
     gain = ""
     if race.speedup:
-        factor = f"{race.speedup:.2f}x" if _is_over(race) else f"So far {race.speedup:.1f}x"
+        factor = f"{race.speedup:.2f}x" if race.finished else f"So far {race.speedup:.1f}x"
         gain = f" {factor} the speed of plain decoding."
     return f'<p class="verdict{kind}">{verdict}{gain}</p>'
 

@@ -41,7 +41,7 @@ def test_both_texts_are_plain_generates_and_figures_and_owners_the_drafted_calls
     assert ran.plain.ids == ran.drafted.ids == ids
     assert [token for step in ran.passes for token in step.tokens] == ids
     assert ran.plain.text == ran.drafted.text == host.tokenizer.decode(ids, True)
-    assert ran.finished and ran.first_difference() is None
+    assert ran.completed and ran.first_difference() is None
     assert ran.plain.passes == len(ran.plain.ids) == 40 and ran.plain.mat == 1
     assert ran.drafted.passes == len(ran.passes) < 40 and ran.drafted.mat > 1
     assert ran.sources == ["ReferenceCopy", "TokenRecycling"]
@@ -72,12 +72,12 @@ def test_a_stopped_race_ends_both_calls_and_the_drafter_can_be_used_again(race, 
     new = race()
     for count, _ in enumerate(new.run()):
         new.stopped = count == 9
-    assert new.plain.finished and new.drafted.finished and not new.finished
+    assert new.finished and not new.completed
     assert 0 < len(new.plain.ids) < 40 and new.first_difference() is None
     assert lane_threads() == 0
     inputs = chat_inputs(host.tokenizer, [user("abcabcabc")])
     again = finish(Race(host.model, host.tokenizer, inputs, 8, new.drafter))
-    assert again.finished and again.drafted.ids == again.plain.ids
+    assert again.completed and again.drafted.ids == again.plain.ids
 
 
 def test_a_race_that_nobody_watches_any_more_ends(race):
