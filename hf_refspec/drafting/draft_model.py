@@ -55,7 +55,6 @@ class DraftModel(ModelDrafts):
             pass, is computed for them alone (FR-Spec, arXiv 2502.14856, section 3).
 
     Raises:
-        TypeError: If `vocabulary` holds no integers.
         ValueError: If `assistant` is not a decoder-only language model, or keeps anything but keys
             and values (as Mamba and its hybrids do); if `vocabulary` holds ids that are not its
             own, or its output layer is not linear. A call raises it if the target's vocabulary has

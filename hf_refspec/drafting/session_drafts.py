@@ -162,7 +162,6 @@ class SessionDrafts(LookUp):
             output (`str`, list of ids, 1-D tensor or array): The text after the prompt.
 
         Raises:
-            TypeError: If one of them is something else.
             ValueError: If one is empty, has a negative id or is a string without a `tokenizer`.
         """
         prompt_ids = to_ids("prompt", prompt, self.tokenizer)

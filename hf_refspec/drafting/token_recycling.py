@@ -88,10 +88,8 @@ class TokenRecycling(LookUp):
             A context takes 8 k + 28 to 8 k + 36 bytes: 24 MB at most by default.
 
     Raises:
-        TypeError: if a number is not an int.
-        ValueError: if a number is less than 1 or too large.
-            `begin` raises it if `top_k` is larger than the target's vocabulary, or if the drafter
-            has learned from a model with another vocabulary.
+        ValueError: If a number is less than 1 or too large. `begin` raises it if `top_k` is larger
+            than the target's vocabulary, or if the drafter has learned from a model with another.
     """
 
     longest_match = MOST_CONTEXT

@@ -131,11 +131,11 @@ class DraftTree:
 
     def path(self, node: int) -> np.ndarray:
         """The tokens from the root to a node, int64 of shape `(depth,)`."""
-        tokens: list[int] = []
-        while node >= 0:
-            tokens.append(int(self.tokens[node]))
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
             node = int(self.parents[node])
-        return np.array(tokens[::-1], dtype=np.int64)
+        return self.tokens[nodes[::-1]]
 
     def along(self, tokens: Iterable[int]) -> list[int]:
         """The nodes of the path with these tokens, from the root as far as the tree has them."""

@@ -30,8 +30,6 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             f"'parameters': {{...}}}}}}, but is {tool!r}"
         )
     parameters = function.get("parameters") or {"properties": {}}
-    if not isinstance(parameters, dict):
-        raise TypeError(f"tools[{index}] has parameters that are no dict: {parameters!r}")
 
     def moved(schema: dict[str, Any]) -> dict[str, Any]:
         reference = schema.get("$ref")
@@ -46,7 +44,7 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            # Whatever types the parameters allow: arguments are an object.
+            # Arguments are an object, whatever types the parameters allow.
             "arguments": {"type": "object", "$ref": f"#/$defs/{index}"},
         },
         "required": ["name", "arguments"],
