@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 import sqlite3
 import threading
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hf_refspec.drafting.session_drafts import Memory
 from hf_refspec.store.sessions import DATABASE, SessionDatabase
 from tests.helpers.full_disk import full_disk
+from tests.helpers.stored import in_a_child
 
 
 def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -161,13 +161,6 @@ def test_a_database_that_is_damaged_meanwhile_ends_no_call(tmp_path, caplog):
     assert f"{tmp_path / DATABASE} is damaged: row 2 is not a session" in record.getMessage()
 
 
-def in_a_fork(function) -> int:
-    process = multiprocessing.get_context("fork").Process(target=function)
-    process.start()
-    process.join(60)
-    return process.exitcode
-
-
 def test_forks_and_the_process_that_was_forked_go_on(tmp_path):
     memory = opened(tmp_path)
     memory.add(*call(0))
@@ -175,10 +168,10 @@ def test_forks_and_the_process_that_was_forked_go_on(tmp_path):
     def child(number: int) -> None:
         memory.add(*call(number))
         assert 0 in numbers(memory) and numbers(memory)[-1] == number
-        assert in_a_fork(lambda: memory.add(*call(number + 1))) == 0
+        assert in_a_child(lambda: memory.add(*call(number + 1))) is None
         assert numbers(memory)[-1] == number + 1
 
-    assert in_a_fork(lambda: child(1)) == 0
+    assert in_a_child(lambda: child(1)) is None
     memory.add(*call(3))
     assert numbers(memory) == [0, 1, 2, 3]
     assert numbers(opened(tmp_path)) == [0, 1, 2, 3]
@@ -195,7 +188,7 @@ def test_forks_while_threads_write(tmp_path):
     for thread in threads:
         thread.start()
     try:
-        assert [in_a_fork(lambda: memory.add(*call(2))) for _ in range(10)] == [0] * 10
+        assert [in_a_child(lambda: memory.add(*call(2))) for _ in range(10)] == [None] * 10
     finally:
         done.set()
         for thread in threads:

@@ -61,19 +61,28 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+def in_children(*functions: Callable[[], Any]) -> list[Any]:
+    """Runs functions at once, each in a process of its own; returns what each returned, which can
+    be pickled, or raised."""
+    children = []
+    for function in functions:
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        child = os.fork()
+        if child == 0:
+            try:
+                result = function()
+            except BaseException as error:
+                result = type(error)(str(error))
+            sender.send(result)
+            os._exit(0)
+        sender.close()
+        children.append((child, receiver))
+    results = [receiver.recv() for _, receiver in children]
+    for child, _ in children:
+        os.waitpid(child, 0)
+    return results
+
+
 def in_a_child(function: Callable[[], Any]) -> Any:
-    """Runs a function in another process; returns what it returned, which can be pickled, or
-    raised."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = os.fork()
-    if child == 0:
-        try:
-            result = function()
-        except BaseException as error:
-            result = type(error)(str(error))
-        sender.send(result)
-        os._exit(0)
-    sender.close()
-    result = receiver.recv()
-    os.waitpid(child, 0)
-    return result
+    """Runs a function in a process of its own; returns what it returned or raised."""
+    return in_children(function)[0]

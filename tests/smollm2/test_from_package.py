@@ -4,7 +4,6 @@ second."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_refspec.smollm2 import HUB_ID, PACKAGE
+from tests.helpers.stored import in_children
 from tests.helpers.tiny_package import GGUF_FILE, default_model
 
 
@@ -43,18 +43,10 @@ def test_a_package_is_converted_once(home, package, caplog, capfd):
     assert not caplog.records
 
 
-def test_two_processes_convert_it_once(home, package):
-    folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
-    code = "from hf_refspec import default_model; print(default_model())"
-    path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    options = {"env": env, "text": True}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", code]
-    children = [subprocess.Popen(command, **options, **pipes) for _ in range(2)]
-    outputs = [child.communicate(timeout=1800) for child in children]
-    assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
-    assert sum(errors.count("Converting the model") for _out, errors in outputs) == 1
+def test_two_processes_convert_it_once(home, caplog):
+    outputs = in_children(*[lambda: (default_model(), caplog.text)] * 2)
+    assert {folder for folder, _ in outputs} == {f"{home}/hf_refspec/SmolLM2-135M-Instruct"}
+    assert sum(logged.count("Converting the model") for _, logged in outputs) == 1
 
 
 def test_a_home_that_cannot_be_written(home):

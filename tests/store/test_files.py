@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,15 @@ from hf_refspec.store.files import (
     write_arrays,
     write_bytes,
 )
-from tests.helpers.stored import SHARD, UINT16, entry_of, flip_last_bit, four_tokens, readers
+from tests.helpers.stored import (
+    SHARD,
+    UINT16,
+    entry_of,
+    flip_last_bit,
+    four_tokens,
+    in_children,
+    readers,
+)
 
 
 def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -250,14 +256,8 @@ def test_nothing_is_deleted_through_a_link(tmp_path):
     assert (victim / "a").read_text() == "mine"
 
 
-BUILDS = dedent("""
-    import sys, time
-    from pathlib import Path
-    from hf_refspec.store.files import DatastoreError
-    from hf_refspec.store.files import new_folder
-
-    root, name = Path(sys.argv[1]), sys.argv[2]
-    sys.stdin.readline()
+def build(root: Path, name: str) -> int:
+    """Builds folders at paths that others build at too; returns how many it made."""
     made = 0
     for i in range(120):
         try:
@@ -269,24 +269,12 @@ BUILDS = dedent("""
                 made += 1
         except (DatastoreError, FileExistsError, RuntimeError):
             pass
-    print(made)
-""")
+    return made
 
 
 def test_processes_that_build_at_one_path_do_not_disturb_each_other(tmp_path):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", BUILDS, str(tmp_path), name], text=True, **pipes)
-        for name in ("one", "two", "three", "fails")
-    ]
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    made = 0
-    for process in processes:
-        out, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
-        made += int(out)
+    names = "one", "two", "three", "fails"
+    made = sum(in_children(*(partial(build, tmp_path, name) for name in names)))
     stores = os.listdir(tmp_path)
     assert 0 < made == len(stores) and {f"store{i}" for i in range(30)}.issuperset(stores)
     for store in stores:  # each is all of one process, and of one alone

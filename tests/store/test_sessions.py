@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import shutil
 import sqlite3
 import struct
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from hf_refspec.index.token_buffer import LARGEST_ID
 from hf_refspec.store.sessions import DATABASE, LONGEST_SESSION, SessionDatabase
 from tests.helpers.byte_model import word_tokenizer
 from tests.helpers.full_disk import full_disk
-from tests.helpers.stored import in_a_child
+from tests.helpers.stored import in_a_child, in_children
 
 FILES = [DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"]
 
@@ -115,8 +115,7 @@ def append_50(process: int, path) -> int:
 
 def test_processes_write_at_once(tmp_path):
     path = tmp_path / "cache"
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        assert max(pool.starmap(append_50, [(process, path) for process in range(4)], 1)) == 200
+    assert max(in_children(*(partial(append_50, process, path) for process in range(4)))) == 200
     found = list(stored(opened(path)).values())
     for process in range(4):
         assert [o for p, o in found if p == [process]] == [[number] for number in range(50)]
