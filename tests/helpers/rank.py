@@ -1,12 +1,9 @@
-"""One rank of a model that is split over several processes, for `verification/test_ranks.py`.
-
-`python rank.py RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: for each case, such as "tensor
-rows", the ids of plain decoding and those with drafts, or the exception.
-"""
+"""One rank of a model that is split over several processes, for `verification/test_ranks.py`."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -259,8 +256,12 @@ class Sharded(Cases):
         return self.raised("draft", at=1)
 
 
-def main() -> None:
-    rank, ranks, folder, cases = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+def run(rank: int, ranks: int, folder: Path, cases: list[str]) -> None:
+    """Writes `RANK.json` into a folder: for each case, such as "tensor rows", the ids of plain
+    decoding and those with drafts, or the exception; and what is printed into `RANK.log`."""
+    sys.stdout = sys.stderr = (folder / f"{rank}.log").open("w", buffering=1)
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+    os.environ |= {name: str(value) for name, value in names.items()}
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -281,7 +282,3 @@ def main() -> None:
         # Written after each case: the next one may hang.
         (folder / f"{rank}.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,15 +6,10 @@ The processes are real ones, on gloo; each of them runs `rank.py`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import multiprocessing
 
 import pytest
 
-import hf_refspec
 from tests.helpers import rank
 
 pytestmark = pytest.mark.slow
@@ -43,33 +38,15 @@ def results(tmp_path_factory):
     """What each rank has written, and its output."""
     folder = tmp_path_factory.mktemp("ranks")
     rank.save_models(folder)
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(hf_refspec.__file__).parents[1]),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "WORLD_SIZE": str(RANKS),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, rank.__file__, str(i), str(RANKS), str(folder), *CASES],
-            env={**env, "RANK": str(i), "LOCAL_RANK": str(i)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(RANKS)
-    ]
-
-    def output(process: subprocess.Popen) -> str:
-        try:
-            return process.communicate(timeout=SECONDS)[0][-2000:]
-        except subprocess.TimeoutExpired:  # it hangs, and has not written all of its results
-            process.kill()
-            return process.communicate()[0][-2000:]
-
-    with ThreadPoolExecutor(RANKS) as pool:
-        texts = [*pool.map(output, processes)]
+    fork = multiprocessing.get_context("fork")  # which has all modules already
+    arguments = [(i, RANKS, folder, CASES) for i in range(RANKS)]
+    processes = [fork.Process(target=rank.run, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+        process.kill()  # one that hangs, and has not written all of its results
+    texts = [(folder / f"{i}.log").read_text()[-2000:] for i in range(RANKS)]
     files = [folder / f"{i}.json" for i in range(RANKS)]
     return [json.loads(each.read_text()) if each.exists() else {} for each in files], texts
 
