@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import openai
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec import Drafter, DraftTree, RunningBatch
 from hf_refspec.apps.cli.arguments import listen
+from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.serve import engine as engines
 from hf_refspec.apps.serve import grammars, served_model
 from hf_refspec.apps.serve.engine import RequestEngine
@@ -146,11 +148,38 @@ def server_process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], 
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     pipe = {"stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     with subprocess.Popen(command, env=env, **pipe) as process:
-        log: list[str] = []
         try:
-            while not (address := re.search(r"http://\S+/v1", "".join(log))):
-                log.append(process.stderr.readline())
-                assert log[-1], log
-            yield process, address[0], log
+            yield process, *_address(process.stderr)
         finally:
             process.kill()
+
+
+@contextmanager
+def forked_server(*arguments: object) -> Iterator[tuple[str, list[str]]]:
+    """`hf-refspec serve` in a fork of this process, which has loaded its modules: the address, and
+    the log so far."""
+    reader, writer = os.pipe()
+    command = ["serve", "--port", "0", *map(str, arguments)]
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(command, writer))
+    process.start()
+    os.close(writer)
+    with open(reader, encoding="utf-8") as stderr:
+        try:
+            yield _address(stderr)
+        finally:
+            process.kill()
+            process.join()
+
+
+def _run(command: list[str], stderr: int) -> None:
+    sys.stderr = os.fdopen(stderr, "w", buffering=1, encoding="utf-8")
+    main(command)
+
+
+def _address(stderr: IO[str]) -> tuple[str, list[str]]:
+    """Where a server says that it answers, and its log until then."""
+    log: list[str] = []
+    while not (address := re.search(r"http://\S+/v1", "".join(log))):
+        log.append(stderr.readline())
+        assert log[-1], log
+    return address[0], log

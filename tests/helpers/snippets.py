@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_refspec.apps.cli.main import COMMANDS, main
-from tests.helpers.running_server import server_process
+from tests.helpers.running_server import forked_server
 
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
 OUTPUT, EXAMPLE = 'text title="Output"', 'text title="Output, for example"'
@@ -89,7 +89,7 @@ def server(page: list[Snippet]) -> Iterator[str]:
     if not any("hf-refspec serve &" in snippet.code for snippet in page):
         yield _DEFAULT_URL
         return
-    with server_process() as (_, address, _):
+    with forked_server() as (address, _):
         yield address.removesuffix("/v1")
 
 

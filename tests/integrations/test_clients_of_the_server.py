@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote ask a real server process for calls and for objects."""
+"""Clients that nobody here wrote ask a server for calls and for objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from pydantic import BaseModel
 
-from tests.helpers.running_server import server_process
+from tests.helpers.running_server import forked_server
 
 pytest.importorskip("llguidance")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -36,7 +36,7 @@ LIMITS = {"max_tokens": 200, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def url():
-    with server_process("--max-rows", 2) as (_, address, _):
+    with forked_server("--max-rows", 2) as (address, _):
         yield address
 
 

@@ -14,7 +14,7 @@ import requests
 from hf_refspec import Datastore
 from hf_refspec.apps.cli.arguments import listen
 from hf_refspec.apps.cli.main import main
-from tests.helpers.running_server import server_process
+from tests.helpers.running_server import forked_server, server_process
 from tests.helpers.texts import some_texts
 
 
@@ -74,7 +74,7 @@ def served(folder, tmp_path_factory, tokenizer):
     options += ["--api-key", "k2", "k1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_REFSPEC_API_KEY", "k0")
-        with server_process(*options) as (_, address, log):
+        with forked_server(*options) as (address, log):
             yield address, "".join(log)
 
 
