@@ -1,4 +1,4 @@
-"""The tests of what holds on a GPU, on a pretended one, in processes of their own: the device is
+"""The tests of what holds on a GPU, on a pretended one, in a process of their own: the device is
 there for a whole process, and other tests should not find one."""
 
 from __future__ import annotations
@@ -22,20 +22,14 @@ MISSING = [
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"{', '.join(MISSING)} missing, which builds the pretended device"
 )
-# About equally long, for two workers.
-PROCESSES = [
-    ["test_traffic_with_a_gpu.py"],
-    ["test_on_a_gpu.py", "test_calls_on_a_gpu.py", "test_manners_of_a_gpu.py"],
-]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", PROCESSES, ids=" and ".join)
-def test_passes_on_the_pretended_device(files, tmp_path):
+def test_passes_on_the_pretended_device(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"HF_REFSPEC_DEVICE": "pretended", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rf"]
-    command += ["--basetemp", str(tmp_path / "files"), *(str(TESTS / file) for file in files)]
+    command += ["--basetemp", str(tmp_path / "files"), *map(str, TESTS.glob("test_*_a_gpu.py"))]
     run = subprocess.run(command, env=env, cwd=TESTS.parent, capture_output=True, text=True)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
     assert " passed" in run.stdout.splitlines()[-1]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from tests.helpers.architectures import (
     CHAIN,
@@ -43,20 +41,28 @@ def prompts(rows: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@cache
-def built(model_type: str) -> PreTrainedModel:
-    return small(model_type)
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def model_type(request) -> str:
+    """One type after another, so that the tests of each have one model."""
+    return request.param
 
 
-def generated_plainly(model_type: str, rows: int, **kwargs):
+@pytest.fixture(scope="module")
+def generated_plainly(model_type):
     """The model and its plain output; skips the test where transformers cannot decode it."""
-    try:
-        model = built(model_type)
-        return model, model.generate(**{**prompts(rows), **OPTIONS, **kwargs})
-    except Exception as error:
-        if RECORDED and model_type not in NOT_COMPARED:
-            raise
-        pytest.skip(f"cannot be built or decoded plainly: {error!r}")
+    models = []
+
+    def generated(rows: int, **kwargs):
+        try:
+            model = models[0] if models else small(model_type)
+            models.append(model)
+            return model, model.generate(**{**prompts(rows), **OPTIONS, **kwargs})
+        except Exception as error:
+            if RECORDED and model_type not in NOT_COMPARED:
+                raise
+            pytest.skip(f"cannot be built or decoded plainly: {error!r}")
+
+    return generated
 
 
 def names_an_error_of_ours(reason: str | None) -> bool:
@@ -64,9 +70,8 @@ def names_an_error_of_ours(reason: str | None) -> bool:
     return re.search("(Type|Key|Index|Attribute)Error", reason or "") is not None
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_one_row_equals_plain_decoding(model_type):
-    model, plain = generated_plainly(model_type, 1, **LOGITS)
+def test_one_row_equals_plain_decoding(model_type, generated_plainly):
+    model, plain = generated_plainly(1, **LOGITS)
     asked = []
 
     class Recorded(Prophet):
@@ -96,9 +101,8 @@ def test_one_row_equals_plain_decoding(model_type):
     assert not names_an_error_of_ours(drafter.stats.reason)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_two_padded_rows_equal_plain_decoding(model_type):
-    model, plain = generated_plainly(model_type, 2, max_new_tokens=24)
+def test_two_padded_rows_equal_plain_decoding(model_type, generated_plainly):
+    model, plain = generated_plainly(2, max_new_tokens=24)
     options = {**prompts(2), **OPTIONS, "max_new_tokens": 24, "max_draft_tokens": 8}
     drafter = Prophets(prompts(2), plain, (0.9, 0.5))
     drafted = model.generate(**options, candidate_generator=drafter)

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.apps.shared.prompts import chat_inputs, user, with_document
 from hf_refspec.apps.space.conversation import Conversation, Host
 from hf_refspec.store.files import DatastoreError
@@ -33,13 +32,8 @@ SECONDS = 600_000  # in milliseconds, as playwright counts
 
 
 @pytest.fixture(scope="module")
-def smollm():
-    return load_model(device_map="cpu"), load_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def address(smollm):
-    blocks = page(Host(*smollm))
+def address(loaded):
+    blocks = page(Host(*loaded))
     yield start(blocks)
     blocks.close(verbose=False)
 
@@ -87,20 +81,20 @@ def columns(shown) -> tuple[str, str]:
     return plain.text_content(), drafted.text_content()
 
 
-def answer(smollm, messages) -> str:
+def answer(loaded, messages) -> str:
     """Plain generate()'s."""
-    model, tokenizer = smollm
+    model, tokenizer = loaded
     inputs = chat_inputs(tokenizer, messages)
     output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
     return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smollm):
+def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, loaded):
     document, message = "The cat sat on the mat.", "Repeat this sentence three times."
     shown.fill("#rs-document textarea", document)
     send(shown, message)
     messages = [user(with_document(document, message))]
-    expected = answer(smollm, messages)
+    expected = answer(loaded, messages)
     assert columns(shown) == (expected, expected)
     assert shown.locator("#rs-document textarea").is_disabled()
     assert shown.locator(".drafted .text span.s0").count() > 0  # coloured
