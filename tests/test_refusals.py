@@ -22,16 +22,15 @@ from tests.helpers.architectures import small, tiny_config
 from tests.helpers.calls import PROMPT, ListStreamer
 from tests.helpers.drafters import Noise, Prophet
 from tests.helpers.own_forward import own_forward
+from tests.helpers.passes import passes_of
 
 
 @pytest.fixture
 def untouched(llama):
     """A streamer. The test fails if the model has run or anything has been streamed."""
-    passes = []
-    handle = llama.register_forward_pre_hook(lambda *_: passes.append(1))
     streamer = ListStreamer()
-    yield streamer
-    handle.remove()
+    with passes_of(llama) as passes:
+        yield streamer
     assert not passes
     assert streamer.puts == []
 

@@ -14,6 +14,7 @@ from hf_refspec.index.rest_trie import CONTINUATION_LENGTH, REST_PLACES
 from hf_refspec.store.files import write_arrays
 from tests.helpers.datastores import write_store
 from tests.helpers.drafters import drafted as draft
+from tests.helpers.passes import passes_of
 from tests.helpers.trees import nodes_of
 
 VOCAB_SIZE = 50
@@ -144,16 +145,10 @@ def test_a_store_with_an_id_outside_of_the_vocabulary_is_refused_before_any_forw
     llama, tmp_path, blended
 ):
     larger = write_shards(tmp_path / "store", [[[1, 2], [97]]], llama.config.vocab_size + 1)
-    drafter = DatastoreDrafts(larger)
-    passes = []
-    hook = llama.register_forward_pre_hook(lambda *_: passes.append(1))
-    with pytest.raises(ValueError, match=r"vocabulary of 97; .*org/tokenizer"):
-        llama.generate(
-            torch.tensor([[1, 2, 3]]),
-            candidate_generator=ReferenceCopy() | drafter if blended else drafter,
-            max_new_tokens=2,
-        )
-    hook.remove()
+    drafter = ReferenceCopy() | larger if blended else DatastoreDrafts(larger)
+    message = r"vocabulary of 97; .*org/tokenizer"
+    with passes_of(llama) as passes, pytest.raises(ValueError, match=message):
+        llama.generate(torch.tensor([[1, 2, 3]]), candidate_generator=drafter, max_new_tokens=2)
     assert not passes
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.tree import merged
 from tests.helpers.architectures import ARCHITECTURES, VOCAB_SIZE, small
 from tests.helpers.calls import PROMPT, assert_lossless
+from tests.helpers.passes import passes_of
 
 
 def expected(model: PreTrainedModel, ids, count: int) -> list[int]:
@@ -35,21 +34,6 @@ def sure_llama(llama):
     model = copy.deepcopy(llama)
     model.lm_head.weight.data *= 100
     return model
-
-
-@contextmanager
-def passes_of(*models: PreTrainedModel) -> Iterator[list[int]]:
-    """The numbers of tokens that each forward pass of these models reads."""
-    read: list[int] = []
-
-    def count(module, args, kwargs):
-        read.append(kwargs["input_ids"].shape[1])
-
-    with ExitStack() as hooks:
-        for model in models:
-            handle = model.register_forward_pre_hook(count, with_kwargs=True)
-            hooks.callback(handle.remove)
-        yield read
 
 
 def call_of(drafter: Drafter):

@@ -18,6 +18,7 @@ import hf_refspec as rs
 from tests.helpers.architectures import small
 from tests.helpers.calls import GREEDY, Call, assert_lossless, padded_prompts
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
+from tests.helpers.passes import passes_of
 
 
 @pytest.fixture
@@ -46,12 +47,11 @@ def test_several_rows(llama, blend, options, max_draft_tokens):
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
 def test_an_assistant_drafts_no_further_than_the_text_goes(llama, verification):
-    assistant, passes = copy.deepcopy(llama), []
-    assistant.register_forward_hook(lambda *_: passes.append(1))
+    assistant = copy.deepcopy(llama)
     drafter = rs.DraftModel(assistant)
     for new_tokens in (40, 40, 8):  # it learns that it is always right
-        passes.clear()
-        assert_lossless(llama, drafter, PROMPT, verification, 1024, max_new_tokens=new_tokens)
+        with passes_of(assistant) as passes:
+            assert_lossless(llama, drafter, PROMPT, verification, 1024, max_new_tokens=new_tokens)
     assert 0 < len(passes) < 8
 
 

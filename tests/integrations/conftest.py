@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
 
 import hf_refspec as rs
+from tests.helpers.passes import passes_of
 
 DOCUMENT = (
     "The Harbour Museum was built in 1894 as a customs house. It is open every day from ten in the "
@@ -54,34 +53,18 @@ def prompts(trained_tokenizer, messages) -> list[str]:
     return [trained_tokenizer.apply_chat_template(chat, **options) for chat in messages]
 
 
-@contextmanager
-def counted_passes(model: PreTrainedModel) -> Iterator[list[Any]]:
-    """A list that gets one entry for each forward pass of the model."""
-    passes: list[Any] = []
-
-    def count(*_):
-        passes.append(None)
-
-    count.only_reads = True  # so that the model is not probed anew
-    hook = model.register_forward_pre_hook(count)
-    try:
-        yield passes
-    finally:
-        hook.remove()
-
-
 @pytest.fixture
 def drafted_as_plain(trained_model):
     """Calls a function plainly and then with a drafter attached, asserts that it returns the same
     from fewer forward passes of the model, and returns it."""
 
     def called_twice(call: Callable[[], Any]) -> Any:
-        with counted_passes(trained_model) as plainly:
+        with passes_of(trained_model) as plainly:
             expected = finished(call)
         # The number of nodes is fixed: how many pay depends on the machine.
         with (
             rs.attach(trained_model, max_draft_tokens=8) as attachment,
-            counted_passes(trained_model) as drafted,
+            passes_of(trained_model) as drafted,
         ):
             assert finished(call) == expected
         assert attachment.stats.accepted > 0

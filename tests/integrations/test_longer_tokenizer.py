@@ -12,6 +12,7 @@ import pytest
 import hf_refspec as rs
 from hf_refspec.apps.cli import main
 from hf_refspec.drafting.contract import Call
+from tests.helpers.passes import passes_of
 from tests.helpers.running_server import serving
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat"] * 2
@@ -66,11 +67,10 @@ def test_sources_without_the_further_id_draft_what_plain_decoding_generates(
 def test_sources_with_the_further_id_are_refused_before_a_pass(
     generated, longer, byte_llama, tmp_path, name
 ):
-    drafter, passes = sources(FOREIGN, longer, tmp_path)[name], []
-    hook = byte_llama.register_forward_pre_hook(lambda *_: passes.append(1))
-    with pytest.raises(ValueError, match=r"the id 259, outside of the target model's vocab"):
+    drafter = sources(FOREIGN, longer, tmp_path)[name]
+    message = r"the id 259, outside of the target model's vocab"
+    with passes_of(byte_llama) as passes, pytest.raises(ValueError, match=message):
         generated(candidate_generator=drafter)
-    hook.remove()
     assert not passes
 
 

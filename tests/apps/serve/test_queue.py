@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import socket
 import threading
@@ -12,6 +11,7 @@ import openai
 import pytest
 
 from hf_refspec.apps.serve import served_row
+from tests.helpers.passes import passes_of
 from tests.helpers.running_server import NAME, Slow, serving, streamed, wait_until
 
 LONG = {"max_tokens": 900}
@@ -24,18 +24,6 @@ def begun(server, **options):
         if chunk.choices[0].delta.content:
             return chunks
     raise AssertionError("it ended")
-
-
-def passes_of(model) -> list[int]:
-    """The numbers of tokens that each pass of a model is over."""
-    counts: list[int] = []
-
-    def count(model, arguments, options):
-        counts.append((options["input_ids"] if "input_ids" in options else arguments[0]).numel())
-
-    count.only_reads = True  # other hooks let calls decode plainly
-    model.register_forward_pre_hook(count, with_kwargs=True)
-    return counts
 
 
 def test_a_client_that_leaves_a_stream_ends_its_generation(slow):
@@ -92,10 +80,8 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
     speller, tokenizer, plain, monkeypatch
 ):
     """By this clock a pass takes 0.1 s, and all else no time."""
-    model = copy.deepcopy(speller)
-    ran = passes_of(model)
-    monkeypatch.setattr(served_row, "monotonic", lambda: 0.1 * len(ran))
-    with serving(model, tokenizer, max_seconds=0.35) as server:
+    with passes_of(speller) as ran, serving(speller, tokenizer, max_seconds=0.35) as server:
+        monkeypatch.setattr(served_row, "monotonic", lambda: 0.1 * len(ran))
         ran.clear()
         answer = server.chat("one " * 400, max_tokens=2)
         [choice] = answer.choices
@@ -194,9 +180,7 @@ def test_requests_wait_where_all_rows_are_taken(speller, tokenizer, pool):
 def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
     speller, tokenizer, isolates
 ):
-    model = copy.deepcopy(speller)
-    counts = passes_of(model)
-    with serving(model, tokenizer, isolates=isolates) as server:
+    with passes_of(speller) as counts, serving(speller, tokenizer, isolates=isolates) as server:
         longest = []
         for _ in range(2):
             counts.clear()
