@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from hf_refspec.verification.probe import select_verifier
 from tests.helpers.architectures import VOCAB_SIZE
 from tests.helpers.drafters import Prophet, Prophets
 
@@ -153,6 +154,15 @@ def prepared(model, input_ids, **kwargs):
 
     model.generate(input_ids, custom_generate=taking, **kwargs)
     return taken
+
+
+@torch.no_grad()
+def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
+    """The verifier that a call gets; "none" where it decodes plainly."""
+    config, kwargs = prepared(model, prompt.repeat(rows, 1), max_new_tokens=3)
+    choice = select_verifier(model, "auto", rows, config, kwargs)
+    assert (choice.verifier is None) == (choice.reason is not None)
+    return "none" if choice.verifier is None else choice.verifier.kind.name
 
 
 class Forced(LogitsProcessor):

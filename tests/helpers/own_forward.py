@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class own_forward:
     """Gives a model a class of its own, whose forward is `forward(usual, **kwargs)`, until `remove`
@@ -32,3 +34,16 @@ class own_forward:
 
     def __exit__(self, *_):
         self.remove()
+
+
+def ignore_mask(usual: Callable[..., Any], **kwargs: Any) -> Any:
+    """A forward that lets all tokens of a tree see each other."""
+    mask = kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 4:
+        kwargs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype)
+    return usual(**kwargs)
+
+
+def move_nothing(entries, done, paths):
+    """In place of `InPlaceEntries.keep`, which moves the entries of accepted nodes."""
+    return done.cached_after(paths)

@@ -27,3 +27,13 @@ def some_texts(count: int, seed: int = 0, words: int = 6) -> list[str]:
     """Texts of random words, some of them twice."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, words)) for _ in range(count)]
+
+
+TEXTS = some_texts(400)
+
+
+def queries_of(retriever, texts: list[str]) -> list:
+    """What a retriever searches for after each text."""
+    tokenizer = retriever.knowledge_base.tokenizer
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [retriever.encode(np.array(each)) for each in ids]

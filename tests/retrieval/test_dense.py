@@ -14,28 +14,12 @@ from transformers import BertConfig, BertModel
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.files import DatastoreError, write_arrays
-from tests.helpers.texts import bag_of_words, some_texts
-
-TEXTS = some_texts(400)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tokenizer):
-    path = tmp_path_factory.mktemp("dense") / "base"
-    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path, progress=False)
+from tests.helpers.texts import TEXTS, bag_of_words, queries_of, some_texts
 
 
 @pytest.fixture(scope="module")
 def flat(base):
     return DenseRetriever(base, bag_of_words)
-
-
-def queries_of(retriever, texts):
-    tokenizer = retriever.knowledge_base.tokenizer
-    return [
-        retriever.encode(np.array(tokenizer(text, add_special_tokens=False)["input_ids"]))
-        for text in texts
-    ]
 
 
 def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):

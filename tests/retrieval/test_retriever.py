@@ -9,11 +9,9 @@ import pytest
 
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
-from tests.helpers.texts import bag_of_words, some_texts
+from tests.helpers.texts import TEXTS, bag_of_words, queries_of, some_texts
 
-TEXTS = some_texts(400)
 KINDS = {
     "flat": lambda base: DenseRetriever(base, bag_of_words),
     "hnsw": lambda base: DenseRetriever(base, bag_of_words, index="hnsw"),
@@ -21,21 +19,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tokenizer):
-    path = tmp_path_factory.mktemp("passages") / "base"
-    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path, progress=False)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def retriever(base, request):
     return KINDS[request.param](base)
-
-
-def queries_of(retriever, texts):
-    tokenizer = retriever.knowledge_base.tokenizer
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return [retriever.encode(np.array(each)) for each in ids]
 
 
 def test_it_has_the_methods_and_the_passages(retriever):

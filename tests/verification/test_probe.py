@@ -12,7 +12,7 @@ from hf_refspec import DraftTree
 from hf_refspec.verification import caches
 from hf_refspec.verification.entries import InPlaceEntries
 from hf_refspec.verification.model_memo import memo_of
-from hf_refspec.verification.probe import ProbedCall, probe, select_verifier
+from hf_refspec.verification.probe import ProbedCall, probe
 from hf_refspec.verification.verifier import CHAIN, TREE
 from tests.helpers.architectures import small
 from tests.helpers.calls import (
@@ -21,9 +21,10 @@ from tests.helpers.calls import (
     assert_lossless,
     assert_same_entries,
     prepared,
+    verified_as,
 )
 from tests.helpers.drafters import Noise, Prophet
-from tests.helpers.own_forward import own_forward
+from tests.helpers.own_forward import ignore_mask, move_nothing, own_forward
 
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),
@@ -34,15 +35,6 @@ small_llama = partial(small, "llama")
 
 def first(rows: int) -> dict[str, torch.Tensor]:
     return {name: value[:rows] for name, value in BATCH.items()}
-
-
-@torch.no_grad()
-def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
-    """The verifier that a call gets; "none" where it decodes plainly."""
-    config, kwargs = prepared(model, prompt.repeat(rows, 1), max_new_tokens=3)
-    choice = select_verifier(model, "auto", rows, config, kwargs)
-    assert (choice.verifier is None) == (choice.reason is not None)
-    return "none" if choice.verifier is None else choice.verifier.kind.name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -64,13 +56,6 @@ def test_a_model_that_forgets_its_state_gets_no_verifier(model_type, dtype, mode
     model = models_by_type(model_type)
     model = type(model)(model.config).to(dtype).eval()
     assert verified_as(model) == "none"
-
-
-def ignore_mask(usual, **kwargs):
-    mask = kwargs.get("attention_mask")
-    if mask is not None and mask.ndim == 4:
-        kwargs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype)
-    return usual(**kwargs)
 
 
 def test_a_model_that_ignores_the_mask_gets_no_tree():
@@ -110,11 +95,7 @@ def test_an_inexact_verification_that_the_call_asks_for_is_an_error_with_the_num
 def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     model = small_llama()
     model.set_attn_implementation("eager")
-
-    def keep(entries, done, paths):
-        return done.cached_after(paths)  # and moves nothing
-
-    monkeypatch.setattr(InPlaceEntries, "keep", keep)
+    monkeypatch.setattr(InPlaceEntries, "keep", move_nothing)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)

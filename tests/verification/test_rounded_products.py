@@ -7,11 +7,11 @@ from transformers import MambaConfig, MambaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.verification.entries import InPlaceEntries
-from hf_refspec.verification.probe import ProbedCall, probe, select_verifier
+from hf_refspec.verification.probe import ProbedCall, probe
 from hf_refspec.verification.verifier import CHAIN, TREE
 from tests.helpers.architectures import small
-from tests.helpers.calls import GREEDY, PROMPT, prepared
-from tests.helpers.own_forward import own_forward
+from tests.helpers.calls import GREEDY, PROMPT, prepared, verified_as
+from tests.helpers.own_forward import ignore_mask, move_nothing, own_forward
 
 # Of a trained model's size in depth, so that rounding shows as it does there.
 DEEP = {"num_hidden_layers": 8, "hidden_size": 64, "initializer_range": 0.05}
@@ -41,13 +41,6 @@ def quantised(model, bits=8):
             model.set_submodule(name, RoundedLinear(module, bits))
     model.hf_quantizer = "as transformers sets it"
     return model
-
-
-@torch.no_grad()
-def verified_as(model):
-    config, kwargs = prepared(model, PROMPT, max_new_tokens=3)
-    choice = select_verifier(model, "auto", 1, config, kwargs)
-    return "none" if choice.verifier is None else choice.verifier.kind.name
 
 
 @torch.no_grad()
@@ -84,13 +77,6 @@ def test_exact_products_of_integers_keep_the_tolerance_of_float32():
     assert finding.exact and not finding.rounds_products and finding.error < 1e-5
 
 
-def ignore_mask(usual, **kwargs):
-    mask = kwargs.get("attention_mask")
-    if mask is not None and mask.ndim == 4:
-        kwargs["attention_mask"] = torch.ones(mask.shape, dtype=mask.dtype)
-    return usual(**kwargs)
-
-
 def test_a_mask_that_is_ignored_is_not_taken_for_rounding():
     model = quantised(small("llama", **DEEP))
     own_forward(model, ignore_mask)
@@ -101,9 +87,7 @@ def test_a_mask_that_is_ignored_is_not_taken_for_rounding():
 def test_entries_that_are_moved_wrongly_are_not_taken_for_rounding(monkeypatch):
     model = quantised(small("llama", **DEEP))
     model.set_attn_implementation("eager")
-    monkeypatch.setattr(
-        InPlaceEntries, "keep", lambda entries, done, paths: done.cached_after(paths)
-    )
+    monkeypatch.setattr(InPlaceEntries, "keep", move_nothing)
     assert not found(model).exact
     assert verified_as(model) == "chain"
 
