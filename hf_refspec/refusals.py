@@ -1,7 +1,7 @@
 """Every reason not to draft for a call, in the order in which they are asked.
 
 They concern the call, its configuration, its cache, the model and the probe. The version of
-transformers comes before all of them, see `version.py`: this file cannot be loaded under another.
+transformers comes first, see `version.py`: this file cannot be loaded under another version.
 
 Some refuse the call, by a [`RefusedCallError`] before any forward pass that says what to do
 instead: it asks for more than a single text, or drafts would silently change the text. With all
@@ -404,7 +404,7 @@ def why_unverifiable(
 ) -> Reason | None:
     """The reason why nothing can be verified in the model's present state, which no probe shows.
 
-    With `trusts_code` code of others is no reason."""
+    With `trusts_code` code of others is ignored."""
     code = None if trusts_code else foreign_code(model)
     if code is not None:
         return Reason(

@@ -158,9 +158,10 @@ def drafter_call(
         for fork in drafters[1:]:
             drafter.stats.add_sources(fork.stats.sources)
         if drafter in drafter.sources:  # alone: the blend that it might be has counted its sources
-            drafted, accepted = drafter.stats.drafted, drafter.stats.accepted
-            alone = SourceStats(type(drafter).__name__, drafted, accepted, first=accepted)
-            drafter.stats.add_sources([alone])
+            stats = drafter.stats
+            name = type(drafter).__name__
+            alone = SourceStats(name, stats.drafted, stats.accepted, first=stats.accepted)
+            stats.add_sources([alone])
 
 
 def remember_outputs(
@@ -169,8 +170,8 @@ def remember_outputs(
     outputs: Sequence[Sequence[int]],
     tokenizer: Any = None,
 ) -> None:
-    """Lets `stats.copied` search each row's new tokens, before a call ends, in `source_texts`, and
-    a notebook show those of a single row."""
+    """Lets `stats.copied` search each row's new tokens in `source_texts`, and a notebook show the
+    text of a call with one row. Called before a call ends."""
     if tokenizer is not None and len(outputs) == 1:
         stats.text = outputs[0], text_tokenizer(tokenizer)
     for row, (drafter, output) in enumerate(zip(drafters, outputs, strict=True)):

@@ -106,8 +106,8 @@ class Payoff(Outcomes):
             speed (callable, *optional*): See [`Call`].
             asked (`int`): The number of places where the assistant drafted and no other source was
                 right.
-            accepted (`int`): The number of these where one of its tokens was accepted.
-            best (`int`): The number of these where its best token was accepted.
+            accepted (`int`): The number of such places where one of its tokens was accepted.
+            best (`int`): The number of such places where its best token was accepted.
             emitted (`int`): The number of tokens that the target's pass yielded.
         """
         self._asked = _faded(self._asked, 1.0) + asked
@@ -125,9 +125,14 @@ class Payoff(Outcomes):
 
 
 def outcome(known: DraftTree, tree: DraftTree, tokens: np.ndarray) -> tuple[int, int, int]:
-    """The numbers of places, where no other source was right, at which an assistant drafted, one of
-    its tokens was accepted, and its best token was accepted; by what others and it have drafted and
-    what was emitted."""
+    """Counts the places where an assistant drafted and no other source was right, the ones among
+    them where one of its tokens was accepted, and where its best token was.
+
+    Args:
+        known ([`DraftTree`]): The other sources' drafts.
+        tree ([`DraftTree`]): The assistant's draft.
+        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens.
+    """
     right = len(known.along(tokens.tolist()))
     nodes = [ROOT, *tree.along(tokens.tolist())]
     asked = np.isin(nodes[right : len(tokens)], tree.parents)

@@ -149,7 +149,7 @@ def accept(
 
 
 def _agreed(rows: Sequence[Row], taken: list[Taken], ranks: Ranks) -> list[Taken]:
-    """The tokens that the first of several ranks has taken, in the rows of all of them."""
+    """Gives all ranks' rows the tokens that the first rank has taken, and returns these."""
     first, ends = ranks.agree((taken, [row.stopped_at for row in rows]))
     for row, own, agreed, end in zip(rows, taken, first, ends, strict=True):
         if row.stopped_at != end or not np.array_equal(own.tokens, agreed.tokens):

@@ -40,8 +40,8 @@ class ColumnNoise:
 
     `torch.multinomial` chooses the argmax of `probs / noise`; the noise is exponential and does not
     depend on the probabilities. Plain decoding draws it once for each column of new tokens, for all
-    rows at once, those that have ended too. With drafts rows reach a column in different passes:
-    each takes its own part of the column's noise then, so that the same seed gives the same text.
+    rows at once, ended ones too. With drafts rows reach a column in different passes: each takes
+    its own part of the column's noise then, so that the same seed gives the same text.
     Drafters may know the noise of columns to come, see [`~row.Row.noise_ahead`].
     """
 
@@ -257,7 +257,7 @@ class Row:
         return stopped
 
     def replace(self, count: int, tokens: list[int], stopped_at: int | None) -> None:
-        """Replaces the last `count` tokens and the end by those that another rank has chosen."""
+        """Replaces the last `count` tokens and the end by another rank's."""
         length = len(self) - count
         self.output[length - self._prompt_length :] = tokens
         self._ids = self._ids[:, :length]

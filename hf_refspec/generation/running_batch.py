@@ -231,7 +231,7 @@ class RunningBatch:
             return
         loop = self._packed_loop
         if loop is None or not self._packed:
-            # It goes on by its own verifier, which returns the hidden states that it asks for.
+            # It keeps its own verifier, which returns the hidden states that it asks for.
             verifier = text.verifier
             if loop is None:
                 budget = make_budget(self._max_draft_tokens, Drafter(), verifier)
@@ -267,7 +267,7 @@ class RunningBatch:
         self._alone = [text for text in self._alone if text not in texts]
 
     def _abandon(self, ended: Sequence[RunningText]) -> None:
-        """Ends all texts but those that wait, and these."""
+        """Ends all texts that have left the queue, and these."""
         texts = [*self._decoded, *([self._prefilling] if self._prefilling else [])]
         texts += [text for text in ended if text not in texts]
         self._packed = []
@@ -278,7 +278,7 @@ class RunningBatch:
 
 
 def _end(texts: Sequence[RunningText]) -> None:
-    """Ends all of them, whatever a drafter or a streamer raises."""
+    """Ends texts, whatever a drafter or a streamer raises."""
     with ExitStack() as ending:
         for text in reversed(texts):
             ending.callback(text.end)

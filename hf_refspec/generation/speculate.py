@@ -88,7 +88,7 @@ def speculate(  # noqa: D417
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding, 1,024 at most: from there on a
             pass takes time in proportion to its tokens on any device. `"auto"`, or `None`, verifies
-            those that pay for themselves, see [`~generation.budget.AutoBudget`]; a
+            the nodes that pay for themselves, see [`~generation.budget.AutoBudget`]; a
             `CandidateGenerator` sets its own length.
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds

@@ -52,7 +52,7 @@ def fresh_kwargs(
     model: PreTrainedModel, given: Mapping[str, Any], mask: torch.Tensor
 ) -> dict[str, Any]:
     """The keyword arguments of a call with other prompts and an empty cache, of the same kinds as
-    those that `generate` prepared for a `given` call. The prompts have the int64 `mask`
+    `generate` prepared for a `given` call. The prompts have the int64 `mask`
     `(R, length)`, 0 where they are padded."""
     name = cache_name(given)
     static = isinstance(given[name], StaticCache)
@@ -125,7 +125,7 @@ def has_begun(cache: StaticCache) -> bool:
 
 
 def crop_layers(cache: Cache, length: int) -> None:
-    """Crops every layer to this length, those that are longer."""
+    """Crops every layer that is longer than this length."""
     for layer in cache.layers:
         if (excess := layer.get_seq_length() - length) > 0:
             layer.crop(-excess)

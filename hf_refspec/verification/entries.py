@@ -9,10 +9,10 @@
 
 **In place**, each pass writes after the rows, where transformers' cache copies all that it holds in
 every pass. The layers of a call's cache are taken in after the prefill. From then on a layer with a
-sliding window keeps all tokens, each in the slot of its index, and masks hide those outside of it,
-so that drafts may branch there too. A cache that is returned is filled in the end as plain decoding
-would have left it. Rows of like length are in one block, so that they attend in one call; a row
-that outgrows its block moves to the next longer one:
+sliding window keeps all tokens, each in the slot of its index, and masks hide what is outside of
+it, so that drafts may branch there too. A cache that is returned is filled in the end as plain
+decoding would have left it. Rows of like length are in one block, so that they attend in one call;
+a row that outgrows its block moves to the next longer one:
 
     block of 256 slots   p p p x x x r d _ _        p  prompt, x  output
                          p p x x r d d d _ _        r  root, d  draft nodes
@@ -118,7 +118,7 @@ class Entries:
 
     def keys_and_values(self, length: int) -> KeysAndValues:
         """The keys and values of the first tokens of a single row in each layer that keeps some,
-        `(1, heads, length, head_dim)`; those that a sliding window has left out are missing."""
+        `(1, heads, length, head_dim)`, without the tokens that a sliding window has left out."""
         return [(layer.keys, layer.values) for layer in self.cache.layers]
 
     def close(self, cached: list[int]) -> None:
@@ -553,6 +553,6 @@ def _rows_of_prompts(model_kwargs: Mapping[str, Any], count: int, length: int) -
 
 def _whole(states: torch.Tensor, length: int) -> torch.Tensor:
     """Keys or values `(heads, n, head_dim)` in the slots of their indices: the first of `length`
-    are empty where a layer has dropped those outside of its window."""
+    are empty where a layer has dropped what is outside of its window."""
     gone = length - states.shape[1]
     return nn.functional.pad(states, (0, 0, gone, 0)) if gone else states

@@ -140,8 +140,8 @@ class PackedAttention:
         compares (`bool`): True if layers must attend to the very keys and values that they write.
         tensors (`dict[Any, torch.Tensor]`): The `arrays` of the pass on the device and, by the
             number of the group, what attention needs there: `"at"` and `"slots"` int64 `(tokens,)`,
-            where each token is written; where rows have fewer tokens than the longest, `"filled"`
-            and `"own"`, the tokens that fill up all rows and which of these are the rows' own; and
+            where each token is written; where rows have fewer tokens than the longest, `"filled"`,
+            the tokens that fill up all rows, and `"own"`, the places of the rows' own among them;
             for each window the mask, bool `(rows, S, slots)`, unless it hides nothing. One copy
             takes all of them there.
     """
@@ -157,8 +157,8 @@ class PackedAttention:
         unused: int = 0,
         compares: bool = False,
     ) -> None:
-        """The `rows` follow one another in the pass in this `order`, those of a block together. The
-        last `unused` tokens are padding: they belong to no row, and attend to nothing."""
+        """The `rows` follow one another in the pass in this `order`, block by block. The last
+        `unused` tokens are padding: they belong to no row, and attend to nothing."""
         self._window_of_layer = window_of_layer
         self.compares = compares
         self._unused = unused

@@ -374,7 +374,7 @@ def hidden_states_of(
 
 
 def uploaded(arrays: Mapping[Any, np.ndarray], device: torch.device) -> dict[Any, torch.Tensor]:
-    """These arrays on a device: one copy takes all of them there, and the host does not wait."""
+    """Copies arrays to a device, all in one transfer, for which the host does not wait."""
     if device.type == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     starts = {}

@@ -1,9 +1,9 @@
 """Which verifier a call gets: the best one that a probe has found exact with the model itself.
 
-There is no list of model names: the probe verifies tiny drafts, and compares the logits with those
-of the same tokens one after another. A call that has begun with plain steps verifies these once
-more, as a draft; other calls have a text made up for them. The finding is kept with the model for
-as long as nothing that can change its logits has changed, see `model_memo.py`.
+There is no list of model names: the probe verifies tiny drafts, and compares the logits with plain
+decoding's of the same tokens. A call that has begun with plain steps verifies these once more, as a
+draft; other calls have a text made up for them. The finding is kept with the model for as long as
+nothing that can change its logits has changed, see `model_memo.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `generation/plan.py`.
@@ -257,8 +257,8 @@ def probe(call: ProbedCall) -> Finding:
 
 
 def _of_quantised(call: ProbedCall, device: torch.device) -> Finding:
-    """A finding that is not exact if a quantised model rounds so much that drafts would change more
-    than near-ties, whatever the kind; three passes show it. Other models are not run."""
+    """A finding that is not exact if a quantised model rounds so much that drafts of any kind would
+    change more than near-ties; three passes show it. Other models are not run."""
     model = call.model
     ranks = Ranks.of(model)
     known: Finding | None = ranks.agree(memo_of_state(model).get(_OF_QUANTISED))
@@ -323,9 +323,9 @@ class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
     In a tree the path comes after other branches. Their content must not matter at all, whatever
-    the dtype. The logits must equal those of the same tokens one after another, up to the error of
-    one pass over all of them without a cache, which is right and rounds differently. In float32
-    that pass is spared where they agree to [`_AGREEMENT`]; a usual model then shows it by two plain
+    the dtype. The logits must equal plain decoding's of the same tokens, up to the error of one
+    pass over all of them without a cache, which is right and rounds differently. In float32 that
+    pass is spared where they agree to [`_AGREEMENT`]; a usual model then shows it by two plain
     steps, since the first drafted call of every process waits for them.
 
     The first row keeps three nodes of its path, the second, which is padded, one; then both
@@ -406,10 +406,10 @@ class _Texts:
             max_rounding = 2 * _SHORT_ROUNDING if rounds_products else _FLOAT32_ROUNDING
             max_error = max(3 * rounding, 2 * usual)
         else:
-            # Exact models are below either, those that forget their state at three times it.
+            # Exact models are below either; models that forget their state are at three times it.
             max_rounding = eps**0.5
             max_error = 1.5 * max(rounding, usual)
-        # A product that depends on other tokens (bitsandbytes in 8 bits) is no rounding.
+        # A product that depends on other tokens (bitsandbytes in 8 bits) is not rounding.
         max_leak = _FLOAT32_ROUNDING if rounds_products else max(3 * rounding, eps)
         leaks = leak is not None and leak > max_leak
         exact = rounding <= max_rounding and error <= max_error and not leaks
@@ -580,7 +580,7 @@ class _Replay(_Texts):
 
 def _multiplies_integers(model: PreTrainedModel) -> bool:
     """True if a library that transformers has loaded it with multiplies integers that stand for
-    weights (bitsandbytes, HQQ, GPTQ). Those of GGUF files are ordinary numbers by then."""
+    weights (bitsandbytes, HQQ, GPTQ). Weights of GGUF files are ordinary numbers by then."""
     if getattr(model, "hf_quantizer", None) is None:
         return False
     kept = [buffer for buffer in model.buffers() if buffer.ndim == 2 and len(buffer) > 1]

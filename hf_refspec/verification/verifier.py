@@ -172,8 +172,8 @@ class Verifier:
         width: int | None = None,
     ) -> PassResult:
         """One forward pass over the pending tokens and the draft of each of R rows; see [`Pass`].
-        The first pass, the prefill, has no drafts; later ones have its rows, except those that
-        [`select`] drops and [`join`] adds."""
+        The first pass, the prefill, has no drafts; later ones have its rows, without what
+        [`select`] drops and with what [`join`] adds."""
         began = perf_counter()
         if self.entries.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=rows[0].ids, use_cache=False, return_dict=True)
@@ -345,8 +345,8 @@ class Verifier:
 def _shared_prompts(
     input_ids: torch.Tensor, model_kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The index `(m,)` of a row for each distinct one of the prompts `(R, n)`, on the host, and for
-    each row the index of its prompt among these; `None` if all differ. Prompts are the same if
+    """The indices `(m,)` of rows with distinct prompts, of `(R, n)`, and for each row the index
+    `(R,)` of its prompt in these, both on the host; `None` if all differ. Prompts are the same if
     their ids, mask and positions are."""
     parts = [input_ids]
     for name in ("attention_mask", "position_ids"):

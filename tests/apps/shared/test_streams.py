@@ -84,7 +84,9 @@ class After(PathDrafter):
     """Drafts one token after a path of this length, and none elsewhere."""
 
     def __init__(self, length, token, costly=False):
-        self.length, self.token, self.costly = length, token, costly
+        self.length = length
+        self.token = token
+        self.costly = costly
 
     def continue_path(self, path, budget, call):
         return DraftTree.chain([self.token] if len(path) == self.length else [], None)
