@@ -1,4 +1,4 @@
-"""What pays: the draft nodes of a step that `max_draft_tokens="auto"` verifies.
+"""What pays: the budget of `max_draft_tokens="auto"`, which `plan.py` asks for the sizes of a step.
 
 [`AutoBudget`] keeps the best nodes of all rows together, up to the number that yields the most
 expected tokens per second. A pass over packed rows costs as much as their tokens; where rows run
@@ -15,21 +15,18 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from statistics import median, median_low
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..drafting.contract import Drafter
+from ..drafting.contract import Drafter, Speed
 from ..drafting.tree import MOST_NODES, DraftTree
 from ..kernels.pass_kernels import narrow_dtype, why_inactive
 from ..verification.model_memo import memo_of_state
 from ..verification.verifier import Verifier
-from .accept import Accepted
-from .plan import Budget, Drafts
-from .row import Row
+from .plan import Budget, Drafts, Plan, Step
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +88,7 @@ class PassCosts:
     A pass over one token costs the median of the last plain steps, and any other size the median of
     its last passes, counted in such steps. One pass more at the cost that is expected anyway keeps
     a single one, which other load or a compilation has slowed down, from changing it. Sizes that
-    are not measured cost as much more or less than expected as those around them. `growth` is what
+    are not measured cost as much more or less than expected as their neighbours. `growth` is what
     each doubling of the tokens is expected to add to the logarithm of the cost.
     """
 
@@ -161,7 +158,7 @@ class PassCosts:
         return dear / math.exp(self._log_cost(int(tokens[0])))
 
     def cheapest(self, tokens: int) -> int:
-        """The cheapest measured number of tokens that is no smaller than this one."""
+        """This number of tokens, or a larger measured one if that is cheaper."""
         least = self._log_cost(tokens) - COSTS.padding_gain
         for i in range(bisect_right(TOKENS, tokens), len(TOKENS)):
             if self.knows(TOKENS[i]) and self._log_costs[i] < least:
@@ -182,7 +179,7 @@ class PassCosts:
 
 
 def _size(tokens: int) -> int:
-    """The index of the largest of `TOKENS` that is no larger than this number."""
+    """The index of the last of `TOKENS` up to this number."""
     return bisect_right(TOKENS, tokens) - 1
 
 
@@ -264,97 +261,98 @@ class AutoBudget(Budget):
         self._unpaid = 0  # drafts in a row that were not worth verifying
         self._drafting_seconds = 0.0  # the last draft's
         self._spared = 0.0  # seconds that drafting may have taken since then
-        # The present step:
-        self._drafts = False  # true if rows may draft
-        self._plain = 0.0  # seconds of a plain step
-        self._length = 0  # tokens of the longest text
-        self._rows = 1
-        self._active = 1  # rows that take part
 
-    def nodes(self, rows: Sequence[Row], takes_part: Sequence[bool]) -> int:
+    def nodes(self, step: Step) -> int:
         """The most nodes that each row should draft. Returns 0 while a plain step is measured or
         drafting is not affordable, and mostly 0 while drafts do not pay."""
-        self._rows = len(rows)
-        self._active = sum(takes_part)
-        self._length = max(len(row.seen) for row in compress(rows, takes_part))
-        _, [plain_tokens] = self._passes(0)
-        self._plain = self._seconds(plain_tokens)
         paused = self._unpaid >= BUDGET.patience and self._spared < self._drafting_seconds
-        self._drafts = (
+        drafts = (
             not paused
-            and self._affordable * self._plain >= self._drafting_seconds
-            and not self._costs.wants_plain_step(self._length)
+            and self._affordable * self._plain_seconds(step) >= self._drafting_seconds
+            and not self._costs.wants_plain_step(step.length)
         )
-        return self.max_nodes if self._drafts else 0
+        return self.max_nodes if drafts else 0
 
-    def speed(self, probs: np.ndarray, drafting_seconds: float) -> float:
+    def speed(self, step: Step) -> Speed:
         """See [`Call`]; of a row, if all rows draft alike."""
-        best = np.sort(probs)[::-1][: self.max_nodes]
-        gains = _sums(np.repeat(best, self._active)) if self._packs else self._active * _sums(best)
-        _, speed = self._best_count(gains, self._active * drafting_seconds)
-        return speed
+
+        def expected(probs: np.ndarray, drafting_seconds: float) -> float:
+            best = np.sort(probs)[::-1][: self.max_nodes]
+            together = _sums(np.repeat(best, step.active))
+            gains = together if self._packs else step.active * _sums(best)
+            _, speed = self._best_count(step, gains, step.active * drafting_seconds)
+            return speed
+
+        return expected
 
     def width(self, tokens: int) -> int:
-        """The size to which a pass over this number of tokens of packed rows is padded: the
-        cheapest one that is no smaller."""
+        """The cheapest measured size from this number on."""
         return self._costs.cheapest(tokens)
 
-    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
+    def trim(self, plan: Plan, drafts: Drafts) -> list[DraftTree | None]:
         """The nodes that pay: the best of all drafts together, or the same number of each."""
         kept = drafts.drafted
         if any(kept):
-            gains = self._gains(rows, kept)
+            gains = self._gains(plan, kept)
             all_gains = np.concatenate(gains)
             ranks = _ranks(all_gains) if self._packs else np.concatenate([*map(_ranks, gains)])
-            count, _ = self._best_count(_sums(np.bincount(ranks, weights=all_gains)))
+            count, _ = self._best_count(plan.step, _sums(np.bincount(ranks, weights=all_gains)))
             masks = np.split(ranks < count, np.cumsum([*map(len, gains)])[:-1])
             kept = [
                 draft if draft is None or mask.all() else draft.part(mask)
                 for draft, mask in zip(kept, masks, strict=True)
             ]
-        if self._drafts:
+        if plan.nodes > 0:
+            dearest = BUDGET.dearest_draft * self._plain_seconds(plan.step)
             self._unpaid = 0 if any(kept) else self._unpaid + 1
-            self._drafting_seconds = min(drafts.seconds, BUDGET.dearest_draft * self._plain)
+            self._drafting_seconds = min(drafts.seconds, dearest)
             self._spared = 0.0
         return kept
 
-    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
-        for row, drafted, taken in zip(rows, drafts.drafted, accepted.rows, strict=True):
+    def record(
+        self,
+        plan: Plan,
+        drafts: Drafts,
+        emitted: Sequence[np.ndarray],
+        pass_tokens: int,
+        seconds: float,
+    ) -> None:
+        for row, drafted, tokens in zip(plan.rows, drafts.drafted, emitted, strict=True):
             if drafted:
-                row.drafter.calibration.record(drafted, taken.tokens)
-        active = sum(taken.path is not None for taken in accepted.rows)
-        emitted = sum(len(taken.tokens) for taken in accepted.rows)
-        drafting_seconds = self._drafting_seconds if self._drafts else 0.0
-        seconds = accepted.seconds
-        pass_tokens = accepted.pass_tokens
-        logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, emitted)
-        self._costs.record(pass_tokens, seconds, self._length, plain=not any(drafts.trees))
-        gained = BUDGET.loss * seconds - drafting_seconds
+                row.drafter.calibration.record(drafted, tokens)
+        step = plan.step
+        new_tokens = sum(map(len, emitted))
+        logger.debug("pass over %d tokens: %.4f s, %d new tokens", pass_tokens, seconds, new_tokens)
+        plain = self._plain_seconds(step)
+        self._costs.record(pass_tokens, seconds, step.length, plain=not any(drafts.trees))
+        gained = BUDGET.loss * seconds - (self._drafting_seconds if plan.nodes > 0 else 0.0)
         if any(drafts.trees):
             # A pass that was disturbed is not the draft's fault.
-            usual = self._seconds(pass_tokens)
+            usual = self._seconds(pass_tokens, step.length)
             most = BUDGET.disturbed * usual
             disturbed = seconds > most and self._costs.knows(pass_tokens)
             booked = usual if disturbed else min(seconds, most)
-            gained += emitted / active * self._plain - booked
-        if self._plain > 0:
-            affordable = self._affordable + gained / self._plain
+            gained += new_tokens / step.active * plain - booked
+        if plain > 0:
+            affordable = self._affordable + gained / plain
             self._affordable = min(affordable, BUDGET.most_affordable)
             self._costs.allow(max(self._affordable, BUDGET.least_advance))
         self._spared += BUDGET.drafting_fraction * seconds
 
-    def _best_count(self, gains: np.ndarray, drafting_seconds: float = 0.0) -> tuple[int, float]:
+    def _best_count(
+        self, step: Step, gains: np.ndarray, drafting_seconds: float = 0.0
+    ) -> tuple[int, float]:
         """The best number of nodes to verify, of all rows together if they are packed, else of
         each; and the tokens per second that it is expected to yield.
 
         Args:
+            step: Its rows and their texts.
             gains: The tokens that the best 0, 1, 2, ... nodes are expected to gain, `(1 + n,)`.
             drafting_seconds: The time that a pass without nodes would still save.
         """
-        counts, tokens = self._passes(len(gains) - 1)
-        speed = (self._active + gains[counts]) / (
-            self._costs.seconds(tokens, self._length) + drafting_seconds
-        )
+        counts, tokens = self._passes(step, len(gains) - 1)
+        seconds = self._costs.seconds(tokens, step.length) + drafting_seconds
+        speed = (step.active + gains[counts]) / seconds
         speed[0] *= BUDGET.margin
         stakes = np.full(len(counts) - 1, BUDGET.stake)
         stakes[:1] = 1.0
@@ -363,24 +361,30 @@ class AutoBudget(Budget):
         best = int(speed.argmax())
         return int(counts[best]), float(speed[best])
 
-    def _passes(self, max_count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The passes to choose from: their numbers of nodes, 0, `max_count` and those between with
-        known costs; and their numbers of tokens, of all rows together."""
+    def _passes(self, step: Step, max_count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The passes to choose from: their numbers of nodes (0, `max_count`, and between them
+        numbers whose cost is estimated) and their numbers of tokens, of all rows together."""
         widths = np.array(self._widths or PASS_TOKENS)
-        known = np.array(TOKENS) - self._active if self._packs else widths - 1
+        known = np.array(TOKENS) - step.active if self._packs else widths - 1
         counts = np.unique([0, *known[(known > 0) & (known < max_count)], max_count])
         if self._packs:
-            return counts, self._active + counts
+            return counts, step.active + counts
         width = 1 + counts
         if self._widths:
             width = widths[np.minimum(np.searchsorted(widths, width), len(widths) - 1)]
-        return counts, self._rows * width
+        return counts, step.rows * width
 
-    def _seconds(self, tokens: int) -> float:
-        """The likely cost of a pass over this number of tokens."""
-        return float(self._costs.seconds(np.array(tokens), self._length))
+    def _plain_seconds(self, step: Step) -> float:
+        """The likely cost of a plain step."""
+        width = self._widths[0] if self._widths else 1
+        tokens = step.active if self._packs else step.rows * width
+        return self._seconds(tokens, step.length)
 
-    def _gains(self, rows: Sequence[Row], drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
+    def _seconds(self, tokens: int, length: int) -> float:
+        """The likely cost of a pass over this number of tokens, see [`PassCosts`]."""
+        return float(self._costs.seconds(np.array(tokens), length))
+
+    def _gains(self, plan: Plan, drafts: Sequence[DraftTree | None]) -> list[np.ndarray]:
         """The expected gain of each node of each draft, in tokens of a row; none of a row that
         takes no part.
 
@@ -389,19 +393,20 @@ class AutoBudget(Budget):
         little is likely to be the last."""
         estimates = [
             np.empty(0) if draft is None else row.drafter.calibration.calibrated(draft).probs
-            for row, draft in zip(rows, drafts, strict=True)
+            for row, draft in zip(plan.rows, drafts, strict=True)
         ]
         takes_part = np.array([draft is not None for draft in drafts])
-        count = int(takes_part.sum())
+        count = plan.step.active
         worth = takes_part.astype(float)
         if self._waits and count > 1:
-            lengths = np.array([len(row) for row in rows])
+            lengths = np.array([len(row) for row in plan.rows])
             ahead = lengths + BUDGET.horizon * np.array([probs.sum() for probs in estimates])
             lags = np.minimum(ahead[takes_part].min() - ahead, 0)
             last = takes_part * np.exp(lags / BUDGET.lead)
             fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
             if self._packs:
-                fixed = min(self._seconds(1) / self._seconds(count), 1.0)
+                one, all_rows = (self._seconds(n, plan.step.length) for n in (1, count))
+                fixed = min(one / all_rows, 1.0)
             worth *= (1 - fixed) + fixed * count * last / last.sum()
             worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]

@@ -27,7 +27,7 @@ from ..drafting.tree import DraftTree
 from ..verification.passes import FixedTokens, PassResult
 from ..verification.verifier import Verifier
 from .accept import Accepted, accept
-from .plan import Budget, DraftLimits, Drafts, draft, plan_step
+from .plan import Budget, DraftLimits, Drafts, Plan, draft, plan_step
 from .request import BatchCriteria
 from .row import Row, longest_row
 
@@ -50,18 +50,17 @@ class Loop:
         result = self.verifier.forward([row.seen for row in rows], drafts.trees, drafts.width)
         taken = accept(rows, drafts.trees, result, self.limits)
         self.verifier.keep(taken.paths)
-        self.learn(rows, drafts, result, taken)
+        self.learn(plan, drafts, result, taken)
         return taken
 
-    def learn(
-        self, rows: Sequence[Row], drafts: Drafts, result: PassResult, taken: Accepted
-    ) -> None:
+    def learn(self, plan: Plan, drafts: Drafts, result: PassResult, taken: Accepted) -> None:
         """Teaches the budget the cost of a pass, and the drafters the target's expectations."""
         began = perf_counter()
         self.offered = self.offered or any(drafts.drafted)
         if result.is_step:
-            self.budget.record(rows, drafts, taken)
-        self._observe(rows, drafts.trees, result, taken)
+            emitted = [of_row.tokens for of_row in taken.rows]
+            self.budget.record(plan, drafts, emitted, taken.pass_tokens, taken.seconds)
+        self._observe(plan.rows, drafts.trees, result, taken)
         self.stats.add(
             drafting_seconds=drafts.seconds,
             verifying_seconds=taken.seconds,

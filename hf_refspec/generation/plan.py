@@ -1,9 +1,9 @@
 """The sizes of a step: how many nodes each row drafts and how deep, which of them are verified, and
 how wide the pass is.
 
-No other file decides sizes: [`plan_step`] sets the most nodes of each row and their depth, within
-the [`DraftLimits`] of the call and the room in the cache; [`Plan.trim`] keeps the drafted nodes
-that pay, see `budget.py`, and may pad their pass.
+No other file decides sizes: [`plan_step`] sets the number of nodes and their depth before anything
+is drafted, [`Plan.trim`] keeps the drafted nodes that pay and may pad their pass. Both ask the
+call's [`Budget`], which for "auto" is in `budget.py`, and its [`DraftLimits`].
 
 Until a probe allows it, no draft crosses a length at which attention may become another computation
 (a window, a chunk). The probe runs when a text that has reached this length has a draft to verify.
@@ -14,8 +14,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from time import perf_counter
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 import torch
 
@@ -35,9 +37,6 @@ from ..verification.probe import PlainSteps, ProbedCall, known_finding
 from ..verification.ranks import Ranks
 from ..verification.verifier import Verifier
 from .row import Row
-
-if TYPE_CHECKING:
-    from .accept import Accepted
 
 _REPLAYED = 3  # plain steps, as many as `budget.py` measures before the first draft
 
@@ -62,11 +61,26 @@ class Drafts:
 
 
 @dataclass(frozen=True)
+class Step:
+    """The part of a step that the cost of its pass depends on, besides the draft.
+
+    Attributes:
+        rows (`int`): The number of rows.
+        active (`int`): The number of rows that take part in the pass.
+        length (`int`): The tokens of the longest text that takes part.
+    """
+
+    rows: int
+    active: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The sizes of one step.
 
     Attributes:
-        nodes (`int`): The most nodes that each row drafts.
+        nodes (`int`): The most nodes that each row drafts; 0 for a plain step.
         depths (`list[int | None]`): The greatest depth of each row's draft, 0 for none; `None` for
             a row that takes no part in the pass.
     """
@@ -74,6 +88,7 @@ class Plan:
     rows: Sequence[Row]
     budget: Budget
     limits: DraftLimits
+    step: Step
     nodes: int
     depths: list[int | None]
 
@@ -83,15 +98,12 @@ class Plan:
         draft of a call and at each length at which attention changes, see [`DraftLimits.probe`]."""
         began = perf_counter()
         limits = self.limits
-        trees = self.budget.trim(self.rows, drafts)
+        trees = self.budget.trim(self, drafts)
         seconds = drafts.seconds + perf_counter() - began
         if not limits.ranks.alone:
             trees = limits.ranks.agree(trees)
-        if any(trees):
-            rows = zip(self.rows, trees, strict=True)
-            longest = max(len(row.seen) for row, tree in rows if tree is not None)
-            if not limits.probe(longest):
-                trees = [None if tree is None else DraftTree.empty() for tree in trees]
+        if any(trees) and not limits.probe(self.step.length):
+            trees = [None if tree is None else DraftTree.empty() for tree in trees]
         width = None
         if limits.may_pad:
             passes = zip(self.rows, trees, limits.verifier.cached, strict=True)
@@ -103,26 +115,33 @@ class Plan:
 def plan_step(rows: Sequence[Row], budget: Budget, limits: DraftLimits, longest: int = 0) -> Plan:
     """Decides how many nodes each row drafts, and how deep.
 
+    The number of nodes is the least of what the `budget` allows (`max_draft_tokens`; where that is
+    "auto", none while drafts do not pay) and of what the cache has room for. The depth ends at the
+    `limits` of the call and at the end of each row.
+
     A row that has ended takes no part, unless the call pads nothing and needs it to be as `longest`
     as the others."""
     takes_part = [not row.finished or len(row) < longest for row in rows]
+    length = max(len(row.seen) for row in compress(rows, takes_part))
+    step = Step(len(rows), sum(takes_part), length)
     nodes = 0
     if limits.ranks.is_first:  # it drafts for the others
-        entries = limits.verifier.entries
-        nodes = min(budget.nodes(rows, takes_part), entries.room(limits.verifier.cached))
+        room = limits.verifier.entries.room(limits.verifier.cached)
+        nodes = min(budget.nodes(step), room)
     depths: list[int | None] = []
     for i, row in enumerate(rows):
         depth = limits.depth(i, len(row.seen)) if takes_part[i] and nodes > 0 else 0
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
         depths.append(max(depth, 0) if takes_part[i] else None)
-    return Plan(rows, budget, limits, nodes, depths)
+    return Plan(rows, budget, limits, step, nodes, depths)
 
 
 def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
     """The draft tree of each row, as large and deep as planned."""
     began = perf_counter()
     vocab_size = plan.limits.vocab_size
+    speed = plan.budget.speed(plan.step)
     trees: list[DraftTree | None] = []
     for row, depth in zip(rows, plan.depths, strict=True):
         tree = None if depth is None else DraftTree.empty()
@@ -131,7 +150,7 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
                 sampling=row.sampling,
                 chain=plan.limits.chains,
                 depth=depth,
-                speed=plan.budget.speed,
+                speed=speed,
                 noise=row.noise_ahead(vocab_size) if row.do_sample else None,
             )
             tree = checked_draft(row.drafter, plan.nodes, call, vocab_size).truncated(depth)
@@ -140,18 +159,20 @@ def draft(rows: Sequence[Row], plan: Plan) -> Drafts:
 
 
 class Budget:
-    """A fixed number of draft nodes for each row, which the call names."""
-
-    speed: Speed | None = None  # see `Call`: the number is fixed, so costs are not considered
+    """A fixed number of draft nodes for each row, which the call names; whatever passes cost."""
 
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes  # the most that a row ever drafts
 
-    def nodes(self, rows: Sequence[Row], takes_part: Sequence[bool]) -> int:
-        """The most nodes that each row should draft, if these take part in the next pass."""
+    def nodes(self, step: Step) -> int:
+        """The most nodes that each row should draft."""
         return self.max_nodes
 
-    def trim(self, rows: Sequence[Row], drafts: Drafts) -> list[DraftTree | None]:
+    def speed(self, step: Step) -> Speed | None:
+        """See [`Call`]."""
+        return None
+
+    def trim(self, plan: Plan, drafts: Drafts) -> list[DraftTree | None]:
         """The part of each row's draft that the next pass should verify."""
         return drafts.drafted
 
@@ -159,9 +180,23 @@ class Budget:
         """The size to which a pass over this number of tokens of packed rows is padded."""
         return tokens
 
-    def record(self, rows: Sequence[Row], drafts: Drafts, accepted: Accepted) -> None:
-        """Learns which drafts a pass accepted and how long it took; a fixed number learns
-        nothing."""
+    def record(
+        self,
+        plan: Plan,
+        drafts: Drafts,
+        emitted: Sequence[np.ndarray],
+        pass_tokens: int,
+        seconds: float,
+    ) -> None:
+        """Learns from a pass.
+
+        Args:
+            plan ([`Plan`]): The sizes of its step.
+            drafts ([`Drafts`]): What was drafted, and verified.
+            emitted (`Sequence[np.ndarray]`): The new tokens of each row, int64 of shape `(n,)`.
+            pass_tokens (`int`): The tokens of the pass, with its padding.
+            seconds (`float`): The time of the pass.
+        """
 
 
 class DraftLimits:
@@ -198,8 +233,8 @@ class DraftLimits:
         self._stats = stats
         self._table = context_length(config)
         rope = length_dependent_rope(config)
-        # The length at which rotary frequencies change; and whether they do so at every step from
-        # there on, or once ("longrope").
+        # The length at which rotary frequencies change; from there on they do so at every step if
+        # they are dynamic, otherwise once ("longrope").
         originally = "original_max_position_embeddings"
         unscaled = rope.get(originally) or getattr(config, originally, None) or self._table
         self._unscaled = unscaled if rope else None
@@ -216,7 +251,7 @@ class DraftLimits:
 
     def probe(self, length: int) -> bool:
         """True if drafts after texts of up to this length may be verified. Runs the probes that are
-        due: the verifier's own, and those that cross the lengths which the texts have reached."""
+        due: the verifier's own, and one for each boundary that the texts have reached."""
         reached = [boundary for boundary in self._boundaries if boundary <= length]
         due = reached if self._is_probed else [None, *reached]
         for boundary in due if self.refused is None else ():
@@ -271,7 +306,7 @@ class DraftLimits:
         - the next length that is not probed, or at which drafts are refused;
         - the end of the table of positions, unless the text is past it, as in plain decoding;
         - the length at which rotary frequencies change: one pass has one set of them, so that a
-          longer draft would change those of the accepted tokens.
+          longer draft would run accepted tokens with the wrong set.
         """
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).

@@ -16,7 +16,6 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.generation.accept import Accepted, Taken
 from hf_refspec.generation.budget import (
     PASS_TOKENS,
     TOKENS,
@@ -25,7 +24,7 @@ from hf_refspec.generation.budget import (
     make_budget,
     pass_costs,
 )
-from hf_refspec.generation.plan import Budget, Drafts
+from hf_refspec.generation.plan import Budget, Drafts, Plan, Step
 from hf_refspec.generation.row import Row
 
 MOST_NODES = PASS_TOKENS[-1] - 1
@@ -82,22 +81,25 @@ def drafts_of(
     return Drafts(drafted if trees is None else [*trees], drafted, seconds)
 
 
-def emitted(drafts: Drafts, *tokens: Iterable[int] | None, seconds: float = 1.0) -> Accepted:
+def planned(budget: Budget, rows: list[Row], takes_part: list[bool] | None = None) -> Plan:
+    """The plan of a step of these rows, which nothing else limits."""
+    takes_part = [True] * len(rows) if takes_part is None else takes_part
+    longest = max(len(row) for row, takes in zip(rows, takes_part, strict=True) if takes)
+    step = Step(len(rows), sum(takes_part), longest)
+    depths = [1024 if takes else None for takes in takes_part]
+    return Plan(rows, budget, None, step, budget.nodes(step), depths)
+
+
+def record(plan: Plan, drafts: Drafts, *tokens: Iterable[int], seconds: float = 1.0) -> None:
     """As if the target had chosen these tokens for each row, a path of the draft and one more, in a
     pass that took these seconds."""
-    rows = [
-        Taken(None, np.empty(0, dtype=np.int64), 0)
-        if tree is None or chosen is None
-        else Taken([*range(len(path := [*chosen]) - 1)], np.array(path), len(tree))
-        for tree, chosen in zip(drafts.trees, tokens, strict=True)
-    ]
+    emitted = [np.array([*chosen], dtype=np.int64) for chosen in tokens]
     pass_tokens = sum(1 + len(tree) for tree in drafts.trees if tree is not None)
-    return Accepted(rows, pass_tokens, seconds, None)
+    plan.budget.record(plan, drafts, emitted, pass_tokens, seconds)
 
 
 def trimmed(budget: Budget, rows: list[Row], drafts: Drafts) -> list[DraftTree | None]:
-    budget.nodes(rows, [tree is not None for tree in drafts.drafted])
-    return budget.trim(rows, drafts)
+    return budget.trim(planned(budget, rows, [tree is not None for tree in drafts.drafted]), drafts)
 
 
 def sizes(trees: Iterable[DraftTree | None]) -> list[int]:
@@ -116,22 +118,23 @@ class OneRow:
     def __init__(self, costs: PassCosts, budget: AutoBudget | None = None):
         self.costs, self.budget = costs, budget or AutoBudget(costs)
         self.drafter = Copier()
-        self.drafted = DraftTree.empty()
 
-    @property
-    def nodes(self) -> int:
-        return self.budget.nodes([row_of(self.drafter)], [True])
+    def drafts(self) -> bool:
+        """Plans a step, and says whether it may draft."""
+        self.plan = planned(self.budget, [row_of(self.drafter)])
+        return self.plan.nodes > 0
 
-    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
-        drafts = drafts_of([draft], seconds=drafting_seconds)
-        [kept] = trimmed(self.budget, [row_of(self.drafter)], drafts)
+    def verified(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
         self.drafted = draft
+        [kept] = self.budget.trim(self.plan, drafts_of([draft], seconds=drafting_seconds))
         return kept
 
+    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
+        self.drafts()
+        return self.verified(draft, drafting_seconds)
+
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        drafts = drafts_of([self.drafted], [kept])
-        accepted = emitted(drafts, tokens, seconds=seconds)
-        self.budget.record([row_of(self.drafter)], drafts, accepted)
+        record(self.plan, drafts_of([self.drafted], [kept]), tokens, seconds=seconds)
 
 
 def budget_at(formula) -> OneRow:
@@ -222,9 +225,8 @@ def lost(dear: float, prob: float, nodes: int, tokens: int, doubles: int, right:
     budget = OneRow(costs)
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
     for number in range(-right, tokens):
-        budget.drafted = tree if budget.nodes else DraftTree.empty()
         budget.drafter.calibration = Calibration()  # estimates that nothing corrects
-        [kept] = budget.budget.trim([row_of(budget.drafter)], drafts_of([budget.drafted]))
+        kept = budget.verified(tree if budget.drafts() else DraftTree.empty())
         slower = 1.0 if number < 10 * doubles else 2.0
         taken = slower * np.interp(1 + len(kept), [1, 2, 64], [1.0, dear, 3 * dear])
         if number >= 0:
@@ -273,11 +275,8 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
 
     def step(draft: DraftTree) -> bool:
         """Whether it drafted."""
-        drafts = budget.nodes > 0
-        budget.drafted = draft if drafts else DraftTree.empty()
-        [kept] = budget.budget.trim(
-            [row_of(budget.drafter)], drafts_of([budget.drafted], seconds=0.05)
-        )
+        drafts = budget.drafts()
+        kept = budget.verified(draft if drafts else DraftTree.empty(), drafting_seconds=0.05)
         budget.record(kept, [4, 5, 6][: 1 + len(kept)], 1.0)
         return drafts
 
@@ -343,9 +342,10 @@ def test_each_row_learns_from_its_own_text():
     drafters = [Copier() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
-        rows, drafts = rows_of(drafters), drafts_of([tree, tree, None])
-        trimmed(budget, rows, drafts)
-        budget.record(rows, drafts, emitted(drafts, [4], [9], None))
+        plan = planned(budget, rows_of(drafters), [True, True, False])
+        drafts = drafts_of([tree, tree, None])
+        budget.trim(plan, drafts)
+        record(plan, drafts, [4], [9], [])
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Copier().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
@@ -360,13 +360,12 @@ def test_a_given_number_of_nodes_never_changes():
     for drafter in (Copier(), theirs):
         for nodes in (0, 1, 20):
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
-            assert type(budget) is Budget and budget.speed is None
-            rows, drafts = [row_of(drafter)], drafts_of([tree], seconds=1.0)
-            assert budget.nodes(rows, [True]) == nodes
-            [kept] = budget.trim(rows, drafts)
+            plan, drafts = planned(budget, [row_of(drafter)]), drafts_of([tree], seconds=1.0)
+            assert type(budget) is Budget and budget.speed(plan.step) is None
+            [kept] = budget.trim(plan, drafts)
             assert kept is tree
-            budget.record(rows, drafts, emitted(drafts, [1]))
-            assert budget.nodes(rows, [True]) == nodes
+            record(plan, drafts, [1])
+            assert plan.nodes == budget.nodes(plan.step) == nodes
 
 
 # --- what drafting may cost
@@ -377,18 +376,18 @@ def test_a_given_number_of_nodes_never_changes():
 def test_the_speed_of_a_draft_is_that_of_its_best_pass(rows, packs):
     """A pass over more than two tokens a row takes twice as long as one over two."""
     budget = rich(MadeUp(lambda tokens: rows * (1.0 if tokens <= 2 * rows else 2.0)), packs=packs)
-    budget.nodes(rows_of([Copier()] * rows), [True] * rows)
+    speed = budget.speed(Step(rows, rows, 10))
     none = np.empty(0, dtype=np.float32)
-    assert budget.speed(none, 0.0) == pytest.approx(1.05)
-    assert budget.speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
-    assert budget.speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
+    assert speed(none, 0.0) == pytest.approx(1.05)
+    assert speed(np.float32([0.4, 0.5]), 0.1) == pytest.approx(1.5 / 1.1)
+    assert speed(np.float32([0.9, 0.9, 0.9]), 1.0) == pytest.approx(3.7 / 3)
 
 
 def test_drafting_that_took_long_once_does_not_end_it():
     budget = budget_at(same)
     budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
     budget.record(DraftTree.empty(), [1], seconds=1.0)
-    assert OneRow(budget.costs).nodes > 0
+    assert OneRow(budget.costs).drafts()
 
 
 # --- what passes cost, estimated from noisy measurements
