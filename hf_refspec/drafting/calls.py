@@ -82,24 +82,20 @@ class LateDrafter(Drafter):
     def sources(self) -> Sequence[Drafter]:
         return self.drafter.sources
 
-    def begin_if_ready(self) -> bool:
-        """Begins once the kernels are ready. Returns true if the drafter has begun."""
-        if not self.begun and drafting_kernels.ready(in_call=True):
-            self.begun = True
-            self.drafter.begin(self._prompt_ids, self._vocab_size)
-            if self._missed:
-                tokens = np.concatenate([missed.tokens for missed in self._missed])
-                states = [missed.states for missed in self._missed]
-                self.drafter.observe(Observation(tokens, states=States.joined(states)))
-        return self.begun
-
     def draft(self, budget: int, call: Call) -> DraftTree:
         return self.drafter.draft(budget, call) if self.begun else DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
         # A pass that ended before the kernels were ready has no top tokens: it begins at the next.
         is_complete = self.observed_top_k == 0 or observation.top_tokens is not None
-        if self.begun or (is_complete and self.begin_if_ready()):
+        if not self.begun and is_complete and drafting_kernels.ready(in_call=True):
+            self.begun = True
+            self.drafter.begin(self._prompt_ids, self._vocab_size)
+            if self._missed:
+                tokens = np.concatenate([missed.tokens for missed in self._missed])
+                states = [missed.states for missed in self._missed]
+                self.drafter.observe(Observation(tokens, states=States.joined(states)))
+        if self.begun:
             self.drafter.observe(observation)
         else:
             self._missed.append(Observation(observation.tokens, states=observation.states))
@@ -120,7 +116,7 @@ def drafter_call(
     memo: MutableMapping[Any, Any] | None = None,
 ) -> Iterator[list[Drafter]]:
     """One call of a drafter, from `begin` to `end`, with fresh `stats`. Yields the drafter of each
-    row: this one and forks of it, or a [`LateDrafter`] for each.
+    row: this one and forks of it; a [`LateDrafter`] for each until the kernels are ready.
 
     Args:
         drafter: Drafts for the first row.
@@ -149,11 +145,14 @@ def drafter_call(
         rows: list[Drafter] = []
         for row_drafter, prompt_ids in zip(drafters, prompts, strict=True):
             row_drafter.stats = DraftStats()
-            late = LateDrafter(row_drafter, prompt_ids, vocab_size)
-            ends.callback(late.end)
             # The first token should not wait the half second that the cache takes.
-            begins_now = drafting_kernels.compiled and late.begin_if_ready()
-            rows.append(row_drafter if begins_now else late)
+            if drafting_kernels.compiled and drafting_kernels.ready(in_call=True):
+                ends.callback(row_drafter.end)
+                row_drafter.begin(prompt_ids, vocab_size)
+                rows.append(row_drafter)
+            else:
+                rows.append(LateDrafter(row_drafter, prompt_ids, vocab_size))
+                ends.callback(rows[-1].end)
         yield rows
         for fork in drafters[1:]:
             drafter.stats.add_sources(fork.stats.sources)

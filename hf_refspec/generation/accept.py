@@ -79,23 +79,20 @@ class _Walk:
         path (`list[int]`): The nodes that it has accepted.
     """
 
-    def __init__(
-        self, row: Row, tree: DraftTree, root: int, is_same_model: Callable[[], bool] | None
-    ) -> None:
+    def __init__(self, row: Row, tree: DraftTree, root: int) -> None:
         self.row = row
-        self._is_same_model = is_same_model
         self.tree = tree
         self.places = range(root, root + 1 + len(tree))
         self.place = root
         self.path: list[int] = []
         self._children = tree.children()
 
-    def goes_on(self, token: int) -> bool:
+    def goes_on(self, token: int, is_same_model: Callable[[], bool] | None) -> bool:
         """Emits a token; True if it is a node of the draft, the row has not ended, and the model is
         still the one that has verified what follows."""
         node = self._children.get((self.path[-1] if self.path else ROOT, token))
         ends = self.row.append(token)
-        changed = self._is_same_model is not None and not self._is_same_model()
+        changed = is_same_model is not None and not is_same_model()
         if changed or ends or node is None:
             return False
         self.path.append(node)
@@ -125,7 +122,7 @@ def accept(
     is_ready = drafting_kernels.compiled
     top = top_tokens(logits[None], k) if k > 0 and is_ready else None
     walks = {
-        i: _Walk(row, tree, root, is_same_model)
+        i: _Walk(row, tree, root)
         for i, (row, tree, root) in enumerate(zip(rows, drafts, result.roots, strict=True))
         if tree is not None
     }
@@ -133,7 +130,8 @@ def accept(
     walking = [*walks.values()]
     while walking:
         tokens = _choose(walking, logits, known)
-        walking = [walk for walk, token in zip(walking, tokens, strict=True) if walk.goes_on(token)]
+        chosen = zip(walking, tokens, strict=True)
+        walking = [walk for walk, token in chosen if walk.goes_on(token, is_same_model)]
     taken = []
     for i, row in enumerate(rows):
         walk = walks.get(i)
@@ -170,7 +168,14 @@ def _known_tokens(
         tokens = choices.tolist()
         known = {place: tokens[place] for walk in greedy for place in walk.places}
     if logits.device.type != "cpu":  # there each depth would wait for the device
-        sampled = [walk for walk in walks if _samples_blindly(walk.row)]
+        # Their tokens depend on nothing but logits and random numbers drawn ahead.
+        sampled = [
+            walk
+            for walk in walks
+            if walk.row.noise is not None
+            and is_blind(walk.row.logits_processor)
+            and not walk.row.is_recorded
+        ]
         known.update(_sampled_tokens(sampled, logits) if sampled else {})
     return known
 
@@ -178,11 +183,6 @@ def _known_tokens(
 def is_blind(processors: Sequence[logits_process.LogitsProcessor]) -> bool:
     """True if no logits processor looks at the text."""
     return all(type(processor) in _BLIND_TO_IDS for processor in processors)
-
-
-def _samples_blindly(row: Row) -> bool:
-    """True if a row's tokens depend on nothing but logits and random numbers drawn ahead."""
-    return row.noise is not None and is_blind(row.logits_processor) and not row.is_recorded
 
 
 def _sampled_tokens(walks: Sequence[_Walk], logits: torch.Tensor) -> dict[int, int]:
