@@ -125,14 +125,9 @@ class Payoff(Outcomes):
 
 
 def outcome(known: DraftTree, tree: DraftTree, tokens: np.ndarray) -> tuple[int, int, int]:
-    """Counts the places where an assistant drafted and no other source was right, the ones among
-    them where one of its tokens was accepted, and where its best token was.
-
-    Args:
-        known ([`DraftTree`]): The other sources' drafts.
-        tree ([`DraftTree`]): The assistant's draft.
-        tokens (`np.ndarray`, int64 of shape `(n,)`): The emitted tokens.
-    """
+    """The number of places where an assistant drafted and no other source was right; the number of
+    such places where one of its tokens was accepted; and where its best token was. The others
+    drafted `known`, it drafted `tree`, and the `tokens` int64 `(n,)` were emitted."""
     right = len(known.along(tokens.tolist()))
     nodes = [ROOT, *tree.along(tokens.tolist())]
     asked = np.isin(nodes[right : len(tokens)], tree.parents)

@@ -18,7 +18,6 @@ from itertools import compress
 from time import perf_counter
 
 import numpy as np
-
 import torch
 
 from ..drafting.contract import Call, Speed, checked_draft
@@ -188,15 +187,8 @@ class Budget:
         pass_tokens: int,
         seconds: float,
     ) -> None:
-        """Learns from a pass.
-
-        Args:
-            plan ([`Plan`]): The sizes of its step.
-            drafts ([`Drafts`]): What was drafted, and verified.
-            emitted (`Sequence[np.ndarray]`): The new tokens of each row, int64 of shape `(n,)`.
-            pass_tokens (`int`): The tokens of the pass, with its padding.
-            seconds (`float`): The time of the pass.
-        """
+        """Learns from a pass over `pass_tokens` tokens, padding included, which took these seconds
+        and after which each row has `emitted` new tokens, int64 `(n,)`."""
 
 
 class DraftLimits:
