@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,19 +60,12 @@ class Drafts:
     width: int | None = None
 
 
-@dataclass(frozen=True)
-class Step:
-    """The part of a step that the cost of its pass depends on, besides the draft.
-
-    Attributes:
-        rows (`int`): The number of rows.
-        active (`int`): The number of rows that take part in the pass.
-        length (`int`): The tokens of the longest text that takes part.
-    """
+class Step(NamedTuple):
+    """The numbers that the cost of a step's pass depends on, besides the draft."""
 
     rows: int
-    active: int
-    length: int
+    active: int  # rows that take part in the pass
+    length: int  # tokens of the longest text that takes part
 
 
 @dataclass(frozen=True)

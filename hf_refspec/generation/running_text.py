@@ -219,7 +219,7 @@ class RunningText:
             end = self._cached + prefill_tokens
             positions = kwargs["position_ids"][..., :end]
             verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
-        nodes = max_draft_tokens if verifier.kind.takes_several_tokens else 0
+        nodes = 0 if verifier.kind is PLAIN else max_draft_tokens
         budget = make_budget(nodes, Drafter(), verifier)
         self._loop = Loop(verifier, budget, DraftLimits(verifier, self.stats), self.stats)
         self._request = None

@@ -210,7 +210,7 @@ def _decode(
     keeps_cache = bool(returns_dict or belongs_to_caller(verifier.entries.cache))
     pads = request.pads
     try:
-        loop.run(rows, pads, keeps_cache or not verifier.kind.drops_rows, criteria)
+        loop.run(rows, pads, keeps_cache or bool(verifier.kind.widths), criteria)
         ids = padded_ids(rows, longest_row(rows), pads, request.pad_id)
         ranks.agree(None)  # a rank that has failed could not run the last pass
         if keeps_cache:

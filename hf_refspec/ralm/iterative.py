@@ -323,7 +323,7 @@ class IterativeText(RowText):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             drafter.begin(ids, vocab_size_of(self.model))
         if self._loop is None:
-            nodes = "auto" if self.drafts and self._kind.takes_several_tokens else 0
+            nodes = "auto" if self.drafts and self._kind is not PLAIN else 0
             budget = make_budget(nodes, drafter, verifier)
             self._loop = Loop(verifier, budget, context.limits, drafter.stats)
         # The costs that it has learned stay.

@@ -326,7 +326,6 @@ class InPlaceEntries(Entries):
         self.window_of_layer = [
             getattr(layer, "sliding_window", None) for layer in new_cache(model).layers
         ]
-        self._has_windows = any(window is not None for window in self.window_of_layer)
         is_usual = model_kwargs.keys() <= USUAL_ARGUMENTS
         by_row = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
         has_one_row = all(value is None or value.shape[-2] == 1 for value in by_row)
@@ -474,7 +473,7 @@ class InPlaceEntries(Entries):
     def cached_row(self, index: int, cached: int) -> KeysAndValues:
         """The first keys and values of a row in each layer, `(1, heads, cached, head_dim)`; none
         where the prefill has left out tokens outside of a window."""
-        return [] if self._has_windows else self.rows[index].first(cached)
+        return [] if any(self.window_of_layer) else self.rows[index].first(cached)
 
     def keys_and_values(self, length: int) -> KeysAndValues:
         [row] = self.rows

@@ -136,7 +136,7 @@ def select_verifier(
         if not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
-        config = generation_config if kind.is_reproducible else None
+        config = generation_config if kind is REPRODUCIBLE else None
         call = ProbedCall(kind, model, rows, model_kwargs, config=config)
         takes_plain_steps = (
             rows == 1
@@ -242,7 +242,7 @@ def probe(call: ProbedCall) -> Finding:
         logger.debug("%s on %s: %s", kind.name, type(model).__name__, finding)
         exact += finding.exact
         passes += finding.passes
-        is_decided = exact == needed and not kind.is_reproducible  # bits are compared in all texts
+        is_decided = exact == needed and kind is not REPRODUCIBLE  # bits are compared in all texts
         if is_decided or seed + 1 - exact == 2 or not finding.same_bits:
             break
     found = replace(finding, exact=exact >= needed and finding.same_bits, passes=passes)
@@ -372,7 +372,7 @@ class _Texts:
 
     def finding(self, kind: Kind) -> Finding:
         verified = self._verified(kind, self.distractors)
-        is_long = self.dtype == torch.float32 and not kind.is_reproducible
+        is_long = self.dtype == torch.float32 and kind is not REPRODUCIBLE
         few = [_FEW_STEPS] if is_long and self.is_usual else []
         for steps in (*few, _PATH + 1):
             reference = self._one_after_another(steps)  # (R, 5, vocab_size)
@@ -398,7 +398,7 @@ class _Texts:
             self.path = np.append(self.path[:-1], self.distractors[0])
             other = self._verified(kind, self.distractors)
             leak = self._difference(other[:_PATH], verified[:_PATH])
-        same_bits = not kind.is_reproducible or self._has_same_bits(kind, verified)
+        same_bits = kind is not REPRODUCIBLE or self._has_same_bits(kind, verified)
         eps = torch.finfo(self.dtype).eps
         layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5

@@ -78,10 +78,8 @@ class Kind:
     # True if it may be tried at all with a model and its keyword arguments.
     supports: Callable[[PreTrainedModel, dict[str, Any]], bool]
     takes_trees: bool = False  # true if drafts may branch
-    takes_several_tokens: bool = True  # true if several may run after the cached ones
-    drops_rows: bool = True  # true if rows can leave
-    is_reproducible: bool = False  # true if logits are the same bit by bit with drafts and without
     # The tokens of a row that a pass is padded to, where the cache has room; none if to any number.
+    # With widths all rows stay to the end of the call.
     widths: tuple[int, ...] = ()
 
 
@@ -94,7 +92,6 @@ STATIC = Kind(
     MaskedInputs,
     is_static,
     takes_trees=True,
-    drops_rows=False,
     widths=WIDTHS,
 )
 
@@ -111,8 +108,6 @@ REPRODUCIBLE = Kind(
     partial(SlottedEntries, widths=(_REPRODUCIBLE_WIDTH,)),
     MaskedInputs,
     is_static,
-    drops_rows=False,
-    is_reproducible=True,
     widths=(_REPRODUCIBLE_WIDTH,),
 )
 
@@ -123,14 +118,7 @@ RECURRENT = Kind("chain", causal_pass, RunningState, OrderedInputs, may_hold_sta
 # For models that cannot take several tokens after a cached prefix. Speculative retrieval runs on
 # them as well: when more than one token is pending, the whole text runs again, as in a call of its
 # own.
-PLAIN = Kind(
-    "plain",
-    causal_pass,
-    Entries,
-    OrderedInputs,
-    lambda _model, _model_kwargs: True,
-    takes_several_tokens=False,
-)
+PLAIN = Kind("plain", causal_pass, Entries, OrderedInputs, lambda _model, _model_kwargs: True)
 
 
 class Verifier:
@@ -178,8 +166,8 @@ class Verifier:
         if self.entries.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=rows[0].ids, use_cache=False, return_dict=True)
             return PassResult(outputs.logits[0, -1:], [0], len(rows[0]), began=began)
-        if not self.kind.takes_several_tokens and self.cached and len(rows[0]) - self.cached[0] > 1:
-            self.begin_again(rows[0])
+        if self.kind is PLAIN and self.cached and len(rows[0]) - self.cached[0] > 1:
+            self._begin_again(rows[0])
         if not self.cached:
             return replace(self._prefill(rows), began=began)
         pass_ = Pass(rows, drafts, self.cached, width)
@@ -289,16 +277,13 @@ class Verifier:
         self.entries.join(other.entries)
         self.inputs.join(other.inputs)
 
-    def begin_again(self, row: TokenSequence) -> None:
+    def _begin_again(self, row: TokenSequence) -> None:
         """Replaces the cache by an empty one, without the padding and other arguments of the call:
         the next pass is a prefill of the present row."""
-        if self.entries.cache is not None:
-            mask = torch.ones_like(row.ids)
-            self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
-            kind = self.kind
-            config = self.generation_config
-            self.entries = kind.entries(self.model, config, self.model_kwargs)
-            self.cached = []
+        mask = torch.ones_like(row.ids)
+        self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
+        self.entries = self.kind.entries(self.model, self.generation_config, self.model_kwargs)
+        self.cached = []
 
     def _prefill(self, rows: Sequence[TokenSequence]) -> PassResult:
         """Runs the prompts through the model as `generate` does."""
