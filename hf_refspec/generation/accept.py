@@ -54,14 +54,12 @@ class Accepted:
 
     Attributes:
         rows (`list[Taken]`): The part of each row.
-        pass_tokens (`int`): The tokens of the pass, with its padding.
         seconds (`float`): The time from the beginning of the pass until all tokens were known.
         top ([`TopTokens`], *optional*): The best next tokens at each node, if any drafter needs
             them and the kernels are loaded.
     """
 
     rows: list[Taken]
-    pass_tokens: int
     seconds: float
     top: TopTokens | None
 
@@ -121,29 +119,28 @@ def accept(
     # No token waits for kernels.
     is_ready = drafting_kernels.compiled
     top = top_tokens(logits[None], k) if k > 0 and is_ready else None
-    walks = {
-        i: _Walk(row, tree, root)
-        for i, (row, tree, root) in enumerate(zip(rows, drafts, result.roots, strict=True))
-        if tree is not None
-    }
-    known = _known_tokens([*walks.values()], logits, None if top is None else top.choices[0])
-    walking = [*walks.values()]
+    walks = [
+        None if tree is None else _Walk(row, tree, root)
+        for row, tree, root in zip(rows, drafts, result.roots, strict=True)
+    ]
+    walking = [walk for walk in walks if walk is not None]
+    known = _known_tokens(walking, logits, None if top is None else top.choices[0])
     while walking:
         tokens = _choose(walking, logits, known)
         chosen = zip(walking, tokens, strict=True)
         walking = [walk for walk, token in chosen if walk.goes_on(token, is_same_model)]
-    taken = []
-    for i, row in enumerate(rows):
-        walk = walks.get(i)
-        path = None if walk is None else walk.path
-        tokens_of_row = row.tail(0 if path is None else len(path) + 1)
-        taken.append(Taken(path, tokens_of_row, 0 if walk is None else len(walk.tree)))
+    taken = [
+        Taken(None, row.tail(0), 0)
+        if walk is None
+        else Taken(walk.path, row.tail(len(walk.path) + 1), len(walk.tree))
+        for row, walk in zip(rows, walks, strict=True)
+    ]
     seconds = perf_counter() - result.began
     if not is_ready and drafting_kernels.ready(in_call=logits.device.type == "cpu") and k > 0:
         top = top_tokens(logits[None], k)
     if not limits.ranks.alone:
         taken = _agreed(rows, taken, limits.ranks)
-    return Accepted(taken, result.pass_tokens, seconds, top)
+    return Accepted(taken, seconds, top)
 
 
 def _agreed(rows: Sequence[Row], taken: list[Taken], ranks: Ranks) -> list[Taken]:

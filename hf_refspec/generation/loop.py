@@ -59,7 +59,7 @@ class Loop:
         self.offered = self.offered or any(drafts.drafted)
         if result.is_step:
             emitted = [of_row.tokens for of_row in taken.rows]
-            self.budget.record(plan, drafts, emitted, taken.pass_tokens, taken.seconds)
+            self.budget.record(plan, drafts, emitted, result.pass_tokens, taken.seconds)
         self._observe(plan.rows, drafts.trees, result, taken)
         self.stats.add(
             drafting_seconds=drafts.seconds,
