@@ -96,7 +96,7 @@ class PassCosts:
         expected = np.interp(_DOUBLINGS, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
         past_last = np.maximum(_DOUBLINGS - len(growth), 0.0)
         # Logarithms of costs in passes over one token: as expected, as the passes of each size
-        # differed from that, and as estimated now; and the error of the latter.
+        # differed from that, and as estimated now.
         self._expected = expected + growth[-1] * past_last
         self._excess = [deque[float](maxlen=COSTS.passes) for _ in TOKENS]
         # By the class of the length, the logarithms of seconds of a pass over one token.
@@ -150,12 +150,12 @@ class PassCosts:
         """
         steps = self._steps[_length_class(length)]
         step = math.exp(median_low(steps)) if steps else 0.0
-        return step * np.interp(tokens, TOKENS, np.exp(self._log_costs - self._errors))
+        return step * np.interp(tokens, TOKENS, self._low_costs)
 
     def dearest(self, tokens: np.ndarray) -> np.ndarray:
         """The most that passes may cost, within reason, as multiples of the first, float64."""
-        dear = np.interp(tokens, TOKENS, np.exp(self._log_costs + self._errors))
-        return dear / math.exp(self._log_cost(int(tokens[0])))
+        first = math.exp(self._log_cost(int(tokens[0])))
+        return np.interp(tokens, TOKENS, self._high_costs) / first
 
     def cheapest(self, tokens: int) -> int:
         """This number of tokens, or a larger measured one if that is cheaper."""
@@ -172,7 +172,9 @@ class PassCosts:
         places = _DOUBLINGS[measured]
         self._log_costs = self._expected + np.interp(_DOUBLINGS, places, medians)
         distances = np.abs(np.subtract.outer(_DOUBLINGS, places)).min(axis=1)
-        self._errors = COSTS.error * np.sqrt(distances)
+        errors = COSTS.error * np.sqrt(distances)
+        self._low_costs = np.exp(self._log_costs - errors)
+        self._high_costs = np.exp(self._log_costs + errors)
 
     def _log_cost(self, tokens: int) -> float:
         return float(np.interp(tokens, TOKENS, self._log_costs))
