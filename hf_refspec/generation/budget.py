@@ -407,8 +407,8 @@ class AutoBudget(Budget):
             last = takes_part * np.exp(lags / BUDGET.lead)
             fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
             if self._packs:
-                one, all_rows = (self._seconds(n, plan.step.length) for n in (1, count))
-                fixed = min(one / all_rows, 1.0)
+                length = plan.step.length
+                fixed = min(self._seconds(1, length) / self._seconds(count, length), 1.0)
             worth *= (1 - fixed) + fixed * count * last / last.sum()
             worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [weight * probs for weight, probs in zip(worth, estimates, strict=True)]

@@ -237,24 +237,20 @@ class PackedAttention:
         sizes = np.array([pass_.sizes[i] for i in members])
         size = int(sizes.max())
         start = self._groups[-1].tokens.stop if self._groups else 0
-        end = max(
-            row.length + row_size for row, row_size in zip(group_rows, sizes.tolist(), strict=True)
-        )
+        row_ends = np.array([row.length for row in group_rows]) + sizes
+        end = int(row_ends.max())
         slots = {}
         ends = {}
         for window in dict.fromkeys(self._window_of_layer):
-            begin = min(row.first_slot(window) for row in group_rows)
+            firsts = np.array([row.first_slot(window) for row in group_rows])
+            begin = int(firsts.min())
             slots[window] = slice(begin, end)
-            row_ends = [
-                (row.first_slot(window), row.length + row_size)
-                for row, row_size in zip(group_rows, sizes, strict=True)
-            ]
-            ends[window] = np.array(row_ends) - begin
-            sees_all = all(
-                row_size == 1
-                and row.hidden is None
-                and (row.first_slot(window), row.length + 1) == (begin, end)
-                for row, row_size in zip(group_rows, sizes, strict=True)
+            ends[window] = np.stack((firsts, row_ends), axis=1) - begin
+            sees_all = (
+                (sizes == 1).all()
+                and (row_ends == end).all()
+                and (firsts == begin).all()
+                and all(row.hidden is None for row in group_rows)
             )
             if not sees_all:
                 self._arrays[number, window] = np.stack(
@@ -263,10 +259,7 @@ class PackedAttention:
         places = np.arange(len(members)) + group_rows[0].at
         self._arrays[number, "at"] = np.repeat(places, sizes)
         self._arrays[number, "slots"] = np.concatenate(
-            [
-                np.arange(row.length, row.length + n)
-                for row, n in zip(group_rows, sizes, strict=True)
-            ]
+            [np.arange(stop - n, stop) for n, stop in zip(sizes, row_ends, strict=True)]
         )
         if size * len(members) > sizes.sum():
             last = np.cumsum(sizes)[:, None]
