@@ -287,15 +287,15 @@ class RequestSource(PathDrafter):
     corrections of the estimates."""
 
     def __init__(self) -> None:
-        self._return()
+        self.lend(PathDrafter())
 
     def lend(self, source: PathDrafter, budget: GrammarBudget | None = None) -> None:
         """Drafts by `source` until the request ends."""
         self._source = source
         self._budget = budget
+        self.prunes = source.prunes
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self.prunes = self._source.prunes
         self._source.begin(prompt_ids, vocab_size)
 
     def continue_path(self, path: np.ndarray, budget: int, call: Call) -> DraftTree:
@@ -310,11 +310,7 @@ class RequestSource(PathDrafter):
 
     def end(self) -> None:
         self._source.end()
-        self._return()
-
-    def _return(self) -> None:
         self.lend(PathDrafter())
-        self.prunes = False
 
     def _within_budget(self, otherwise: Any, method: Callable[..., Any], *arguments: Any) -> Any:
         if self._budget is None:
