@@ -124,7 +124,6 @@ def attach(
 
     stacks = _stacks(model)
     check_options(max_draft_tokens, verification)
-    options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
     reading = reading_arguments(assistant_model, use_mtp, speculation_type)
     if assistant_model is not None and "assistant_model" not in reading:
         raise ValueError(
@@ -132,7 +131,8 @@ def attach(
             "states: attach `drafter | rs.DraftModel(assistant)`, or pass "
             '`speculation_type="dflash"` if it is a block drafter.'
         )
-    attachment = Attachment(drafter, **options, **reading)
+    options = {"max_draft_tokens": max_draft_tokens, "verification": verification, **reading}
+    attachment = Attachment(drafter, **options)
     for stack in stacks:
         stack.append(attachment)
     return attachment

@@ -61,8 +61,8 @@ class DatastoreDrafts(LookUp):
 
     def check(self, vocab_size: int, processors: Sequence[Any] | None = None) -> None:
         # A tokenizer may have more ids than its model, if no text of the datastore has them.
-        made_for = f"it was made for another tokenizer ({self.store.config.tokenizer[:100]!r})"
-        remedy = f"{made_for}, see Datastore.retokenize"
+        made_for = f"another tokenizer ({self.store.config.tokenizer[:100]!r})"
+        remedy = f"it was made for {made_for}, see Datastore.retokenize"
         check_ids(self.store.path, self._largest_id, vocab_size, remedy, DatastoreError)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
@@ -86,12 +86,10 @@ class DatastoreDrafts(LookUp):
 
     def _known(self, tree: DraftTree) -> DraftTree:
         """The nodes that the target knows: a document that was added since may have others."""
-        kept = tree.tokens < self._vocab_size
-        if kept.all():
+        foreign = tree.tokens >= self._vocab_size
+        if not foreign.any():
             return tree
-        for node, parent in enumerate(tree.parents.tolist()):
-            kept[node] &= parent < 0 or kept[parent]
-        return tree.part(kept)
+        return tree.part(np.logical_not(tree.ancestors()[:, foreign].any(axis=1)))
 
     def source_texts(self) -> list[tuple[str, Sequence[Any]]]:
         return [(str(self.store.path), [*self.store.shards])]

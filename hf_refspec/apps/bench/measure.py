@@ -114,11 +114,10 @@ def measure(
             answers: list[str] = []
             prompts = asked([chat], turns)
             for turn in range(prompts):
-                noun = f"{chat.place}: a prompt" if chat.place else "a prompt"
-                hint = "it is left out"
+                about = (f"{chat.place}: a prompt" if chat.place else "a prompt", "it is left out")
                 try:
                     inputs = chat.inputs(tokenizer, turn, answers)
-                    left = tokens_left(inputs, model.config, noun, hint, max_new_tokens)
+                    left = tokens_left(inputs, model.config, *about, max_new_tokens)
                 except ValueError as error:
                     bar.write(str(error), file=sys.stderr)
                     bar.total -= methods * (prompts - turn)
