@@ -1,8 +1,8 @@
-"""Code of others inside a model's forward passes: hooks, replaced forwards, attention functions.
+"""Third-party code in a model's forward passes: hooks, replaced forwards, attention functions.
 
-It may act by the call, the pass or the length of the text, which no probe shows, and may count how
-often it runs. Code of transformers, accelerate, PEFT, TRL and torch themselves does not, and
-the model's own class is probed like the rest of the model.
+It may depend on the call, the pass or the length of the text, which no probe shows, or count its
+calls. Code of transformers, accelerate, PEFT, TRL and torch does not, and the model's own class is
+probed with the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_TORCH = ("linear", "scaled_dot_product_attention")
 
 
 def foreign_code(model: PreTrainedModel) -> str | None:
-    """Names the first piece of code of others that runs in a model's forward passes, and where."""
+    """Names the first third-party code that runs in a model's forward passes, and its place."""
     for place, code in _pieces(model):
         foreign = next((part for part in _parts(code) if not _is_trusted(part)), None)
         if foreign is not None:
@@ -38,7 +38,7 @@ def foreign_code(model: PreTrainedModel) -> str | None:
 
 
 def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
-    """All that could be of others, each with a description of its place."""
+    """All code that could be a third party's, each with a description of its place."""
     for code in torch_modules._global_forward_pre_hooks.values():
         yield "torch has the global forward pre-hook", code
     for code in torch_modules._global_forward_hooks.values():
@@ -84,7 +84,7 @@ def _pieces(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 
 def _replaced_functions(source: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    """Functions of others, by name, in the place of those that a module defines."""
+    """Third-party functions, by name, that have replaced those that a module defines."""
     own = _TRUSTED | {source.__name__.partition(".")[0]}
     for name, value in vars(source).items():
         is_foreign = type(value) is FunctionType and _package_of(value) not in own

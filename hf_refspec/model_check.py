@@ -1,4 +1,4 @@
-"""How drafts are verified with a model, and what they cost: [`check`]."""
+"""The verification and the cost of drafts for a model: [`check`]."""
 
 from __future__ import annotations
 

@@ -96,8 +96,9 @@ def _tokens_of(part: np.ndarray | IndexedText) -> tuple[np.ndarray, int]:
 
 
 def copied_spans(row: int, output: Sequence[int], sources: Sequence[Any]) -> list[CopiedSpan]:
-    """A row's spans: the longest run (of equal ones, the first source's, given by its name and
-    parts), and the longest ones of the tokens before and after it, found likewise."""
+    """A row's spans: the longest run, and recursively the longest ones before and after it.
+
+    Of equal runs the one of the first source counts; `sources` are their names and parts."""
     tokens = np.array(output, np.int32)
     texts = [_SourceText(name, parts) for name, parts in sources]
     spans: list[CopiedSpan] = []

@@ -62,8 +62,8 @@ class DraftStats(Figures):
     Attributes:
         forward_passes (`int`): Forward passes of the target model, including the prefill, which
             yields the first new token.
-        probe_passes (`int`): Further forward passes, by which a probe has asked the model how its
-            drafts can be verified; 0 if the model has not changed since an earlier call.
+        probe_passes (`int`): Further forward passes, which probed how the model can verify drafts;
+            0 if it has not changed since an earlier call.
         tokens (`int`): New tokens.
         drafts (`int`): Drafts that were verified, at most one for each row of a pass; LLMA's paper
             calls them triggers.

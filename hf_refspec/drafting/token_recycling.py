@@ -39,7 +39,7 @@ _EXPONENTS = [
     [0.45, 0.35, 0.80, 0.25, 0.35],
 ]
 _GREEDY = Pooling(np.array(_EXPONENTS), misses=np.exp([4.2, 4.3, 4.3, 3.9]))
-# How much less sure sampled tokens are than the greedy choice, at temperature 1. Fitted to MAT at
+# Sampled tokens are less sure than the greedy choice: this much at temperature 1. Fitted to MAT at
 # temperatures 0.7 and 1, and 0.8 with top-p 0.8.
 _UNSURE = 0.5
 # The tokens that `build` reads at once, and the logits: they bound its memory.
@@ -61,7 +61,7 @@ def _pooling(sampling: Sampling | None) -> Pooling:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a table comes from that was built or loaded; nothing is known of others."""
+    """The origin of a table that was built or loaded."""
 
     model: Any = None  # its public name
     tokenizer: Any = None
@@ -121,7 +121,7 @@ class TokenRecycling(LookUp):
 
     def _take_vocabulary(self, vocab_size: int) -> None:
         """Learns tokens below `vocab_size` from now on. Raises a ValueError (a DatastoreError if
-        the table was loaded) if that is less than k, or the table's model has another size."""
+        the table was loaded) if that is less than k, or the table has another vocabulary."""
         table = self._table
         if table.top_k > vocab_size:
             raise ValueError(
