@@ -13,7 +13,7 @@ from ...kernels.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ...text_config import text_config
 from ..shared.body_limit import BodyLimit
-from ..shared.loading import load_model, load_tokenizer, name_for_people
+from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
 from .conversation import Conversation, Host
 from .page import page
@@ -42,9 +42,8 @@ def load_host(
     store = None
     if datastore is not None:
         store = Datastore.from_pretrained(datastore, tokenizer=tokenizer)
+        DatastoreDrafts(store).check(text_config(load_config(model)).vocab_size)
     loaded = load_model(model, device_map, dtype)
-    if store is not None:
-        DatastoreDrafts(store).check(text_config(loaded).vocab_size)
     drafting_kernels.compile()
     kind = type(loaded).__name__.removesuffix("ForCausalLM")
     name = f"{name_for_people(model)} ({kind}, {loaded.num_parameters() / 1e6:,.0f}M parameters)"
