@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import zip_longest
 from operator import or_
@@ -86,16 +86,15 @@ def _part(text: str, tokenizer: PreTrainedTokenizerBase) -> New:
     return lambda _: BY_NAME[text]()
 
 
-def asked(chats: list[Chat], turns: int | None) -> int:
-    """The number of prompts: of each chat all turns, or the first ones."""
-    return sum(len(chat.turns[:turns]) for chat in chats)
+def asked(chats: list[Chat]) -> int:
+    """The number of prompts."""
+    return sum(len(chat.turns) for chat in chats)
 
 
 def measure(
     comparison: Comparison,
     tokenizer: PreTrainedTokenizerBase,
     chats: list[Chat],
-    turns: int | None,
     max_new_tokens: int,
 ) -> None:
     """Answers each turn by all methods, after plain answers to earlier ones; shows progress."""
@@ -103,7 +102,7 @@ def measure(
     comparison.warm_up()
     model = comparison.model
     methods = len(comparison.methods)
-    bar = tqdm(total=methods * asked(chats, turns), unit=" calls", mininterval=0)
+    bar = tqdm(total=methods * asked(chats), unit=" calls", mininterval=0)
 
     def show(name: str, call: Decoded) -> None:
         bar.set_description(f"{name}, {call.seconds:.1f} s", refresh=False)
@@ -112,15 +111,14 @@ def measure(
     try:
         for chat in chats:
             answers: list[str] = []
-            prompts = asked([chat], turns)
-            for turn in range(prompts):
-                about = (f"{chat.place}: a prompt" if chat.place else "a prompt", "it is left out")
+            for turn in range(len(chat.turns)):
+                about = ("a prompt", "it is left out")
                 try:
                     inputs = chat.inputs(tokenizer, turn, answers)
                     left = tokens_left(inputs, model.config, *about, max_new_tokens)
                 except ValueError as error:
-                    bar.write(str(error), file=sys.stderr)
-                    bar.total -= methods * (prompts - turn)
+                    bar.write(f"{chat.place}: {error}", file=sys.stderr)
+                    bar.total -= methods * (len(chat.turns) - turn)
                     break
                 call = comparison.ask(inputs.to(model.device), show, max_new_tokens=left)
                 answers.append(tokenizer.decode(call.ids, skip_special_tokens=True))
@@ -132,7 +130,7 @@ def measure(
 
 
 def recorded_answers(
-    chats: list[Chat], tokenizer: PreTrainedTokenizerBase, turns: int | None = None
+    chats: list[Chat], tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[list[int], list[int]]]:
     """The ids of each prompt and of the recorded answer to it."""
     pairs = [
@@ -141,7 +139,7 @@ def recorded_answers(
             tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"],
         )
         for chat in chats
-        for turn, answer in enumerate(chat.answers[: len(chat.turns)][:turns])
+        for turn, answer in enumerate(chat.answers[: len(chat.turns)])
     ]
     return [(prompt, answer) for prompt, answer in pairs if answer]
 
@@ -180,7 +178,7 @@ class Chat:
     system: str = ""
     category: str = ""
     is_text: bool = False
-    place: str = field(default="", compare=False)  # the file and the row
+    place: str = field(default="a text", compare=False)  # the file and the row
 
     def until(self, turn: int, answers: list[str]) -> list[Message]:
         """The messages up to a turn, with these answers to the earlier ones."""
@@ -192,14 +190,13 @@ class Chat:
         """These messages, or the text, as ids and mask `(1, n)`."""
         if self.is_text:
             return text_inputs(tokenizer, self.turns[turn])
-        try:
-            return chat_inputs(tokenizer, self.until(turn, answers))
-        except ValueError as error:
-            raise ValueError(f"{self.place}: {error}") from error
+        return chat_inputs(tokenizer, self.until(turn, answers))
 
 
-def read_chats(path: Path) -> list[Chat]:
-    """The chats of a file of rows, by default JSON lines; skips and counts rows without a text."""
+def read_chats(path: Path, turns: int | None = None) -> list[Chat]:
+    """The chats of a file of rows, by default JSON lines, or the first `turns` of each.
+
+    Rows without a text are skipped and counted."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not a file; name one of {', '.join(ROWS)}, also with .gz"
@@ -215,7 +212,8 @@ def read_chats(path: Path) -> list[Chat]:
         if column is None:
             empty[columns[0]] += 1
         else:
-            chats.append(_chat(row, column, place))
+            chat = _chat(row, column, place)
+            chats.append(replace(chat, turns=chat.turns[:turns]))
     for column, rows in empty.items():
         skipped = counted(rows, "row")
         logger.warning("%s: skipped %s with an empty column %s", path, skipped, column)
@@ -249,7 +247,7 @@ def rendered(
             chat.inputs(tokenizer, len(chat.turns) - 1, answers)
             taken.append(chat)
         except ValueError as error:
-            logger.warning("%s; skipped", error)
+            logger.warning("%s: %s; skipped", chat.place, error)
             refused += 1
     if refused:
         logger.warning("skipped %s that the chat template refuses", counted(refused, "chat"))

@@ -54,7 +54,7 @@ def add_bench(parser: ArgumentParser) -> None:
 
 def bench(args: Namespace) -> int:
     """Returns 1 if ids differ in float32."""
-    chats = taking_turns(read_chats(args.replay or args.prompts))
+    chats = taking_turns(read_chats(args.replay or args.prompts, args.turns))
     console = Terminal()
     if args.replay is not None:
         return _replay(args, chats, console)
@@ -67,22 +67,20 @@ def bench(args: Namespace) -> int:
         for name, new_drafter in new.items()
         for budget in args.max_draft_tokens or ["auto"]
     }
-    comparison = compared(args, tokenizer, chats, args.turns, drafted, with_look_up=True)
-    return comparison.report(console)
+    return compared(args, tokenizer, chats, drafted, with_look_up=True).report(console)
 
 
 def compared(
     args: Namespace,
     tokenizer: PreTrainedTokenizerBase,
     chats: list[Chat],
-    turns: int | None,
     drafted: Drafted,
     with_look_up: bool = False,
 ) -> Comparison:
     model = load_model(args.model, args.device_map, args.dtype)
     dtype = str(model.dtype).removeprefix("torch.")
     about = f"{name_for_people(args.model)} in {dtype} on {model.device}"
-    about += f", {counted(len(chats), 'chat')}, {counted(measure.asked(chats, turns), 'prompt')}"
+    about += f", {counted(len(chats), 'chat')}, {counted(measure.asked(chats), 'prompt')}"
     print(f"{about}; a verdict needs at least {FEWEST_PROMPTS}", flush=True)
 
     def methods() -> Methods:
@@ -94,7 +92,7 @@ def compared(
         return found
 
     comparison = Comparison(model, methods, do_sample=False)
-    measure.measure(comparison, tokenizer, chats, turns, args.max_new_tokens)
+    measure.measure(comparison, tokenizer, chats, args.max_new_tokens)
     return comparison
 
 
@@ -107,17 +105,16 @@ def _replay(args: Namespace, chats: list[Chat], console: Terminal) -> int:
     budgets = args.max_draft_tokens or REPLAYED
     if "auto" in budgets:
         raise ValueError("--max-draft-tokens auto is measured on a model; give --replay numbers")
-    name_of_tokenizer = args.tokenizer or args.model
-    tokenizer = load_tokenizer(name_of_tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer or args.model)
     chats = rendered(chats, tokenizer, args.limit)
     new = {name: measure.drafter_named(name, tokenizer) for name in names}
-    answers = measure.recorded_answers(chats, tokenizer, args.turns)
+    answers = measure.recorded_answers(chats, tokenizer)
     if not answers:
         where = f"in {', '.join(ANSWERS)} or among the messages"
         raise ValueError(f"--replay {args.replay} has no recorded answers {where}; add them")
     about = f"{counted(len(answers), 'recorded answer')} in the tokens of "
-    about += name_for_people(name_of_tokenizer)
-    if skipped := measure.asked(chats, args.turns) - len(answers):
+    about += name_for_people(args.tokenizer or args.model)
+    if skipped := measure.asked(chats) - len(answers):
         about += f"; skipped {counted(skipped, 'prompt')} without a recorded answer"
     console.print(about, soft_wrap=True)
     vocabulary = vocabulary_size(tokenizer)

@@ -56,7 +56,7 @@ def evaluate(args: Namespace) -> int:
     vocab_size = text_config(load_config(args.model)).vocab_size
     DatastoreDrafts(store).check(vocab_size)
     if args.prompts is not None:
-        chats = rendered(read_chats(args.prompts), tokenizer, args.limit)
+        chats = rendered(read_chats(args.prompts, turns=1), tokenizer, args.limit)
     else:
         vocabulary = vocabulary_size(tokenizer)
         opened = open_source(args.texts, tokenizer, vocabulary, args.column, args.pattern)
@@ -78,7 +78,7 @@ def evaluate(args: Namespace) -> int:
         _DEFAULT: (lambda _: auto(), "auto"),
         _WITH_STORE: (lambda _: auto() | DatastoreDrafts(store), "auto"),
     }
-    comparison = compared(args, tokenizer, chats, 1, drafted)
+    comparison = compared(args, tokenizer, chats, drafted)
     status = comparison.report(Terminal(), {_WITH_STORE: _DEFAULT})
     held = 0  # prompts that the datastore has in full
     for prompt in comparison.prompts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import datasets
 import pytest
 
-from hf_refspec.apps.bench.measure import Chat, read_chats, taking_turns
+from hf_refspec.apps.bench.measure import Chat, read_chats, rendered, taking_turns
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -54,6 +55,20 @@ def test_categories_take_turns_and_rows_without_one_stay_in_order():
     assert [chat.turns for chat in taking_turns(chats)] == [["0"], ["2"], ["4"], ["1"], ["3"]]
     plain = [Chat([str(i)], []) for i in range(3)]
     assert taking_turns(plain) == plain
+
+
+def test_turns_that_are_not_asked_cannot_be_refused(tokenizer, tmp_path):
+    refusing = copy.deepcopy(tokenizer)
+    refusing.chat_template = (
+        "{% if messages[1:] %}{{ raise_exception('a message too many') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"turns": ["one", "two"]}))
+    chats = read_chats(path, turns=1)
+    assert rendered(chats, refusing, None) == chats == [Chat(["one"], [])]
+    with pytest.raises(ValueError, match="row 1: the chat template refuses this chat"):
+        rendered(read_chats(path), refusing, None)
 
 
 def test_rows_without_a_text_are_skipped_counted_and_named(tmp_path, caplog):
