@@ -135,7 +135,7 @@ class Blend(Drafter):
             source.add(drafted=drafted, accepted=len(foreseen), first=len(first))
             for place in first:
                 owners[place] = i
-        self.stats.owners += owners
+        self.stats.add(owners=owners)
         self._drafts = []
 
     def end(self) -> None:
