@@ -67,6 +67,9 @@ _AGREEMENT = 1e-5
 _SHORT_ROUNDING = torch.finfo(torch.bfloat16).eps ** 0.5
 # The path of the text by which a quantised model is compared with itself.
 _LONG_PATH = 16
+# The distance allowed in short types, as a multiple of usual or measured rounding. Exact models are
+# below either; models that forget their state are at three times it.
+_MOST_ROUNDING = 1.5
 _OF_QUANTISED = "own rounding"
 _SAID = "said that products are rounded"
 _DROPOUT = "dropout is at work in training mode, where no two passes agree: call `model.eval()`"
@@ -230,7 +233,7 @@ def probe(call: ProbedCall) -> Finding:
         return own
     is_long = computing_dtype(model, device) == torch.float32
     exact, passes = 0, own.passes
-    if is_long and call.steps is not None and len(call.steps.logits) > 2:
+    if call.steps is not None and len(call.steps.logits) > 2:
         replayed = _found(call, device)
         logger.debug("%s on %s, replayed: %s", kind.name, type(model).__name__, replayed)
         passes += replayed.passes
@@ -323,10 +326,9 @@ class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
     In a tree the path comes after other branches. Their content must not matter at all, whatever
-    the dtype. The logits must equal plain decoding's of the same tokens, up to the error of one
-    pass over all of them without a cache, which is right and rounds differently. In float32 that
-    pass is spared where they agree to [`_AGREEMENT`]; a usual model then shows it by two plain
-    steps, since the first drafted call of every process waits for them.
+    the dtype. The logits must equal those of the same tokens one after another, up to the error of
+    one pass over all of them without a cache, which is right and rounds differently. In float32
+    that pass is spared where they agree to [`_AGREEMENT`]; a usual model shows it by two steps.
 
     The first row keeps three nodes of its path, the second, which is padded, one; then both
     continue at different positions.
@@ -348,6 +350,8 @@ class _Texts:
         self.config = call.config or GenerationConfig(disable_compile=True)
         self.passes = 0  # that have run
         self.dtype = dtype or computing_dtype(call.model, device)
+        layers = getattr(text_config(call.model), "num_hidden_layers", 1)
+        self.usual = torch.finfo(self.dtype).eps * layers**0.5  # the distance that rounding makes
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         # A prefill then runs a token like any step, with nothing that its end decides.
         self.is_usual = (
@@ -400,15 +404,12 @@ class _Texts:
             leak = self._difference(other[:_PATH], verified[:_PATH])
         same_bits = kind is not REPRODUCIBLE or self._has_same_bits(kind, verified)
         eps = torch.finfo(self.dtype).eps
-        layers = getattr(text_config(self.model), "num_hidden_layers", 1)
-        usual = eps * layers**0.5
         if self.dtype == torch.float32:
             max_rounding = 2 * _SHORT_ROUNDING if rounds_products else _FLOAT32_ROUNDING
-            max_error = max(3 * rounding, 2 * usual)
+            max_error = max(3 * rounding, 2 * self.usual)
         else:
-            # Exact models are below either; models that forget their state are at three times it.
             max_rounding = eps**0.5
-            max_error = 1.5 * max(rounding, usual)
+            max_error = _MOST_ROUNDING * max(rounding, self.usual)
         # A product that depends on other tokens (bitsandbytes in 8 bits) is not rounding.
         max_leak = _FLOAT32_ROUNDING if rounds_products else max(3 * rounding, eps)
         leaks = leak is not None and leak > max_leak
@@ -557,8 +558,8 @@ class _Replay(_Texts):
     """The beginning of the call itself as text, its first tokens as path: their logits are known
     from a prompt that the model has run by itself and from plain steps.
 
-    The draft is verified by a copy of the call's own cache, two passes in all, where a text that is
-    made up takes six.
+    The draft is verified by a copy of the call's own cache: two passes where a text that is made up
+    takes six, in short types four where two such texts take 26.
     """
 
     def __init__(self, call: ProbedCall, device: torch.device) -> None:
@@ -571,8 +572,13 @@ class _Replay(_Texts):
 
     def finding(self, kind: Kind) -> Finding:
         expected = torch.stack([*self._logits, self._logits[-1]])
-        error = self._difference(self._verified(kind, self.distractors), expected)
-        return Finding(error <= _AGREEMENT, error)
+        verified = self._verified(kind, self.distractors)
+        error = self._difference(verified, expected)
+        if self.dtype == torch.float32:
+            return Finding(error <= _AGREEMENT, error)
+        leak = self._difference(self._verified(kind, np.roll(self.distractors, 1)), verified)
+        is_exact = error <= _MOST_ROUNDING * self.usual and leak <= torch.finfo(self.dtype).eps
+        return Finding(is_exact, error, leak=leak)
 
     def _begun(self, kind: Kind) -> Verifier:
         return self._verifier_of_call.copy(self.prompt - 1)

@@ -185,6 +185,24 @@ def test_plain_steps_of_the_call_spare_a_text_that_is_made_up(model_type, length
     assert stats.mat > 1.5 and stats.probe_passes == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "olmo2"])
+def test_in_short_types_steps_are_replayed_among_two_sets_of_branches(model_type, dtype):
+    model = small(model_type, dtype)
+    drafter = Late(model.generate(PROMPT, **GREEDY), 0.9)
+    model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
+    assert drafter.stats.drafted > 0 and drafter.stats.probe_passes == 4
+
+
+def test_a_branch_that_leaks_in_a_short_type_is_seen_beside_the_steps():
+    model = small_llama(torch.bfloat16)
+    own_forward(model, ignore_mask)
+    drafter = Late(model.generate(PROMPT, **GREEDY), 0.9)
+    model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **GREEDY)
+    assert drafter.stats.drafted == 0 and drafter.stats.probe_passes > 4
+    assert "other branches change them" in drafter.stats.reason
+
+
 def test_a_trained_model_replays_its_plain_steps(loaded):
     model, tokenizer = loaded
     memo_of(model).clear()  # other tests have probed it
