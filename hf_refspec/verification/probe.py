@@ -49,8 +49,7 @@ _DISTRACTORS = 8
 _FEW_STEPS = 2  # plain ones, which show that a usual float32 model agrees with its prefill
 _PADDING = 3  # the padding of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
-# Special tokens are among the lowest ids. After a text of them a trained model's logits are flat,
-# and rounding is large compared with their differences.
+# Special tokens are among the lowest ids: after them a trained model's logits are nearly flat.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
 # two texts of three decide. Bits must be the same in all of them.
@@ -235,7 +234,6 @@ def probe(call: ProbedCall) -> Finding:
     exact, passes = 0, own.passes
     if call.steps is not None and len(call.steps.logits) > 2:
         replayed = _found(call, device)
-        logger.debug("%s on %s, replayed: %s", kind.name, type(model).__name__, replayed)
         passes += replayed.passes
         if replayed.exact:
             return replace(replayed, passes=passes)
@@ -329,9 +327,6 @@ class _Texts:
     the dtype. The logits must equal those of the same tokens one after another, up to the error of
     one pass over all of them without a cache, which is right and rounds differently. In float32
     that pass is spared where they agree to [`_AGREEMENT`]; a usual model shows it by two steps.
-
-    The first row keeps three nodes of its path, the second, which is padded, one; then both
-    continue at different positions.
     """
 
     def __init__(
@@ -351,7 +346,9 @@ class _Texts:
         self.passes = 0  # that have run
         self.dtype = dtype or computing_dtype(call.model, device)
         layers = getattr(text_config(call.model), "num_hidden_layers", 1)
-        self.usual = torch.finfo(self.dtype).eps * layers**0.5  # the distance that rounding makes
+        self.usual_rounding = (
+            torch.finfo(self.dtype).eps * layers**0.5
+        )  # the distance that rounding makes
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         # A prefill then runs a token like any step, with nothing that its end decides.
         self.is_usual = (
@@ -406,10 +403,10 @@ class _Texts:
         eps = torch.finfo(self.dtype).eps
         if self.dtype == torch.float32:
             max_rounding = 2 * _SHORT_ROUNDING if rounds_products else _FLOAT32_ROUNDING
-            max_error = max(3 * rounding, 2 * self.usual)
+            max_error = max(3 * rounding, 2 * self.usual_rounding)
         else:
             max_rounding = eps**0.5
-            max_error = _MOST_ROUNDING * max(rounding, self.usual)
+            max_error = _MOST_ROUNDING * max(rounding, self.usual_rounding)
         # A product that depends on other tokens (bitsandbytes in 8 bits) is not rounding.
         max_leak = _FLOAT32_ROUNDING if rounds_products else max(3 * rounding, eps)
         leaks = leak is not None and leak > max_leak
@@ -426,12 +423,8 @@ class _Texts:
         return self._difference(drafted.logits[drafted.roots[0] :], self._at_once()[0])
 
     def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
-        """|logits - reference| relative to the reference's spread: the largest of the rows in
-        float32.
-
-        In shorter types it is the median, since in a mixture of experts rounding may send a token
-        to another expert.
-        """
+        """|logits - reference| relative to the reference's spread: the largest of all tokens' in
+        float32, the median in short types, where rounding may send a token to another expert."""
         logits, reference = logits.float(), reference.float()
         spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
         differences = (logits - reference).norm(dim=-1) / spread
@@ -484,6 +477,7 @@ class _Texts:
         verifier = self._begun(kind)
         draft, path = self._draft(kind, distractors)
         first = verifier.forward(self._rows([self.prompt] * self.rows), [draft] * self.rows)
+        # Then both rows, of which the second is padded, continue at different positions.
         kept = [len(path) - 1, 1][: self.rows]
         verifier.keep([path[:count] for count in kept])
         lengths = [self.prompt + count + 1 for count in kept]
@@ -529,9 +523,7 @@ class _Texts:
         return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
 
     def _rows(self, lengths: Sequence[int]) -> list[FixedTokens]:
-        return [
-            FixedTokens(row[None, :length]) for row, length in zip(self.text, lengths, strict=True)
-        ]
+        return [FixedTokens(row[None, :n]) for row, n in zip(self.text, lengths, strict=True)]
 
     def _draft(self, kind: Kind, distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
         """The path as a chain, or in a tree with all distractors before its first node and one
@@ -577,7 +569,9 @@ class _Replay(_Texts):
         if self.dtype == torch.float32:
             return Finding(error <= _AGREEMENT, error)
         leak = self._difference(self._verified(kind, np.roll(self.distractors, 1)), verified)
-        is_exact = error <= _MOST_ROUNDING * self.usual and leak <= torch.finfo(self.dtype).eps
+        is_exact = (
+            error <= _MOST_ROUNDING * self.usual_rounding and leak <= torch.finfo(self.dtype).eps
+        )
         return Finding(is_exact, error, leak=leak)
 
     def _begun(self, kind: Kind) -> Verifier:
