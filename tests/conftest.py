@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def byte_llama(tokenizer) -> LlamaForCausalLM:
     """A random model of bytes. It soon repeats itself, so that drafts are accepted."""
     return byte_model.byte_llama(len(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory, byte_llama, tokenizer) -> Path:
+    """The model of bytes on disk, with its tokenizer and its chat template."""
+    folder = tmp_path_factory.mktemp("models") / "bytes"
+    byte_llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -52,17 +52,9 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def saved_model(tmp_path_factory, tokenizer, byte_llama) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    byte_llama.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def model(saved_model, tmp_path, monkeypatch) -> list[str]:
+def model(model_folder, tmp_path, monkeypatch) -> list[str]:
     """The arguments that name a model of bytes, in the test's own working folder."""
-    (tmp_path / "model").symlink_to(saved_model)
+    (tmp_path / "model").symlink_to(model_folder)
     monkeypatch.chdir(tmp_path)
     return ["--model", "model", "--device", "cpu"]

@@ -25,7 +25,7 @@ SIZES = ["--vectors", "100", "--graph", "60"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, saved_model, data) -> Iterator[str]:
+def folder(tmp_path_factory, model_folder, data) -> Iterator[str]:
     """What `build` makes of a few files, with names looked up nowhere."""
     path = str(tmp_path_factory.mktemp("retrieval") / "built")
     with pytest.MonkeyPatch.context() as patch:
@@ -34,7 +34,7 @@ def folder(tmp_path_factory, saved_model, data) -> Iterator[str]:
         patch.setattr(retrieval, "python_files", lambda: retrieval.python_stdlib()[:2])
         patch.setattr(retrieval, "FILES", 1)
         patch.setattr(retrieval, "ENTRIES", 40)
-        options = ["--model", str(saved_model), "--device", "cpu", "--data", str(data)]
+        options = ["--model", str(model_folder), "--device", "cpu", "--data", str(data)]
         assert main(["build", path, *options, *DENSE, "--vectors", "200"]) == 0
         yield path
 

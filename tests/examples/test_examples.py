@@ -1,4 +1,4 @@
-"""The examples run with the default model."""
+"""The examples run with the default model, and what trains with a tiny one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRINTED = {
     "grpo.py": "the same weights: True",
     "langchain_retriever.py": "the same: True",
 }
-ARGUMENTS = {"grpo.py": ["--steps", "1", "--rollouts", "2", "--tokens", "8"]}
+TRAINING = ["--steps", "1", "--rollouts", "2", "--tokens", "8", "--model"]
 
 
 def test_each_example_is_tested():
@@ -32,11 +32,12 @@ def test_each_example_is_tested():
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
+def test_an_example_runs(name, model_folder, tmp_path, monkeypatch, capsys):
     if name == "langchain_retriever.py":
         pytest.importorskip("langchain_core")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
+    arguments = [*TRAINING, str(model_folder)] if name == "grpo.py" else []
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert PRINTED[name] in capsys.readouterr().out
 

@@ -16,12 +16,9 @@ from tests.helpers.texts import some_texts
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
+def folder(model_folder) -> str:
     """The folder of a model, with a tokenizer and a chat template."""
-    path = tmp_path_factory.mktemp("models") / "bytes"
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
+    return str(model_folder)
 
 
 @pytest.fixture(scope="session")

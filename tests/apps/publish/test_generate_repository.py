@@ -90,15 +90,13 @@ def test_references_and_a_datastore_leave_the_ids_plain(
 
 
 def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(
-    byte_llama, tokenizer, tmp_path, hub, monkeypatch, capsys
+    model_folder, tmp_path, hub, monkeypatch, capsys
 ):
-    byte_llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
     script = f"""
         import sys
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        tokenizer = AutoTokenizer.from_pretrained({str(tmp_path / "model")!r})
-        model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})
+        tokenizer = AutoTokenizer.from_pretrained({str(model_folder)!r})
+        model = AutoModelForCausalLM.from_pretrained({str(model_folder)!r})
         inputs = tokenizer({PROMPT!r}, return_tensors="pt", return_token_type_ids=False)
         plain = model.generate(**inputs, max_new_tokens=40)
         print("hf_refspec" in sys.modules)
