@@ -372,17 +372,24 @@ def test_bad_grammars_are_refused(tokenizer, given, error, message):
         rs.GrammarDrafts(tokenizer, **given)
 
 
+NESTED = [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]
+
+
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "text"),
     [
-        {"type": "object", "properties": {"a": {"$ref": "#"}}},
-        {"type": "array", "items": {"$ref": "#"}},
-        {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]},
-        {**ENDLESS, "properties": {"a": {"$ref": "#named"}}, "$defs": {"x": ANCHOR}},
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, '{"a": {"a": {}}}'),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[], [[]]]"),
+        ({"anyOf": NESTED}, "[null, [null]]"),
+        ({**ENDLESS, "properties": {"a": {"$ref": "#named"}}, "$defs": {"x": ANCHOR}}, '{"a": 1}'),
     ],
 )
-def test_schemas_that_contain_themselves_and_end(tokenizer, schema):
-    assert rs.GrammarDrafts(tokenizer, json_schema=schema).processor() is not None
+def test_schemas_that_contain_themselves_and_end(tokenizer, schema, text):
+    grammar = rs.GrammarDrafts(tokenizer, json_schema=schema)
+    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    with drafter_call(grammar, [np.array([5])], len(tokenizer)):
+        assert len(grammar.prune(DraftTree.chain(ids))) == len(ids)
+        assert len(grammar.prune(DraftTree.chain(ids[:-2] + ids[-1:]))) == len(ids) - 2
 
 
 CALL = 'start: "<tool_call>\\n" %json {"const": 1} "\\n</tool_call>"'
