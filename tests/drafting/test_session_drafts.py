@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -174,19 +174,14 @@ def test_threads_with_one_cache(byte_llama):
     prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
     options = {"max_new_tokens": 24, "do_sample": False}
     plain = [byte_llama.generate(prompt, **options).tolist() for prompt in prompts]
-    wrong = []
 
-    def generate(drafter):
-        for prompt, ids in zip(prompts, plain, strict=True):
-            out = byte_llama.generate(prompt, candidate_generator=drafter, **options)
-            if out.tolist() != ids:
-                wrong.append((out, ids))
+    def texts(drafter):
+        return [
+            byte_llama.generate(prompt, candidate_generator=drafter, **options).tolist()
+            for prompt in prompts
+        ]
 
     drafters = [cache, cache.fork(), rs.ReferenceCopy() | cache.fork()]
-    threads = [threading.Thread(target=generate, args=(drafter,)) for drafter in drafters]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(texts, drafters)] == [plain] * 3
     assert len(cache) == 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import resource
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,25 +100,17 @@ def test_forks_share_the_table_and_copies_do_not():
 
 def test_threads_may_learn_into_one_table():
     drafter = TokenRecycling(max_contexts=50)
-    failed = []
 
-    def work(fork: TokenRecycling, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        try:
-            with drafter_call(fork, [PROMPT], VOCAB_SIZE):
-                for _ in range(200):
-                    tree = fork.draft(16, Call()).checked(VOCAB_SIZE)
-                    expected = random.integers(0, 40, len(tree) + 1)
-                    fork.observe(observed(random.integers(0, 40, 1), tree, expected))
-        except Exception as error:
-            failed.append(error)
+    def work(seed: int) -> None:
+        random, fork = np.random.default_rng(seed), drafter.fork()
+        with drafter_call(fork, [PROMPT], VOCAB_SIZE):
+            for _ in range(200):
+                tree = fork.draft(16, Call()).checked(VOCAB_SIZE)
+                expected = random.integers(0, 40, len(tree) + 1)
+                fork.observe(observed(random.integers(0, 40, 1), tree, expected))
 
-    threads = [threading.Thread(target=work, args=(drafter.fork(), i)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(work, range(4))] == [None] * 4
     assert 50 * 7 // 8 <= len(drafter) <= 50  # a full table gives up an eighth
 
 

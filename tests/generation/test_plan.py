@@ -30,28 +30,16 @@ LONG = {
     "rope_theta": 10_000.0,
     "original_max_position_embeddings": 32,
 }
-
-
+LONG_PHI = {
+    "rope_parameters": LONG,
+    "max_position_embeddings": 128,
+    "original_max_position_embeddings": 32,
+}
 SCALED = {
     "dynamic llama": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
     "longrope llama": ("llama", {"rope_parameters": LONG, "max_position_embeddings": 128}),
-    "longrope phi3": (
-        "phi3",
-        {
-            "rope_parameters": LONG,
-            "max_position_embeddings": 128,
-            "original_max_position_embeddings": 32,
-        },
-    ),
-    "longrope phi3 with a window": (
-        "phi3",
-        {
-            "rope_parameters": LONG,
-            "max_position_embeddings": 128,
-            "original_max_position_embeddings": 32,
-            "sliding_window": 16,
-        },
-    ),
+    "longrope phi3": ("phi3", LONG_PHI),
+    "longrope phi3 with a window": ("phi3", {**LONG_PHI, "sliding_window": 16}),
 }
 
 

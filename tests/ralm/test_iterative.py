@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 import hf_refspec as rs
 from hf_refspec.ralm import iterative
@@ -20,7 +20,7 @@ from hf_refspec.ralm.iterative import PassageEntries
 from hf_refspec.ralm.options import RalmSpeculation
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.verification import passes
-from tests.helpers.architectures import VOCAB_SIZE
+from tests.helpers.architectures import small
 from tests.helpers.bag_of_tokens import BagOfTokens
 from tests.helpers.drafters import Fixed
 from tests.helpers.iterative_texts import BOS, GREEDY, PROMPT, by_definition, generate
@@ -176,23 +176,8 @@ class OnePassage(BagOfTokens):
         return np.ones(16, dtype=np.float32)
 
 
-def small_llama(positions: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=positions,
-        initializer_range=0.25,
-        bos_token_id=BOS,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def test_a_passage_that_is_too_long_is_cut_at_its_end():
-    model = small_llama(positions=64)
+    model = small("llama", max_position_embeddings=64)
     tokens = np.arange(3, 93)
     room = 64 - PROMPT.shape[1] - 20
     long = generate(model, OnePassage(tokens), max_new_tokens=20, **GREEDY).tolist()

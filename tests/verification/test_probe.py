@@ -220,16 +220,17 @@ def keep_in_order(entries, done, paths):
     return [row.length - entries.prior_length for row in entries.rows]
 
 
+def refuse(usual, input_ids, **kwargs):
+    """A forward that takes one token at a time."""
+    if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
+        raise NotImplementedError("one token at a time")
+    return usual(input_ids=input_ids, **kwargs)
+
+
 @pytest.mark.parametrize("fault", ["mask", "keep", "raises"])
 def test_steps_that_a_tree_does_not_repeat_are_left_to_another_text(fault, monkeypatch):
     """The steps can show that trees are exact, and no more: the other text then refuses them."""
     model = small_llama()
-
-    def refuse(usual, input_ids, **kwargs):
-        if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
-            raise NotImplementedError("one token at a time")
-        return usual(input_ids=input_ids, **kwargs)
-
     if fault == "keep":
         monkeypatch.setattr(InPlaceEntries, "keep", keep_in_order)
     else:
@@ -276,12 +277,6 @@ def test_running_out_of_memory_and_an_interrupt_are_no_findings(rows, error):
 
 def test_any_other_exception_of_a_model_is_a_finding(caplog):
     model = small_llama()
-
-    def refuse(usual, input_ids, **kwargs):
-        if input_ids.shape[1] > 1 and caches.find_cache(kwargs).get_seq_length() > 0:
-            raise NotImplementedError("one token at a time")
-        return usual(input_ids=input_ids, **kwargs)
-
     own_forward(model, refuse)
     assert_lossless(model, Noise())
     assert "NotImplementedError('one token at a time')" in caplog.text
