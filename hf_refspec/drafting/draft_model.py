@@ -260,7 +260,7 @@ class DraftedPath:
         return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
     def is_among(self, estimates: DraftTree, count: int) -> bool:
-        """True if the next node could be one of `count` most probable ones of `tree`."""
+        """True if the next node is among the `count` most probable of `estimates`."""
         probs = estimates.probs
         return not self.nodes or int((probs > probs[self.nodes[-1]]).sum()) < count
 
