@@ -113,7 +113,6 @@ def accept(
     tokens on any device but a CPU. Otherwise the host waits once per accepted depth.
     """
     logits = result.logits  # (N, vocab_size)
-    limits.remember(rows, logits)
     is_same_model = limits.watch(rows)
     k = max(row.drafter.observed_top_k for row in rows)
     # No token waits for kernels.

@@ -252,12 +252,12 @@ class DraftLimits:
         return self.refused is None
 
     def remember(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
-        """Keeps the logits `(1, vocab_size)` of the prompt and of the first plain steps, which a
-        probe of the verifier replays."""
+        """Keeps the logits `(1, vocab_size)` of the prompt and of the first plain steps, each of
+        which has added a token to the row; a probe of the verifier replays them."""
         if self._is_probed:
             return
         text = rows[0].seen
-        steps = self._call.steps or PlainSteps(self.verifier, text, len(text), [])
+        steps = self._call.steps or PlainSteps(self.verifier, text, len(text) - 1, [])
         if len(steps.logits) <= _REPLAYED:
             steps.logits.append(logits[0])
         self._call = self._call._replace(steps=steps)
