@@ -51,10 +51,9 @@ from hf_refspec.ralm.run import LEARNED
 from hf_refspec.ralm.stats import RalmStats
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
-from hf_refspec.retrieval.flat import index_type
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase, TextEncoder, load_encoder
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.retrieval.vector_index import Index, squared_lengths
+from hf_refspec.retrieval.vector_index import Index, index_type, squared_lengths
 from hf_refspec.verification.model_memo import memo_of
 from hf_refspec.warm_up import warmup
 

@@ -13,8 +13,7 @@ from numba import config
 
 import hf_refspec as rs
 from hf_refspec.apps.cli.main import main
-from hf_refspec.retrieval.flat import FlatIndex
-from hf_refspec.retrieval.vector_index import squared_lengths
+from hf_refspec.retrieval.vector_index import FlatIndex, squared_lengths
 from tests.helpers.architectures import VOCAB_SIZE
 from tests.helpers.calls import PROMPT, assert_lossless
 from tests.helpers.datastores import write_store

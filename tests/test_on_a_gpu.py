@@ -16,8 +16,12 @@ from accelerate import dispatch_model
 
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
-from hf_refspec.retrieval.vector_index import squared_lengths
+from hf_refspec.retrieval.vector_index import (
+    FaissFlatIndex,
+    FlatIndex,
+    finds_gpus,
+    squared_lengths,
+)
 from tests.helpers.architectures import ARCHITECTURES, small
 from tests.helpers.calls import RANDOM_PROMPT as PROMPT
 from tests.helpers.calls import compiled_anywhere

@@ -97,7 +97,7 @@ class RaLMSeq:
         return self.retriever.begin([query.value for query in queries], count)
 
     def _wait(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        """Waits for a search; returns the result of each query, and the search's seconds."""
+        """The results of a search's queries, and its seconds."""
         (truths, seconds), waited = self._timed(self.retriever.finish, search)
         self.stats.add(waiting_seconds=waited, search_seconds=seconds)
         return truths, seconds
@@ -181,7 +181,7 @@ class RaLMSpec(RaLMSeq):
     _abandoned: list[RunningSearch] = field(init=False, default_factory=list)
 
     def run(self) -> None:
-        """Generates the whole text; if a guess from earlier ids fails, again without these."""
+        """As above; if a guess from earlier ids fails, without these from there on."""
         while True:
             try:
                 self._generate()
@@ -216,22 +216,22 @@ class RaLMSpec(RaLMSeq):
             if not self._running:
                 self._speculate_stride()
             self._speculate_while_searching()
-            guess = self._guess_for_waiting()
+            oldest = self._running[0]
+            guess = None
+            if oldest.waits and self.scheduler.learning_pays:
+                guess = self._guess(oldest.queries[-1])
             self._guessing = False
             self._verify(guess)
 
     def _speculate_stride(self) -> None:
         """Speculates the steps of a stride, and begins the search that verifies them."""
-        stride = self._stride(len(self._pending))
+        if self.speculation.stride == "os3":
+            stride = self.scheduler.stride(len(self._pending))
+        else:
+            stride = max(self.speculation.stride, len(self._pending) + 1)
         while len(self._pending) < stride - 1 and not self.text.finished:
             self._speculate_next()
         self._search(stride)
-
-    def _stride(self, pending: int) -> int:
-        """The queries of the next search, given how many steps await one."""
-        if self.speculation.stride == "os3":
-            return self.scheduler.stride(pending)
-        return max(self.speculation.stride, pending + 1)
 
     def _search(self, stride: int) -> None:
         """Begins a search with the queries of pending steps and of the one after them."""
@@ -277,16 +277,10 @@ class RaLMSpec(RaLMSeq):
         apart = self.scheduler.measured.search(1) / self.retriever.concurrent_searches
         return self.clock() - newest.search.began >= apart
 
-    def _guess_for_waiting(self) -> Retrieved | None:
-        """The guess for the step that waits for the oldest search, to learn gamma, if it pays."""
-        oldest = self._running[0]
-        pays = oldest.waits and self.scheduler.learning_pays
-        return self._guess(oldest.queries[-1]) if pays else None
-
     def _verify(self, guess: Retrieved | None) -> None:
         """Waits for the oldest search, keeps the right steps, and generates the one after them.
 
-        `guess` is for the step that waits, if it was guessed."""
+        A `guess` for the step that waits is compared, so that gamma is learned from it."""
         verification = self._running[0]
         measured = self.scheduler.measured
         waited = self.stats.waiting_seconds - verification.waited_before

@@ -46,9 +46,8 @@ class RunningSearch:
 class CheckedRetriever:
     """Searches in threads of its own, and checks that a step gets passages and finite scores.
 
-    The threads end with `close`, or when the retriever returns. An answer with fewer than the `k`
-    passages that a step needs is valid only if there are no more.
-    """
+    An answer with fewer than the `k` passages that a step needs is valid only if there are no more.
+    The threads end with `close`, or when the retriever returns."""
 
     def __init__(
         self, retriever: Retriever, k: int, clock: Callable[[], float] = perf_counter
@@ -91,12 +90,12 @@ class CheckedRetriever:
             for _, answer in zip(search.queries, answers, strict=True)
         ]
         self._most_found = max(self._most_found, *map(len, checked))
-        for answer in checked:
-            if len(answer) < min(self._k, self._most_found):
-                raise RalmError(
-                    f"{self._name}.search returned {len(answer)} of the {self._k} passages that a "
-                    f"step needs, though there are {self._most_found} or more."
-                )
+        fewest = min(map(len, checked))
+        if fewest < min(self._k, self._most_found):
+            raise RalmError(
+                f"{self._name}.search returned {fewest} of the {self._k} passages that a step "
+                f"needs, though there are {self._most_found} or more."
+            )
         return checked, seconds
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:

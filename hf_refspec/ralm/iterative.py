@@ -1,8 +1,7 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
 The model's input is a passage, the prompt and the output; the next passage replaces the earlier
-one. The last few passages keep their caches, so that a passage that comes back costs no prefill;
-for one that was read in an earlier call only prompt and output run, see [`PassageEntries`]. The
+one. The caches of the last few contexts are kept, and those of passages also for later calls. The
 model computes the same with speculation and without: a passage is always a pass of its own, the
 rest follows in passes that depend only on the earlier passages, and undoing a step restores every
 cache.
@@ -62,7 +61,7 @@ from ..verification.probe import select_verifier
 from ..verification.verifier import CHAIN, PLAIN, TREE, Kind, Verifier
 from .checked_search import RalmError, call
 from .options import RalmSpeculation
-from .run import RowText, checked_speculation, generate_row
+from .run import RowText, checked_speculation
 from .stats import RalmStats
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
@@ -105,8 +104,8 @@ def iterative_ralm(  # noqa: D417
     `generate` prepares all arguments but these:
 
     Args:
-        retriever ([`Retriever`]): Finds the passages, whose tokens are those of the model's
-            tokenizer. A passage that is too long for the context is cut at its end.
+        retriever ([`Retriever`]): Finds the passages, in tokens of the model. A passage that is too
+            long for the context is cut at its end.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, needed for `stop_strings`.
             Without it the generation config tells which token is BOS.
         generation_stride (`int`, *optional*, defaults to 4): Tokens between two retrievals.
@@ -131,10 +130,8 @@ def iterative_ralm(  # noqa: D417
     _check_prepared(model_kwargs)
     check_count("generation_stride", generation_stride)
     check_count("query_length", query_length)
-    drafts = drafter is not None and drafting_kernels.ready()
-    if drafter is None or not drafts:  # the kernels are being compiled in the background
-        drafter = Drafter()
-    drafter = as_drafter(drafter, "`drafter`")
+    drafts = drafter is not None and drafting_kernels.ready()  # or being compiled
+    drafter = as_drafter(drafter if drafts else Drafter(), "`drafter`")
     vocab_size = vocab_size_of(model)
     base = getattr(retriever, "knowledge_base", None)
     if isinstance(base, KnowledgeBase):
@@ -148,6 +145,7 @@ def iterative_ralm(  # noqa: D417
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config, drafter=drafter)
     text = IterativeText(
         row=row,
+        streamer=streamer,
         model=model,
         generation_config=generation_config,
         model_kwargs=model_kwargs,
@@ -158,10 +156,9 @@ def iterative_ralm(  # noqa: D417
         drafts=drafts,
         stride=generation_stride,
         query_length=query_length,
-        streamer=streamer,
     )
     with drafter_call(drafter, [prompt], vocab_size, memo=memo_of(model)):
-        generate_row(text, retriever, speculation, 1, ralm_stats)
+        text.generate(retriever, speculation, 1, ralm_stats)
         # A session cache remembers the whole text without passages.
         drafter.begin(prompt, vocab_size)
         drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
@@ -188,8 +185,7 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
 
 def _check_prepared(model_kwargs: dict[str, Any]) -> None:
     """Refuses arguments that describe the prompt alone."""
-    wrong = [name for name, value in model_kwargs.items() if value is not None]
-    wrong = [name for name in wrong if name not in _PREPARED]
+    wrong = [k for k, value in model_kwargs.items() if value is not None and k not in _PREPARED]
     wrong += [CACHE_NAME] * belongs_to_caller(find_cache(model_kwargs))
     if wrong:
         raise ValueError(
@@ -350,17 +346,16 @@ class IterativeText(RowText):
         return self._passages[passage_id]
 
     def _new_context(self, passage: np.ndarray) -> Context:
-        """The context of a passage, int64 of shape `(n,)`; what was kept of it is cached."""
+        """The context of a passage, int64 of shape `(n,)`, with what is kept of it."""
         before, after = np.split(self.prompt, [int(self.has_bos)])
         prefix = torch.from_numpy(np.concatenate([before, passage, after]))[None]
         prefix = prefix.to(self.row.ids.device)
         kwargs = self.model_kwargs
         if find_cache(kwargs) is not None:
-            total = prefix.shape[1] + len(self.row.output)
-            mask = prefix.new_ones((1, total))
+            mask = prefix.new_ones((1, prefix.shape[1] + len(self.row.output)))
             kwargs = fresh_kwargs(self.model, kwargs, mask)
             # The prefill needs a token after the passage.
-            length = min(len(before) + len(passage), total - 1)
+            length = min(len(before) + len(passage), mask.shape[1] - 1)
             if length and self._kind in (TREE, CHAIN):
                 kwargs[cache_name(kwargs)] = self._read(prefix[:, :length])
                 # Its length shows that the ids include the cached ones.
@@ -376,9 +371,8 @@ class IterativeText(RowText):
         cache = self._entries.get(key)
         if cache is None:
             kwargs = fresh_kwargs(self.model, self.model_kwargs, torch.ones_like(ids))
-            outputs = run_prompts(
-                self.model, ids, self.generation_config, kwargs, self._rounds_prompts
-            )
+            config = self.generation_config
+            outputs = run_prompts(self.model, ids, config, kwargs, self._rounds_prompts)
             cache = find_cache({**kwargs, **outputs})  # some models return none
             assert cache is not None
             self._entries.add(key, cache)
@@ -389,14 +383,10 @@ class PassageEntries:
     """The caches of passages that one state of a model has read, up to `max_bytes`.
 
     The least recently used are dropped first. A passage comes first in the model's input, so that
-    its keys and values depend on nothing else.
-
-    Attributes:
-        bytes (`int`): The size of all keys and values that are kept.
-    """
+    its keys and values depend on nothing else."""
 
     def __init__(self, model_state: tuple[Any, ...], max_bytes: int) -> None:
-        self.bytes = 0
+        self.bytes = 0  # of all keys and values that are kept
         self._model_state = model_state
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, tuple[Cache, int]] = OrderedDict()  # oldest first

@@ -32,9 +32,8 @@ from ..corpus.documents import open_source
 from ..corpus.tokenise import Window, windows
 from ..corpus.untrusted import printable
 from ..notebooks import is_hidden
-from ..retrieval.flat import index_type
 from ..retrieval.retriever import Retrieved
-from ..retrieval.vector_index import Index, squared_lengths
+from ..retrieval.vector_index import Index, index_type, squared_lengths
 from ..store.files import FileEntry, new_folder, read_arrays, write_arrays
 from ..store.folder_config import FolderConfig
 from ..store.stored_folder import StoredFolder
@@ -82,9 +81,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     Args:
         path (`str` or `Path`): The folder.
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, on GPUs if
-            faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
-            graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries
-            and holds a copy of the keys.
+            faiss-gpu finds some; or approximate search in a graph (FAISS, extra `retrieval`), which
+            takes minutes to build for a million entries. Either holds a copy of the keys.
         threads (`int`, *optional*): As in [`DenseRetriever`].
 
     Attributes:
@@ -185,27 +183,22 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokenizer = text_tokenizer(tokenizer)
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
-        with recorded(model, layer):  # a model without the layer is refused before work starts
-            pass
+        fingerprint = model_fingerprint(model, layer)
         source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
         with new_folder(path) as folder:
             keys, values = read_documents(
                 source.documents, tokenizer, model, layer, max_entries, progress
             )
             entries, dimension = keys.shape
-            stored = keys.astype(key_dtype, copy=False)
-            norms = squared_lengths(stored)
+            keys = keys.astype(key_dtype, copy=False)
+            norms = squared_lengths(keys)
             if not np.isfinite(norms).all():
                 remedy = 'try "float32"' if key_dtype == "float16" else "is the model damaged?"
                 raise ValueError(
                     f"the model's hidden states are not finite as {key_dtype}; {remedy}"
                 )
-            arrays = {
-                "keys": stored,
-                "norms": norms,
-                "values": values,
-                "model_fingerprint": model_fingerprint(model, layer),
-            }
+            arrays = {"keys": keys, "norms": norms, "values": values}
+            arrays["model_fingerprint"] = fingerprint
             KnnConfig.made_for(
                 tokenizer,
                 model=public_name(model),
@@ -225,12 +218,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             return
         config = self.config
         vocab_size = text_config(model).vocab_size
-        found = model_fingerprint(model, config.layer)
-        same = vocab_size == config.vocab_size and found.shape == self._fingerprint.shape
-        if same:
-            difference = np.linalg.norm(found - self._fingerprint)
-            same = difference <= _FINGERPRINT_TOLERANCE * np.linalg.norm(self._fingerprint)
-        if not same:
+        stored, found = self._fingerprint, model_fingerprint(model, config.layer)
+        same = vocab_size == config.vocab_size and found.shape == stored.shape
+        largest = _FINGERPRINT_TOLERANCE * np.linalg.norm(stored)
+        if not (same and np.linalg.norm(found - stored) <= largest):
             raise ValueError(
                 f"knn_datastore was made with another model ({printable(config.model)}, a "
                 f"vocabulary of {config.vocab_size}, hidden states of {config.dimension} numbers) "
@@ -302,8 +293,7 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
     """Records a layer's hidden states in every forward pass of this thread inside the context.
 
     `"last_mlp"` is the input of the last feed-forward block, after the layer norm (Khandelwal et
-    al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output.
-    """
+    al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output."""
     seen = HiddenStates()
     thread = get_ident()
 

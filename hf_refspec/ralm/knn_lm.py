@@ -33,7 +33,7 @@ from ..verification.caches import find_cache
 from ..verification.verifier import PLAIN, Verifier
 from .knn_datastore import HiddenStates, KnnDatastore, recorded
 from .options import RalmSpeculation
-from .run import RowText, checked_speculation, generate_row
+from .run import RowText, checked_speculation
 from .stats import RalmStats
 
 # With more neighbours the request cache is nearly always right, and looking up the entries after
@@ -98,7 +98,7 @@ def knn_lm(  # noqa: D417
     with recorded(model, knn_datastore.config.layer) as hidden:
         verifier = Verifier(PLAIN, model, generation_config, model_kwargs)
         text = KnnText(row, streamer, verifier, hidden, mixture)
-        generate_row(text, retriever, speculation, mixture.k, ralm_stats, neighbours)
+        text.generate(retriever, speculation, mixture.k, ralm_stats, neighbours)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return decoder_output(row.ids, verifier.entries.cache)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# The paper's settings, with prefetching or the scheduler on and off.
-_PREFETCH, _NO_PREFETCH = 20, 1
-_FIXED_STRIDE = 3
-_PUBLISHED_MAX_GAMMA = 0.6
+_PREFETCH = 20
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,10 @@ class RalmSpeculation:
             The cap of gamma, the probability that a step is right: 0.6 in the paper. With a cap,
             the scheduler is the paper's: it estimates gamma from the last five verifications of the
             call, at most one step is speculated during an asynchronous verification, and the
-            request cache of a kNN-LM takes the next 10 entries after each retrieved one. By default
-            (`None`) gamma may come close to 1, all steps that pay are speculated during a
-            verification, and the next call of a retriever begins with these estimates and the ids
-            retrieved last, so that it may guess its first search; a kNN-LM then takes the next
-            entries with at most 128 neighbours.
+            request cache of a kNN-LM takes the next 10 entries after each retrieved one. Without
+            one, all steps that pay are speculated during a verification, the next call of a
+            retriever begins with the estimates of this one and the ids retrieved last, and a kNN-LM
+            takes the next entries with at most 128 neighbours.
     """
 
     prefetch: int = _PREFETCH
@@ -45,13 +41,12 @@ class RalmSpeculation:
 
     @classmethod
     def parse(cls, text: str | RalmSpeculation | None) -> RalmSpeculation | None:
-        """Reads the option `speculation`: letters of what is on, as in the paper's tables.
+        """Reads the option `speculation`, as the paper's tables write it.
 
         Args:
             text (`str`, `RalmSpeculation`, *optional*): The letters `"p"` (prefetching), `"s"`
                 (stride scheduler) and `"a"` (asynchronous verification), in any order; `""`
-                speculates with a stride of 3 and nothing else. `None` is the baseline, which does
-                not speculate.
+                speculates with a stride of 3 and nothing else. `None` does not speculate.
 
         Raises:
             ValueError: If it has other letters, or one twice.
@@ -60,27 +55,26 @@ class RalmSpeculation:
 
     @classmethod
     def published(cls, text: str) -> RalmSpeculation:
-        """The letters with the settings of the authors' scripts.
+        """As `parse`, with the settings of the authors' scripts.
 
-        These are `max_gamma=0.6`, and prefetching at the first search of a call alone
-        (`prefetch_searches="all"` is the paper's text). The published kNN-LM is `"s"`: the next
-        entries take the place of prefetching, and verification is not asynchronous.
+        These are `max_gamma=0.6`, and prefetching at the first search of a call alone. The
+        published kNN-LM is `"s"`: the next entries take the place of prefetching.
 
         Three things differ: a verification takes `b0 + b1 * stride`, passages keep their keys and
         values (for the baseline as well), and asynchronous verification runs in real time instead
-        of being computed. Arguments and exceptions are as in [`RalmSpeculation.parse`]."""
-        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, prefetch_searches="first")
+        of being computed."""
+        return cls(**_switched(text), max_gamma=0.6, prefetch_searches="first")
 
 
 def _switched(text: str) -> dict[str, Any]:
-    """The arguments of a `RalmSpeculation` by the letters of what is on."""
+    """The arguments of a `RalmSpeculation`, with the paper's numbers, by letters."""
     if not set(text) <= set("psa") or len(set(text)) < len(text):
         raise ValueError(
             'speculation must be of the letters "p" (prefetching), "s" (stride scheduler) and "a" '
             f"(asynchronous verification), each at most once, but is {text!r}"
         )
     return {
-        "prefetch": _PREFETCH if "p" in text else _NO_PREFETCH,
-        "stride": "os3" if "s" in text else _FIXED_STRIDE,
+        "prefetch": _PREFETCH if "p" in text else 1,
+        "stride": "os3" if "s" in text else 3,
         "asynchronous": "a" in text,
     }

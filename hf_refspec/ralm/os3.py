@@ -103,14 +103,12 @@ class SearchSeconds:
 
     The slope is the median slope between any two of them with batches of different sizes
     (Theil-Sen), so that a disturbed search, as the first one often is, does not count. Before sizes
-    differ, b1 is taken to be the fraction `per_query` of a search for one query.
-    """
+    differ, b1 is the `fraction` of a search for one query."""
 
-    def __init__(self, per_query: float = 0.0) -> None:
+    def __init__(self, fraction: float = 0.0) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
-        self._fraction = per_query
-        self.fixed = 0.0
-        self.per_query = 0.0
+        self._fraction = fraction
+        self.fixed = self.per_query = 0.0
 
     def __call__(self, batch: Any) -> Any:
         """The expected seconds of a search for `batch` queries (`int` or int array)."""
@@ -187,7 +185,7 @@ class Measured:
             self._unexpected_contention = slower - self._expected_contention
 
     def record_search(self, batch: int, seconds: float, busy_seconds: float) -> None:
-        """Adds a search, and for how long steps ran meanwhile."""
+        """Adds a search, during which steps ran for `busy_seconds`."""
         slowed = min(busy_seconds, seconds) * (1 - 1 / self.contention)
         self.search.record(batch, seconds - slowed)
 
@@ -227,20 +225,16 @@ class StrideScheduler:
 
 
 class WaitingScheduler:
-    """Our scheduler, which may choose not to speculate.
+    """Our scheduler, which may choose not to speculate: a stride of 1 is the baseline.
 
-    The last query of a search is that of the next step, which waits for the result unless guessing
-    it meanwhile pays. A stride of 1 is the baseline. The paper's objective is exact for this: the
-    last step that a search reaches, either the first wrong one or the one that waited, is generated
-    with the truth.
-    """
+    The last query of a search is the next step's, which waits for the result unless guessing it
+    meanwhile pays. The paper's objective is exact for this: the last step that a search reaches,
+    either the first wrong one or the one that waited, is generated with the truth."""
 
     def __init__(self, asynchronous: bool, exact: bool) -> None:
-        # The usual guesses; the first guess of a request, which is taken from the ids of earlier
-        # ones; and the guesses after it while all have been right.
         self._usual = Gamma()
-        self._first = Gamma(_PRIOR_WRONG_FIRST)
-        self._all_right = Gamma()
+        self._first = Gamma(_PRIOR_WRONG_FIRST)  # of a request, from the ids of earlier ones
+        self._all_right = Gamma()  # of those after it while all have been right
         self.gamma = self._usual  # of the next guess
         per_query = _PER_QUERY_EXACT if exact else _PER_QUERY
         self.measured = Measured(per_query, _MOST_CONTENTION)

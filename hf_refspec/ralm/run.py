@@ -47,14 +47,13 @@ def generate_with_retrieval(
 ) -> RalmStats:
     """Generates until the text is finished and every step of it is verified.
 
-    A `RalmError` leaves the text with its verified steps alone. The retriever is searched in
-    another thread, and keeps what was learned of it for the next call.
+    A `RalmError` leaves the text with its verified steps alone. The retriever keeps what was
+    learned of it for the next call.
 
     Args:
         text ([`Text`]): The text that is generated.
-        retriever ([`Retriever`]): Searched before the steps.
-        speculation ([`RalmSpeculation`], *optional*): `None` for the baseline (RaLMSeq): a search
-            before every step.
+        retriever ([`Retriever`]): Searched in another thread.
+        speculation ([`RalmSpeculation`], *optional*): `None` for the baseline, RaLMSeq.
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones for the request cache (spatial locality; section 5.3).
@@ -73,17 +72,12 @@ def generate_with_retrieval(
         setting = (k, *astuple(speculation))
         known, earlier = learned.get(setting, (None, NO_IDS))
         scheduler = deepcopy(known) or _new_scheduler(retriever, speculation)
+        # A search and a step slow each other down if there are too few cores.
+        search_threads = getattr(retriever, "search_threads", 0)
+        busy = search_threads + model_threads if search_threads else 1  # or it searches elsewhere
+        contention = max(busy / usable_cores(), 1.0)
         request = RaLMSpec(
-            text=text,
-            retriever=checked,
-            k=k,
-            stats=stats,
-            clock=clock,
-            speculation=speculation,
-            scheduler=scheduler,
-            neighbours=neighbours,
-            expected_contention=_expected_contention(retriever, model_threads),
-            earlier=earlier,
+            text, checked, k, stats, clock, speculation, scheduler, neighbours, contention, earlier
         )
         request.run()
         stats.contention = scheduler.measured.contention
@@ -94,12 +88,10 @@ def generate_with_retrieval(
 class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     """Schedulers and retrieved ids (the newest first) of a retriever's calls, by setting.
 
-    An entry is replaced, never changed, so that threads can share it. A deep copy or pickle of the
-    retriever begins with nothing.
-    """
+    An entry is replaced, never changed, so that threads can share it."""
 
     def __reduce__(self) -> tuple[type[Learned], tuple]:
-        return Learned, ()
+        return Learned, ()  # a copy of the retriever has learned nothing
 
     @classmethod
     def for_retriever(cls, retriever: Any, speculation: RalmSpeculation) -> Learned:
@@ -112,10 +104,10 @@ class Learned(dict[tuple, tuple[Scheduler, np.ndarray]]):
     def keep(
         self, setting: tuple, scheduler: Scheduler, retrieved: np.ndarray, earlier: np.ndarray
     ) -> None:
-        """Keeps the scheduler of a request, and the ids (the newest first) that were retrieved.
+        """Keeps the scheduler of a request, and the ids that it `retrieved` (int64, `(m,)`).
 
-        The request began with the ids `earlier` (int64, `(n,)`) and `retrieved` others (int64,
-        `(m,)`); requests that have ended meanwhile add theirs."""
+        It began with the ids `earlier` (int64, `(n,)`); requests that have ended meanwhile have
+        added theirs."""
         _, now = self.get(setting, (None, NO_IDS))
         others = now[~(np.isin(now, earlier) | np.isin(now, retrieved))]
         measured = scheduler.measured
@@ -131,14 +123,6 @@ def _new_scheduler(retriever: Any, speculation: RalmSpeculation) -> Scheduler:
         return StrideScheduler(gamma, speculation.asynchronous)
     exact = getattr(retriever, "index", None) == "flat"
     return WaitingScheduler(speculation.asynchronous, exact)
-
-
-def _expected_contention(retriever: Any, model_threads: int) -> float:
-    """The factor by which a search and a step slow each other down if there are too few cores.
-
-    It is 1 for a retriever without `search_threads`, which searches elsewhere."""
-    search_threads = getattr(retriever, "search_threads", 0)
-    return max((search_threads + model_threads) / usable_cores(), 1.0) if search_threads else 1.0
 
 
 def _check_prefetch(retriever: Any, speculation: RalmSpeculation, k: int) -> None:
@@ -176,13 +160,34 @@ def checked_speculation(
 
 
 @dataclass
-class RowText:
-    """A text in a row, see [`~algorithm.Text`], whose verified tokens are streamed.
+class RowText(Text):
+    """A text in a row, whose verified tokens are streamed.
 
     Each step has the row's mark `before` it and its `end`, the length of the row after it."""
 
     row: Row
-    streamer: BaseStreamer | None  # receives each token once it is verified
+    streamer: BaseStreamer | None
+
+    def generate(
+        self,
+        retriever: Retriever,
+        speculation: RalmSpeculation | None,
+        k: int,
+        stats: RalmStats | None,
+        neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:
+        """As `generate_with_retrieval`; a `RalmError` carries the verified part of the row."""
+        ids = self.row.ids
+        if self.streamer is not None:
+            self.streamer.put(ids.cpu())
+        threads = torch.get_num_threads() if ids.device.type == "cpu" else 1
+        try:
+            generate_with_retrieval(self, retriever, speculation, k, neighbours, stats, threads)
+        except RalmError as error:
+            error.text_ids = self.row.ids[0].tolist()
+            raise
+        if self.streamer is not None:
+            self.streamer.end()
 
     @property
     def finished(self) -> bool:
@@ -194,33 +199,3 @@ class RowText:
         if self.streamer is not None and steps:
             for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
                 self.streamer.put(token[None])
-
-
-def generate_row(
-    text: Any,
-    retriever: Retriever,
-    speculation: RalmSpeculation | None,
-    k: int,
-    stats: RalmStats | None,
-    neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> None:
-    """Generates a [`RowText`]; a `RalmError` carries the verified part of the row."""
-    row = text.row
-    if text.streamer is not None:
-        text.streamer.put(row.ids.cpu())
-    try:
-        on_cpu = row.ids.device.type == "cpu"
-        generate_with_retrieval(
-            text=text,
-            retriever=retriever,
-            speculation=speculation,
-            k=k,
-            neighbours=neighbours,
-            stats=stats,
-            model_threads=torch.get_num_threads() if on_cpu else 1,
-        )
-    except RalmError as error:
-        error.text_ids = row.ids[0].tolist()
-        raise
-    if text.streamer is not None:
-        text.streamer.end()

@@ -35,8 +35,8 @@ class SparseQuery:
 def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     """Finds the best passages for each query, the lower id first where scores are equal.
 
-    Each token's list is walked once for all queries. A passage's score is summed in the order of
-    the tokens, as in `SparseRetriever.score`, so that it does not depend on the batch.
+    A passage's score is summed in the order of the tokens, as in `SparseRetriever.score`, so that
+    it does not depend on the batch.
 
     `passages[bounds[t] : bounds[t + 1]]` are the passages with token t, ascending and below
     `number`; `weights`, at the same places, what it adds to their scores. `tokens` (t,) has the
@@ -143,15 +143,15 @@ class SparseRetriever:
         return self.knowledge_base.passage(passage_id)
 
 
+@dataclass
 class _Passages:
     """The passages for bm25s, read one after another: they may not fit into memory."""
 
-    def __init__(self, knowledge_base: KnowledgeBase) -> None:
-        self._knowledge_base = knowledge_base
+    knowledge_base: KnowledgeBase
 
     def __len__(self) -> int:
-        return len(self._knowledge_base)
+        return len(self.knowledge_base)
 
     def __iter__(self) -> Iterator[list[int]]:
         for passage_id in range(len(self)):
-            yield self._knowledge_base.passage(passage_id).tolist()
+            yield self.knowledge_base.passage(passage_id).tolist()

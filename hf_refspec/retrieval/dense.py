@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 
 from ..store.files import DatastoreError
-from .flat import index_type
 from .knowledge_base import KnowledgeBase, TextEncoder
 from .retriever import Retrieved
-from .vector_index import LEAST_WALKED, Index, squared_lengths
+from .vector_index import LEAST_WALKED, Index, index_type, squared_lengths
 
 
 class DenseRetriever:
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages, on GPUs if faiss-gpu
-    finds some, otherwise in an int8 copy that is made here, a quarter of the size of their
-    embeddings; passages that may be the best are then compared by their float32 embeddings, in the
-    memory-mapped file. `"hnsw"` walks a graph of FAISS, which is built here and holds a copy of the
-    embeddings; it misses some passages and is much faster.
+    The query is the text of the last tokens. `"flat"` compares all passages, on GPUs if faiss-gpu
+    finds some, otherwise by an int8 copy of their embeddings, a quarter of the size, that finds
+    those to be read in full. `"hnsw"` walks a graph of FAISS, which is built here and holds a copy
+    of the embeddings; it misses some passages and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): The passages to search.

@@ -148,7 +148,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         corpus_name: str | None = None,
         progress: bool = True,
     ) -> KnowledgeBase:
-        """Builds a knowledge base in a new folder, whole or not at all, and opens it.
+        """Builds a knowledge base in a new folder and opens it.
 
         A long document is cut into passages of about the same length.
 
@@ -204,11 +204,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return cls(path, tokenizer)
 
     def passage(self, passage_id: int) -> np.ndarray:
-        """The tokens of a passage, int64 of shape `(n,)`.
-
-        Raises:
-            DatastoreError: If it has tokens beyond the vocabulary.
-        """
+        """The tokens of a passage, int64 of shape `(n,)`; raises a DatastoreError if damaged."""
         begin, end = self._bounds[passage_id : passage_id + 2]
         tokens = self._tokens[begin:end].astype(np.int64)
         if tokens.max() >= self.config.vocab_size:
@@ -217,11 +213,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return tokens
 
     def check(self, vocab_size: int) -> None:
-        """Refuses a model that does not have all tokens of the passages.
-
-        Raises:
-            ValueError: If a token is not below its `vocab_size`.
-        """
+        """Raises a ValueError if a token of a passage is not below a model's `vocab_size`."""
         # A tokenizer may have more ids than its model, if no passage has them.
         if self.config.vocab_size > vocab_size:
             remedy = "build it of texts without that token, or for this model"
@@ -239,9 +231,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 def _cut_passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenises documents, and cuts them into passages.
-
-    Returns all tokens `(tokens,)`, and the bounds of the passages `(passages + 1,)`."""
+    """All tokens `(tokens,)` of documents, and the bounds of their passages `(passages + 1,)`."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
@@ -282,8 +272,7 @@ def _embedded(
 class TextEncoder:
     """An encoder of texts: a callable, or a model of the library sentence-transformers.
 
-    A model that encodes passages and queries differently is called by its methods
-    `encode_document` and `encode_query`.
+    A model's `encode_document` and `encode_query` are called if it has them.
 
     Args:
         encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
@@ -296,18 +285,16 @@ class TextEncoder:
     """
 
     def __init__(self, encoder: Any) -> None:
-        name = None
+        self.name = getattr(encoder, "__name__", type(encoder).__name__)
         if isinstance(encoder, str | os.PathLike):
-            name = public_name(os.fspath(encoder))
+            self.name = public_name(os.fspath(encoder))
             encoder = load_encoder(encoder)
+        self._encode_passages = self._encode_queries = encoder
+        self._options = {}
         if hasattr(encoder, "encode"):
             self._encode_passages = getattr(encoder, "encode_document", encoder.encode)
             self._encode_queries = getattr(encoder, "encode_query", encoder.encode)
             self._options = {"show_progress_bar": False, "convert_to_numpy": True}
-        else:
-            self._encode_passages = self._encode_queries = encoder
-            self._options = {}
-        self.name = name or getattr(encoder, "__name__", type(encoder).__name__)
 
     def passages(self, texts: Sequence[str]) -> np.ndarray:
         """The vectors of passages, float32 of shape `(len(texts), d)`."""

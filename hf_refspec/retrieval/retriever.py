@@ -46,17 +46,14 @@ class Retrieved:
 class Retriever(Protocol):
     """Finds passages: any object with these methods.
 
-    A query is what `encode` returns. It must find the same passages with the same scores whatever
-    else is in the batch, since the request cache uses `score` to predict what `search` would find
-    (RaLMSpec, arXiv 2401.14021, section 3).
+    A query, which `encode` returns, must find the same passages with the same scores whatever else
+    is in the batch: the request cache uses `score` to predict what `search` would find (RaLMSpec,
+    arXiv 2401.14021, section 3). What a call learns of a retriever is kept in its `__dict__`, if it
+    has one, for the next call.
 
-    The time of searches, how often guesses were right and the ids retrieved last are kept in the
-    retriever's `__dict__` for the next call; if it has none, each call learns them again.
-
-    A retriever that searches in this process may say by an attribute `search_threads` (`int`) how
-    many threads a search keeps busy. Where no core is left, the model waits for it. One whose
-    `search` may run in several threads at once, such as the client of a database elsewhere, says by
-    `concurrent_searches` (`int`) in how many: searches then begin while earlier ones run.
+    Two attributes are optional. `search_threads` (`int`) is how many threads of this machine a
+    search keeps busy: where no core is left, the model waits for it. `concurrent_searches` (`int`)
+    is in how many threads `search` may run at once, as for the client of a database elsewhere.
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:
@@ -65,8 +62,7 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[Any], k: int) -> list[Retrieved]:
         """The `k` best passages for each query, or all if there are fewer.
 
-        It runs in another thread, while `encode` and `score` are called.
-        """
+        It runs in another thread, while `encode` and `score` are called."""
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
         """The scores (float32, `(n,)`) that the passages `ids` (int64, `(n,)`) have in `search`."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from ..messages import check_count
 from ..notebooks import is_hidden
 from .datastore_config import LARGEST_SHARD, OWN_FILES, ShardEntry, StoreConfig
 from .files import (
+    Blocks,
     DatastoreError,
     FileEntry,
     blocks_of,
@@ -41,10 +41,9 @@ from .shards import (
     grouped,
     map_tokens,
     merge_shards,
-    next_number,
     split_documents,
     without_documents,
-    write_part,
+    write_shard,
 )
 from .stored_tokenizer import public_name, vocabulary_size
 
@@ -268,21 +267,17 @@ def _digest(document: np.ndarray) -> bytes:
 
 def _write_shards(folder: Path, packed: Iterable[tuple[np.ndarray, int]]) -> list[ShardEntry]:
     """Sorts and writes each shard, tokens (n,) and documents, while the next one is filled."""
-    numbers = count(next_number(folder))
 
-    def write(shard: tuple[np.ndarray, int]) -> ShardEntry:
-        number = next(numbers)
-        tokens, documents = shard
-        tokens_file = write_part(folder, "tokens", number, tokens)
-        suffixes_file = write_part(folder, "suffixes", number, build_suffix_array(tokens))
-        return ShardEntry(len(tokens), documents, tokens_file, suffixes_file)
+    def write(tokens: np.ndarray, documents: int) -> ShardEntry:
+        blocks = Blocks(tokens.dtype, len(tokens), [tokens])
+        return write_shard(folder, documents, blocks, lambda _: [build_suffix_array(tokens)])
 
     with ThreadPoolExecutor(1) as background:
         writing: list[Future[ShardEntry]] = []
-        for shard in packed:
+        for tokens, documents in packed:
             if writing:
                 writing[-1].result()  # no more than two shards are in memory
-            writing.append(background.submit(write, shard))
+            writing.append(background.submit(write, tokens, documents))
         written = [shard.result() for shard in writing]
     sync_folder(folder)
     return written

@@ -29,7 +29,7 @@ from .crest import (
 )
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig
 from .files import DatastoreError, check_writable, copy_file, new_folder, only_writer
-from .shards import map_shard, split_documents
+from .shards import map_suffixes, map_tokens, split_documents
 from .stored_folder import StoredFolder
 from .stored_tokenizer import read_tokenizer
 
@@ -40,9 +40,9 @@ class Datastore(StoredFolder[StoreConfig]):
     """A corpus for [`DatastoreDrafts`] to look drafts up in.
 
     It has one or both of two forms. The full form is the corpus's tokens with suffix arrays, 6
-    bytes a token (with a vocabulary of less than 65,536). The compact form is a table of n-grams of
-    any size that you choose. Both are memory-mapped: a datastore of any size opens in milliseconds,
-    and processes that open it share its memory.
+    bytes a token (with a vocabulary of less than 65,536); the compact form is a table of n-grams of
+    any size that you choose. Both are memory-mapped: they open in milliseconds, and processes share
+    their memory.
 
     Args:
         path (`str` or `Path`): The folder. See [`~Datastore.from_pretrained`] for one on the Hub.
@@ -89,9 +89,10 @@ class Datastore(StoredFolder[StoreConfig]):
             self.ngrams = open_ngram_table(self.path, config)
             self._warn_if_stale()
         # Mapped now, since another process may merge and delete them at any time.
-        self.shards: list[IndexedText] = [
-            map_shard(self.path, config, shard) for shard in part.shards
-        ]
+        self.shards: list[IndexedText] = []
+        for shard in part.shards:
+            tokens, suffixes = map_tokens(self.path, config, shard), map_suffixes(self.path, shard)
+            self.shards.append(IndexedText(tokens, suffixes, config.vocab_size))
 
     def _warn_if_stale(self) -> None:
         entry = self.config.ngrams
@@ -107,12 +108,11 @@ class Datastore(StoredFolder[StoreConfig]):
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
+        held = f"tokens={self.tokens:,}, documents={self.documents:,}"
         if self.form == "compact" and entry is not None:
             held = f"ngrams={sum(entry.ngrams):,}, nodes={entry.nodes:,}"
-        else:
-            held = f"tokens={self.tokens:,}, documents={self.documents:,}"
-        tokenizer = f"tokenizer={self.config.tokenizer!r}"
-        return f"Datastore({str(self.path)!r}, form={self.form!r}, {held}, {tokenizer})"
+        held = f"form={self.form!r}, {held}, tokenizer={self.config.tokenizer!r}"
+        return f"Datastore({str(self.path)!r}, {held})"
 
     @classmethod
     def build(
@@ -160,13 +160,7 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         tokenizer = text_tokenizer(tokenizer)
         options = BuildOptions(
-            column=column,
-            pattern=pattern,
-            max_tokens=max_tokens,
-            shard_tokens=shard_tokens,
-            num_proc=num_proc,
-            deduplicate=deduplicate,
-            progress=progress,
+            column, pattern, max_tokens, shard_tokens, num_proc, deduplicate, progress
         )
         with new_folder(path) as folder:
             build_store(folder, documents, tokenizer, options, license, corpus_name)
@@ -175,11 +169,11 @@ class Datastore(StoredFolder[StoreConfig]):
     def add(
         self, documents: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> Datastore:
-        """Adds documents, replaces those of the same names, and merges shards of about one size.
+        """Adds documents, replaces documents of the same names, and merges shards of similar size.
 
         This object, which is returned, drafts from them at once, others from their next call on;
         no call waits meanwhile. If it fails or is killed, the datastore is unchanged; once it has
-        returned, no kill loses the documents.
+        returned, the documents survive a crash.
 
         Args:
             documents: As in [`~Datastore.build`]. Of a dict, `{name: document}`, each replaces the

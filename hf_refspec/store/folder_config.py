@@ -40,13 +40,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..corpus.untrusted import DatastoreError, read_small
 from ..text_config import text_tokenizer
-from .files import (
-    CONFIG,
-    FileEntry,
-    check_file,
-    sync_folder,
-    write_bytes,
-)
+from .files import CONFIG, FileEntry, check_file, sync_folder, write_bytes
 from .stored_tokenizer import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 
 if TYPE_CHECKING:
@@ -129,11 +123,11 @@ class FolderConfig:
         """Reads a folder's config.json; raises a DatastoreError if this version cannot read it."""
         path = folder / CONFIG
         try:
-            content = json.loads(read_small(path, _LARGEST_JSON))
+            text = read_small(path, _LARGEST_JSON)
         except (FileNotFoundError, NotADirectoryError):
             raise DatastoreError(f"{folder} is not a {cls.NOUN}: it has no {CONFIG}") from None
-        except DatastoreError:
-            raise
+        try:
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
         content = content if isinstance(content, dict) else {}

@@ -11,12 +11,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Literal, TypeAlias
 
-from huggingface_hub import (
-    CommitInfo,
-    DatasetCardData,
-    HfApi,
-    constants,
-)
+from huggingface_hub import CommitInfo, DatasetCardData, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from tqdm import tqdm
 
@@ -50,7 +45,6 @@ def commit(
 ) -> CommitInfo:
     """Makes one commit to a repo, which is created (and the branch) if it is missing."""
     api = HfApi(token=token, **LIBRARY)
-    branch = revision or constants.DEFAULT_REVISION
     try:
         sdk = "gradio" if repo_type == "space" else None
         repo_id = api.create_repo(
@@ -79,7 +73,7 @@ def commit(
         hint = "a push is one commit, so the repo is unchanged: push again"
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             hint = "the Hub does not let you write there: use another token, or run `hf auth login`"
-        place = f"{repo_id!r} at revision {branch!r}"
+        place = f"{repo_id!r} at revision {revision or 'main'!r}"
         raise OSError(f"{what} was not pushed to {place} ({one_line(error)}); {hint}") from error
 
 
@@ -87,7 +81,8 @@ def card(config: FolderConfig, repo_id: str) -> str:
     """The card of a stored folder in the repo `repo_id`: Markdown below a block of metadata."""
     source = getattr(config, "source", {})
     licence = source.get("license")
-    metadata: dict[str, Any] = {"pretty_name": repo_id.split("/")[-1]}
+    title = repo_id.split("/")[-1]
+    metadata: dict[str, Any] = {"pretty_name": title}
     if licence:
         identifier = re.sub(r"[^a-z0-9.]+", "-", str(licence).lower()).strip("-")
         if _HUB_LICENCE.fullmatch(identifier):
@@ -104,11 +99,9 @@ def card(config: FolderConfig, repo_id: str) -> str:
         config.card_texts(),
         # The Hub's viewer would show config.json as rows of data.
         metadata=DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml(),
-        title=repo_id.split("/")[-1],
+        title=title,
         repo=json.dumps(repo_id),
-        files="\n".join(
-            f"| `{file.name}` | {readable_size(file.size)} |" for file in config.files()
-        ),
+        files="\n".join(f"| `{f.name}` | {readable_size(f.size)} |" for f in config.files()),
         licence_note="" if licence else " Which one it is has not been stated: find out first.",
     )
     template = Template((files(__package__) / config.TEMPLATE).read_text(encoding="utf-8"))

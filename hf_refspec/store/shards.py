@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.suffix_array import IndexedText, merge_suffixes
+from ..index.suffix_array import merge_suffixes
 from .datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from .files import (
     Blocks,
@@ -35,15 +35,26 @@ _BLOCK = 1 << 20
 GROWTH = 4
 
 
-def next_number(folder: Path) -> int:
-    """The number of a new shard, unused: a reader may be about to open an old file."""
+def write_shard(
+    folder: Path,
+    documents: int,
+    tokens: Blocks,
+    suffixes: Callable[[FileEntry], Iterable[np.ndarray]],
+) -> ShardEntry:
+    """Writes a shard in new files; `suffixes` returns its suffix array for the file of its tokens.
+
+    Raises a DatastoreError if there is not one suffix for each token."""
+    # No number is used again: a reader may be about to open an old file.
     numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
-    return max((int(number[1]) for number in numbers if number), default=0) + 1
-
-
-def write_part(folder: Path, name: str, number: int, array: np.ndarray | Blocks) -> FileEntry:
-    """Writes the "tokens" (n,) or "suffixes" (n,) of a shard; raises as [`write_arrays`]."""
-    return write_arrays(folder / f"{name}-{number:05d}.safetensors", {name: array})
+    number = max((int(number[1]) for number in numbers if number), default=0) + 1
+    tokens_file = write_arrays(folder / f"tokens-{number:05d}.safetensors", {"tokens": tokens})
+    path = folder / f"suffixes-{number:05d}.safetensors"
+    try:
+        blocks = Blocks(np.dtype(np.int32), tokens.length, suffixes(tokens_file))
+        suffixes_file = write_arrays(path, {"suffixes": blocks})
+    except ValueError as error:
+        raise DatastoreError(f"{folder} cannot be changed: {error}") from None
+    return ShardEntry(tokens.length, documents, tokens_file, suffixes_file)
 
 
 def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarray:
@@ -56,12 +67,6 @@ def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
     """The suffix array of a shard, int32 of shape `(n,)`; raises as [`read_arrays`]."""
     expected = {"suffixes": (np.int32, shard.tokens)}
     return read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
-
-
-def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
-    """The tokens of a shard with their suffix array; raises as [`read_arrays`]."""
-    tokens = map_tokens(folder, config, shard)
-    return IndexedText(tokens, map_suffixes(folder, shard), config.vocab_size)
 
 
 def split_documents(
@@ -102,17 +107,13 @@ def merge_shards(
     folder: Path, config: StoreConfig, groups: list[list[ShardEntry]], threads: int, show: bool
 ) -> list[ShardEntry]:
     """Merges each group into one shard, in new files; returns all shards after that."""
-    number = next_number(folder)
-    shards: list[ShardEntry] = []
     total = sum(_token_count(group) for group in groups if len(group) > 1)
     options = {"unit_scale": True, "disable": not show or None, "delay": 1}
     with tqdm(desc="merging", total=total, unit=" tokens", **options) as bar:
-        for group in groups:
-            if len(group) == 1:
-                shards += group
-                continue
-            shards.append(_merge(folder, config, group, number, threads, bar))
-            number += 1
+        shards = [
+            _merge(folder, config, group, threads, bar) if len(group) > 1 else group[0]
+            for group in groups
+        ]
     sync_folder(folder)
     return shards
 
@@ -164,50 +165,29 @@ def _cut(
             outside = block >= last_ends[cuts]
             yield block[outside] - shifts[cuts[outside]]
 
-    number = next_number(folder)
     size = len(tokens) - int(shifts[-1])
     texts = (tokens[begin:end] for begin, end in zip(last_ends, [*starts, None], strict=True))
-    remaining = Blocks(tokens.dtype, size, texts)
-    tokens_file = write_part(folder, "tokens", number, remaining)
-    suffixes_file = _write_suffixes(folder, number, size, kept())
     documents = shard.documents - int((pieces < len(whole_ends)).sum())
-    return ShardEntry(size, documents, tokens_file, suffixes_file)
-
-
-def _write_suffixes(
-    folder: Path, number: int, size: int, blocks: Iterable[np.ndarray]
-) -> FileEntry:
-    try:
-        suffixes = Blocks(np.dtype(np.int32), size, blocks)
-        return write_part(folder, "suffixes", number, suffixes)
-    except ValueError as error:
-        raise DatastoreError(f"{folder} cannot be changed: {error}") from None
+    return write_shard(folder, documents, Blocks(tokens.dtype, size, texts), lambda _: kept())
 
 
 def _merge(
-    folder: Path,
-    config: StoreConfig,
-    shards: list[ShardEntry],
-    number: int,
-    threads: int,
-    bar: tqdm,
+    folder: Path, config: StoreConfig, shards: list[ShardEntry], threads: int, bar: tqdm
 ) -> ShardEntry:
     for shard in shards:  # damaged content must not get a valid checksum
         check_file(folder, shard.tokens_file)
         check_file(folder, shard.suffixes_file)
     size = _token_count(shards)
-    documents = sum(shard.documents for shard in shards)
     texts = (map_tokens(folder, config, shard) for shard in shards)
     blocks = (text[i : i + _BLOCK] for text in texts for i in range(0, len(text), _BLOCK))
-    tokens_file = write_part(folder, "tokens", number, Blocks(config.token_dtype, size, blocks))
-    whole = ShardEntry(size, documents, tokens_file, tokens_file)
-    tokens = map_tokens(folder, config, whole)
     parts = [(shard.tokens, partial(map_suffixes, folder, shard)) for shard in shards]
 
-    def merged() -> Iterator[np.ndarray]:
+    def merged(tokens_file: FileEntry) -> Iterator[np.ndarray]:
+        expected = {"tokens": (config.token_dtype, size)}
+        tokens = read_arrays(folder, tokens_file, expected)["tokens"]
         for block in merge_suffixes(tokens, parts, threads):
             bar.update(len(block))
             yield block
 
-    suffixes_file = _write_suffixes(folder, number, size, merged())
-    return ShardEntry(size, documents, tokens_file, suffixes_file)
+    documents = sum(shard.documents for shard in shards)
+    return write_shard(folder, documents, Blocks(config.token_dtype, size, blocks), merged)

@@ -18,13 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from huggingface_hub import (
-    CommitInfo,
-    CommitOperationAdd,
-    CommitOperationDelete,
-    constants,
-    snapshot_download,
-)
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, snapshot_download
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
@@ -125,8 +119,7 @@ class StoredFolder(Generic[C]):
         repo_id = os.fspath(repo_or_path)
         repo: dict[str, Any] = {"repo_id": repo_id, "repo_type": "dataset", **hub.LIBRARY}
         repo |= {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-        commit = revision or constants.DEFAULT_REVISION
-        place = f"the dataset repo {repo_id!r} at revision {commit!r}"
+        place = f"the dataset repo {repo_id!r} at revision {revision or 'main'!r}"
         try:
             folder = Path(snapshot_download(revision=revision, allow_patterns=CONFIG, **repo))
             part = cls._part(cls.config_type.read(folder), *args, **options)

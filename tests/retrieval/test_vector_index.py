@@ -10,9 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex
 from hf_refspec.retrieval.retriever import Retrieved
-from hf_refspec.retrieval.vector_index import HnswIndex, squared_lengths
+from hf_refspec.retrieval.vector_index import (
+    FaissFlatIndex,
+    FlatIndex,
+    HnswIndex,
+    squared_lengths,
+)
 from tests.helpers.hard_vectors import HARD, hard_vectors
 
 METRICS = ["l2", "inner_product"]

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from ...kernels.kernel import all_kernels, compile_all, jit_is_disabled
 from ...retrieval import bm25 as bm25  # these have kernels of their own
-from ...retrieval import flat as flat
+from ...retrieval import vector_index as vector_index
 from ...warm_up import warmup as warm_up
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.retrieval import flat
-from hf_refspec.retrieval.flat import Int8Copy
+from hf_refspec.retrieval import int8_copy
+from hf_refspec.retrieval.int8_copy import Int8Copy
 from tests.helpers.hard_vectors import HARD, hard_vectors
 
 
@@ -54,11 +54,11 @@ def test_kernels_do_what_python_does(by_distance, monkeypatch):
     compiled = Int8Copy(vectors, by_distance)
     found = compiled.scan(queries, 6, 3, 70)
     for name in ("round_rows", "scan_rows"):
-        kernel = getattr(flat, name)
-        monkeypatch.setattr(flat, name, kernel.python)
+        kernel = getattr(int8_copy, name)
+        monkeypatch.setattr(int8_copy, name, kernel.python)
         monkeypatch.setattr(kernel.python, "compile", lambda: None, raising=False)
     for name in ("_round_row", "_product", "_keep_best"):
-        monkeypatch.setattr(flat, name, getattr(flat, name).py_func)
+        monkeypatch.setattr(int8_copy, name, getattr(int8_copy, name).py_func)
     interpreted = Int8Copy(vectors, by_distance)
     assert np.array_equal(compiled._rows, interpreted._rows)
     for one, other in zip(found, interpreted.scan(queries, 6, 3, 70), strict=True):
