@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index.llma_match import llma_span
+from ..index.llma import llma_span
 from ..index.suffix_array import DEPTH, IndexedText, find_suffixes
 from ..index.token_buffer import TokenBuffer
 from .token_ids import common_length

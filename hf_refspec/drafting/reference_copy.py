@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.copy_tree import LONGEST_MATCH, copy_tree
+from ..index.llma import LONGEST_MATCH, copy_tree, llma_span
 from ..index.suffix_array import DEPTH
 from ..index.token_buffer import TokenBuffer
 from ..messages import check_count, check_ids
@@ -100,8 +100,6 @@ class ReferenceCopy(LookUp):
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text = self._text.text
         if self.published:
-            from ..index.llma_match import llma_span  # loaded only where it is asked for
-
             _, span = llma_span(text, context, self.match_length, length)
             return DraftTree.chain(span)
         chain = call.chain and not behind_path

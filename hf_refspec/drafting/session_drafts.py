@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.copy_tree import LONGEST_MATCH, copy_tree
+from ..index.llma import LONGEST_MATCH, copy_tree
 from ..index.similar_prompts import similar_prompts
 from ..index.token_buffer import LinkedText, TokenBuffer
 from ..messages import check_count, check_ids
@@ -225,11 +225,16 @@ class View:
 
     def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
         """The outputs of the `count` sessions with the most similar prompts, the best one last."""
-        vocab_size = self.largest_id + 1
         numbers = similar_prompts(
-            self.text.tokens, self.ends, self.prompt_lengths, self.oldest, prompt, count, vocab_size
+            self.text.tokens,
+            self.ends,
+            self.prompt_lengths,
+            self.oldest,
+            prompt.astype(np.int64),
+            count,
+            self.largest_id + 1,
         )
-        return [self.session(number)[1] for number in numbers]
+        return [self.session(number)[1] for number in numbers.tolist()]
 
 
 class Memory:

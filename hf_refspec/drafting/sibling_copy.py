@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index.copy_tree import LONGEST_MATCH, copy_tree
+from ..index.llma import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import JoinedTexts
 from .contract import Call, LookUp, Observation
 from .tree import DraftTree

@@ -1,7 +1,7 @@
 """Best-first growth: the one loop by which all draft trees grow.
 
 A *proposal* proposes the next token at a node: a place in a text that agrees with the path to the
-node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), an entry of a
+node (llma.py), a continuation of a match in a datastore (rest_trie.py), an entry of a
 recycling table (recycling.py), a node of another tree (drafting/tree.py). Each of these files
 has an `expand_...` function, which returns the children of a node: it divides the node's proposals
 among them, one child for each token. The most probable waiting child joins the tree, until the
@@ -58,11 +58,9 @@ def grower(expand: Callable[..., int]) -> Callable[..., Any]:
     `divide`, turns the children's weights into probabilities, and returns how many children there
     are. `found` is the named tuple of arrays and numbers that it reads.
 
-    Returns:
-        `grow(found, count, capacity, widest, budget, chain)`: Grows a draft tree, best node first,
-        or a single path (`chain`), at each node to the most probable child. The root has the first
-        `count` proposals, and there can be `capacity` of them, at one node the `widest`.
-    """
+    Returns `grow(found, count, capacity, widest, budget, chain)`, which grows a draft tree, best
+    node first, or a single path (`chain`), at each node to the most probable child. The root has
+    the first `count` proposals, and there can be `capacity` of them, at one node the `widest`."""
 
     @njit_no_alloc
     def fill(found, growth, chain):

@@ -307,11 +307,8 @@ def pack_table(
     fill_slots(keys.reshape(-1), max_ngram, slots)
     sizes = [len(tokens) for tokens, _, _ in trees]
     starts = np.cumsum([0, *sizes], dtype=np.uint32)
-    tokens, parents, probs = (
-        [np.concatenate(parts) for parts in zip(*trees, strict=True)]
-        if trees
-        else [np.empty(0)] * 3
-    )
+    parts = zip(*trees, strict=True) if trees else ([[]], [[]], [[]])
+    tokens, parents, probs = (np.concatenate(part) for part in parts)
     steps = np.round(-STEPS_PER_HALF * np.log2(np.maximum(probs, 1e-9)))
     return NgramTable(
         keys=keys.reshape(-1),
@@ -333,11 +330,9 @@ def table_bytes(entries: int, nodes: int, max_ngram: int, dtype: np.dtype) -> in
 
 
 def _slot_count(entries: int) -> int:
-    """A power of two that leaves a quarter of the slots or more free."""
-    count = 1
-    while 3 * count < 4 * entries or count == entries:
-        count *= 2
-    return count
+    """The least power of two that leaves a quarter of the slots or more free."""
+    needed = -(-4 * entries // 3)
+    return 1 << max(needed - 1, 0).bit_length()
 
 
 @njit

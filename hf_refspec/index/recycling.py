@@ -83,10 +83,7 @@ def new_table(capacity: int, top_k: int) -> Table:
 
 @njit_no_alloc
 def find(table, context):
-    """The entry of a context (MOST_CONTEXT,), -1 if there is none.
-
-    The context has its last token first, and -1 for each token that it lacks.
-    """
+    """The entry of a context (MOST_CONTEXT,), its last token first, -1 if there is none."""
     slots = table.slots
     slot = _home(table, context)
     while slots[slot] != 0:
@@ -193,17 +190,12 @@ def count_tokens(counts, commonest, tokens):
 
 
 class Pooling(NamedTuple):
-    """How a next token's probability is pooled, by the length of the longest known context.
+    """How a next token's probability is pooled, by the length of the longest known context."""
 
-    Attributes:
-        exponents (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT, MOST_CONTEXT + 2)`): Of
-            contexts of 1, 2 and 3 tokens, of frequencies and of the last position.
-        misses (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT,)`): The score of all unknown
-            tokens.
-    """
-
+    # float64, (1 + MOST_CONTEXT, MOST_CONTEXT + 2), of contexts of 1, 2 and 3 tokens, of
+    # frequencies and of the last position
     exponents: np.ndarray
-    misses: np.ndarray
+    misses: np.ndarray  # float64, (1 + MOST_CONTEXT,), the score of all unknown tokens
 
     def flattened(self, power: float) -> Pooling:
         """All scores raised to a power."""
@@ -310,9 +302,7 @@ _grow_context = grower(expand_context)
 def _propose(found, growth, node):
     """Proposes all tokens that are known at a node, weighted by the logarithms of their factors.
 
-    Returns:
-        The first proposal, and the length of the longest context that is known.
-    """
+    Returns the first proposal, and the length of the longest context that is known."""
     context = found.context
     entries = found.entries
     table = found.learned.table
@@ -412,8 +402,8 @@ class NextTokens:
         context (`int`): n, from 1 to 3.
         max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
             there.
-        content ([`TableContent`], *optional*): What it begins with, of that the newest
-            `max_contexts`. A pickle begins with it too, and has nothing that was learned since.
+        content ([`TableContent`], *optional*): Its first entries, or the newest `max_contexts` of
+            them. A pickle has them too, and nothing that was learned since.
 
     Attributes:
         vocab_size (`int`, *optional*): The target's; larger tokens are not learned.
@@ -538,15 +528,10 @@ class NextTokens:
     def __deepcopy__(self, _: Any) -> NextTokens:
         twin = NextTokens(self.top_k, self.context, self.max_contexts)
         with self._lock:
-            twin._copy_from(self)
+            content = self.entries()
+            twin._replace_entries(content, self.max_contexts)
+            twin._counts, twin._counted = content.counts, self._counted
+            twin._commonest = self._commonest.copy()
+            twin.vocab_size = self.vocab_size
+            twin._pickled = self._pickled
         return twin
-
-    def _copy_from(self, other: NextTokens) -> None:
-        """Takes over all that another table of this size holds."""
-        content = other.entries()
-        self._replace_entries(content, self.max_contexts)
-        self._counts = content.counts
-        self._counted = other._counted
-        self._commonest = other._commonest.copy()
-        self.vocab_size = content.vocab_size
-        self._pickled = other._pickled

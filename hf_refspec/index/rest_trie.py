@@ -172,9 +172,7 @@ def trie_tree(
     count = 0
     for i, text in enumerate(texts):
         count = sample_continuations(text, ranges[:, i], plan_array, count, read)
-    read = Continuations(
-        read.rows[:count], read.lengths[:count], read.orders[:count], read.occurrences[:count]
-    )
+    read = Continuations(*(array[:count] for array in read))
     return grow_trie(read, len(matches), pseudo_count, budget)
 
 

@@ -12,30 +12,19 @@ import numpy as np
 from ..kernels.kernel import kernel
 
 
-def similar_prompts(
-    tokens: np.ndarray,
-    ends: np.ndarray,
-    prompt_lengths: np.ndarray,
-    skipped: int,
-    prompt: np.ndarray,
-    count: int,
-    vocab_size: int,
-) -> list[int]:
+@kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, int64[::1], int64, int64)")
+def similar_prompts(tokens, ends, prompt_lengths, skipped, prompt, count, vocab_size):
     """Finds up to `count` documents with the prompts most similar to `prompt` (m,), the best last.
 
     The similarity is the cosine of the sets of tokens; of equal documents the newer is later.
     `tokens` (n,) are the documents, below `vocab_size`, each followed by a boundary at one of
     `ends` (d,). The first `prompt_lengths` (d,) tokens of each are its prompt. The first `skipped`
     documents are left out."""
-    asked = np.zeros(vocab_size, dtype=bool)
-    asked[prompt[prompt < vocab_size]] = True
-    return search_prompts(tokens, ends, prompt_lengths, skipped, asked, count).tolist()
-
-
-@kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, boolean[::1], int64)")
-def search_prompts(tokens, ends, prompt_lengths, skipped, asked, count):
-    """As `similar_prompts`; `asked` (vocab_size,) is true for each token of the prompt."""
-    seen = np.full(len(asked), -1, dtype=np.int32)  # the last document with each token
+    asked = np.zeros(vocab_size, dtype=np.bool_)
+    for token in prompt:
+        if token < vocab_size:
+            asked[token] = True
+    seen = np.full(vocab_size, -1, dtype=np.int32)  # the last document with each token
     best, scores = np.full(count, -1), np.full(count, -1.0)  # the best one last
     begin = ends[skipped - 1] + 1 if skipped else 0
     for i in range(skipped, len(ends)):

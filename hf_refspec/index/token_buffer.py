@@ -88,9 +88,8 @@ class TokenBuffer:
 class JoinedTexts:
     """A [`LinkedText`] of several texts, each in a row that ends with a boundary.
 
-    What one of them gets is found from all others at once. Where a text outgrows its place, or a
-    text is added, all are laid out anew with twice the room: amortised constant time per token. At
-    first each has `room` tokens."""
+    If a text outgrows its `room`, or there is no row for a new text, all are laid out anew with
+    twice the room or rows: amortised constant time per token."""
 
     def __init__(self, room: int = 256) -> None:
         self._lengths: list[int] = []
@@ -125,7 +124,7 @@ class JoinedTexts:
         self._tokens[number, before:length] = tokens
         vocabulary = int(tokens.max()) + 1
         if vocabulary > len(self._latest):
-            self._latest = _resized(self._latest, vocabulary + len(self._latest))
+            self._latest = _resized(self._latest, max(vocabulary, 2 * len(self._latest)))
         begin = number * self._tokens.shape[1]
         linked = self._tokens.reshape(-1)[: begin + length]
         link_tokens(linked, begin + before, self._previous, self._latest)

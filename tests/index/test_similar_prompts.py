@@ -26,4 +26,4 @@ def test_finds_what_a_sort_finds(texts, asked, data):
     found = similar_prompts(*documents, np.array(asked, dtype=np.int64), 4, 10)
     numbers = range(skipped, len(texts))
     # Sorting is stable: of equal ones the newer is later.
-    assert found == sorted(numbers, key=lambda i: round(cosine(texts[i], asked), 9))[-4:]
+    assert found.tolist() == sorted(numbers, key=lambda i: round(cosine(texts[i], asked), 9))[-4:]
